@@ -47,7 +47,7 @@ ROOMS = {
     "analysis": _room(51, 13750, "trace"),
     "reports": _room(16, 4650, "analysis trace"),
     "comparison": _room(12, 3200, "analysis reports result trace"),
-    "ranks": _room(20, 8350, "analysis reports trace"),
+    "ranks": _room(16, 7650, "analysis reports trace"),
     "snapshot": _room(4, 1550, "reports trace"),
     "timer": _room(9, 3200, "capture trace"),
     "config_flops": _room(5, 1100, ""),

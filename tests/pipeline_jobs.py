@@ -207,9 +207,13 @@ def connect(rows: Iterable[tuple], places: Iterable[tuple[int, int, int]]) -> Du
     casts = ", ".join(f'"{name}"::{kind} AS "{name}"' for name, kind in COLUMNS.items())
     connection.execute(f"CREATE TABLE spans AS SELECT {casts} FROM frame")
     connection.unregister("frame")
-    connection.execute("CREATE TABLE ranks(rank INTEGER, stage INTEGER, dp INTEGER)")
+    for name in ("waiting_ns", "chunk"):
+        connection.execute(f"ALTER TABLE spans ADD COLUMN IF NOT EXISTS {name} BIGINT")
+    connection.execute(
+        "CREATE TABLE ranks(rank INTEGER, stage INTEGER, dp INTEGER, tp INTEGER, cp INTEGER, ep INTEGER)"
+    )
     for place in places:
-        connection.execute("INSERT INTO ranks VALUES (?, ?, ?)", place)
+        connection.execute("INSERT INTO ranks (rank, stage, dp) VALUES (?, ?, ?)", place)
     return connection
 
 

@@ -25,7 +25,6 @@ class WrongClocks:
     offsets: Float  # (R,)
     drifts: Float  # (R,)
     jumps: Mapping[int, tuple[float, float]] = field(default_factory=dict)  # rank: true time, how far it was set
-    kinks: Mapping[int, tuple[float, float]] = field(default_factory=dict)  # rank: true time, drift from then on, added
 
     def shown(self, rank: int, true: Float) -> Float:
         """What a rank's clock shows at true times, from BEGIN_NS."""
@@ -33,9 +32,6 @@ class WrongClocks:
         if rank in self.jumps:
             at, size = self.jumps[rank]
             found = found + np.where(true >= at, size, 0)
-        if rank in self.kinks:
-            at, drift = self.kinks[rank]
-            found = found + np.maximum(0, true - at) * drift
         return found
 
 

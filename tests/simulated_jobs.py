@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from profiler_wrapper.ranks.model import OWN_KINDS, LayerTimes, OwnTimes, RanksReport
+from profiler_wrapper.ranks.model import SELF_KINDS, LayerTimes, RanksReport, SelfTimes
 from profiler_wrapper.ranks.stragglers import diagnose
 from profiler_wrapper.ranks.times import account, score
 
@@ -43,11 +43,11 @@ def simulated(
     rank: int = 0,
     stage: int = 0,
     noise: Noise = Noise(),
-) -> OwnTimes:
-    """The own times of a job with `cause` planted at `rank` or `stage`."""
+) -> SelfTimes:
+    """The self times of a job with `cause` planted at `rank` or `stage`."""
     random = np.random.default_rng(seed)
-    shape = (steps, ranks, len(OWN_KINDS))
-    own = np.tile(np.array([TYPICAL_MS.get(kind, 0.0) for kind in OWN_KINDS]), (steps, ranks, 1))
+    shape = (steps, ranks, len(SELF_KINDS))
+    own = np.tile(np.array([TYPICAL_MS.get(kind, 0.0) for kind in SELF_KINDS]), (steps, ranks, 1))
     stage_of = np.arange(ranks) * stages // ranks
     own *= random.lognormal(0, noise.of_a_phase, shape)
     own *= random.lognormal(0, noise.of_a_step, (steps, ranks, 1))
@@ -59,15 +59,17 @@ def simulated(
         own[start : start + random.integers(1, 4), hit] *= random.uniform(1.2, 3)
     _plant(own, cause, random, stage_of, rank, stage, delay_ms)
     own[0] *= noise.warm_up
-    own[:, :, OWN_KINDS.index("communication")] = own[:, :, OWN_KINDS.index("communication")].min(axis=1, keepdims=True)
+    own[:, :, SELF_KINDS.index("communication")] = own[:, :, SELF_KINDS.index("communication")].min(
+        axis=1, keepdims=True
+    )
     own *= MS
     total = own.sum(axis=2)
     wall = np.broadcast_to(total.max(axis=1, keepdims=True), total.shape).copy()  # everybody waits for the last
-    return OwnTimes(
+    return SelfTimes(
         ranks=np.arange(ranks),
         stages=stage_of,
         steps=np.arange(steps),
-        own_ns=own,
+        self_ns=own,
         waiting_ns=wall - total,
         wall_ns=wall,
     )
@@ -77,7 +79,7 @@ def _plant(
     own: np.ndarray, cause: str, random: np.random.Generator, stage_of: np.ndarray, rank: int, stage: int, delay: float
 ) -> None:
     steps, ranks, _ = own.shape
-    kind = {name: place for place, name in enumerate(OWN_KINDS)}
+    kind = {name: place for place, name in enumerate(SELF_KINDS)}
     each, anyone = np.arange(steps), random.integers(0, ranks, steps)
     if cause in ("forward", "backward", "optimizer", "data", "other"):
         own[:, rank, kind[cause]] += delay
@@ -112,7 +114,7 @@ def _plant(
 
 
 def layer_times(
-    own: OwnTimes,
+    own: SelfTimes,
     *,
     layers: int = 8,
     seed: int = 0,
@@ -138,11 +140,11 @@ def layer_times(
         stages=own.stages,
         layers=tuple(names),
         kinds=("forward", "backward"),
-        own_ns=times * MS,
+        self_ns=times * MS,
     )
 
 
-def report_of(own: OwnTimes, **more: Any) -> RanksReport:
+def report_of(own: SelfTimes, **more: Any) -> RanksReport:
     """What is said of such a job."""
     layers = more.pop("layers", None) or layer_times(own)
     return RanksReport(

@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 
 from profiler_wrapper.ranks.database import open_database
-from profiler_wrapper.ranks.model import OWN_KINDS, Arrivals, LayerTimes, OwnTimes
+from profiler_wrapper.ranks.model import SELF_KINDS, Arrivals, LayerTimes, SelfTimes
 from profiler_wrapper.trace.spans import RANK_COLUMNS, SPAN_COLUMNS
 
 Row = dict[str, Any]
 _ELSEWHERE = ("gc", "checkpoint", "recompute")  # are their own in whatever they lie
 
 
-def own_times(rows: Iterable[Row], *, stages: int = 1) -> OwnTimes:
+def self_times(rows: Iterable[Row], *, stages: int = 1) -> SelfTimes:
     """Each moment of a step once: communication is waiting but for the shortest of its instance."""
     rows = [row for row in rows if row["step"] is not None]
     ranks, steps = sorted({row["rank"] for row in rows}), sorted({row["step"] for row in rows})
     place_of, at_step = {rank: at for at, rank in enumerate(ranks)}, {step: at for at, step in enumerate(steps)}
-    own = np.zeros((len(steps), len(ranks), len(OWN_KINDS)))
+    own = np.zeros((len(steps), len(ranks), len(SELF_KINDS)))
     waiting, wall = np.zeros(own.shape[:2]), np.full(own.shape[:2], np.nan)
     shortest = _shortest(rows)
-    kinds = {kind: at for at, kind in enumerate(OWN_KINDS)}
+    kinds = {kind: at for at, kind in enumerate(SELF_KINDS)}
     for row in rows:
         step, rank = at_step[row["step"]], place_of[row["rank"]]
         if row["kind"] == "step":
@@ -43,11 +43,11 @@ def own_times(rows: Iterable[Row], *, stages: int = 1) -> OwnTimes:
                 own[step, rank, kinds[row["kind"]]] += length
     own[:, :, kinds["other"]] += wall - own.sum(axis=2) - waiting
     width = len(ranks)
-    return OwnTimes(
+    return SelfTimes(
         ranks=np.array(ranks),
         stages=np.array([rank * stages // width for rank in ranks]),
         steps=np.array(steps),
-        own_ns=own,
+        self_ns=own,
         waiting_ns=waiting,
         wall_ns=wall,
         waiting_known=any(row["kind"] == "communication" for row in rows),
@@ -130,7 +130,7 @@ def layer_times(rows: Iterable[Row], *, stages: int = 1) -> LayerTimes | None:
         stages=np.array([rank * stages // len(ranks) for rank in ranks]),
         layers=tuple(layers),
         kinds=kinds,
-        own_ns=own,
+        self_ns=own,
     )
 
 

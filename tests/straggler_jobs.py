@@ -21,9 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from profiler_wrapper import ProfilerWrapper
-from profiler_wrapper.ranks.load import open_spans
+from profiler_wrapper.ranks.load import load_ranks
 from profiler_wrapper.ranks.model import Verdict
-from profiler_wrapper.ranks.report import ranks_report
 from profiler_wrapper.timer.timer import Timer
 
 Row = dict[str, Any]
@@ -390,8 +389,7 @@ def _traced(prof: ProfilerWrapper) -> Span:
 
 def verdict_of(run: Path) -> Verdict:
     """What is said of a run that `record_timers` or `record_traces` wrote."""
-    with open_spans(run) as loaded:
-        return ranks_report(loaded).verdict
+    return load_ranks(run).verdict
 
 
 def said(plan: Plan, verdict: Verdict, ranks: int) -> bool:

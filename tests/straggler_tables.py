@@ -16,9 +16,12 @@ _SPANS = """CREATE TABLE spans AS SELECT rank::INTEGER AS rank, step, optype::VA
         WHEN optype = 'gc' THEN 'gc' WHEN optype LIKE 'optimizer%' THEN 'optimizer' ELSE 'communication' END AS kind,
     round(start_ts::DOUBLE * 1e9)::BIGINT AS start_ns, round(duration::DOUBLE * 1e9)::BIGINT AS duration_ns,
     0 AS depth, CASE WHEN mb_id >= 0 THEN mb_id END::INTEGER AS microbatch, seq_id::INTEGER AS sequence,
-    NULL::VARCHAR AS "group", CASE WHEN mc >= 0 THEN mc END::INTEGER AS chunk FROM {source}"""
+    NULL::VARCHAR AS "group", NULL::BIGINT AS waiting_ns,
+    CASE WHEN mc >= 0 THEN mc END::INTEGER AS chunk FROM {source}"""
 _RANKS = """CREATE TABLE ranks AS
-    SELECT DISTINCT rank::INTEGER AS rank, stage::INTEGER AS stage, dp_rank::INTEGER AS dp FROM {source}"""
+    SELECT DISTINCT rank::INTEGER AS rank, stage::INTEGER AS stage, dp_rank::INTEGER AS dp,
+    NULL::INTEGER AS tp, NULL::INTEGER AS cp,
+    NULL::INTEGER AS ep FROM {source}"""
 
 
 def read_job(path: Path) -> DuckDBPyConnection:

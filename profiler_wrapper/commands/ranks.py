@@ -136,8 +136,7 @@ def _text(report: RanksReport, form: str, *, width: int) -> str:
 
 def _files(options: argparse.Namespace) -> dict[str, Writer[Subject]]:
     """What is written, by name."""
-    from profiler_wrapper.ranks.figures import draw_heat_map, draw_timeline
-    from profiler_wrapper.ranks.page import write_ranks_page
+    from profiler_wrapper.ranks.figures import draw_heat_map, draw_timeline, write_ranks_page
     from profiler_wrapper.ranks.timeline import write_ranks_trace
 
     def lanes_of(write_to: Callable[..., object], **more: Any) -> Writer[Subject]:

@@ -25,8 +25,12 @@ from profiler_wrapper.trace.spans import (
     RANK_COLUMNS,
     SPAN_COLUMNS,
     Gap,
+    absent_ranks,
     group_of_span,
     kind_of_span,
+    parts_of,
+    ranges,
+    rank_gaps,
     receives,
     sends_forward,
 )
@@ -111,12 +115,7 @@ def literal(value: str | os.PathLike[str]) -> str:
 
 def file_list(paths: Iterable[Path]) -> str:
     """Files as SQL has them; a name is never taken for a pattern."""
-    return "[" + ", ".join(literal(_plain(path)) for path in paths) + "]"
-
-
-def _plain(path: Path) -> str:
-    """A path in which `*`, `?` and `[` stand for themselves."""
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in os.fspath(path))
+    return "[" + ", ".join(literal(re.sub(r"[*?[]", r"[\g<0>]", os.fspath(path))) for path in paths) + "]"
 
 
 def span_select(relation: str, expressions: Mapping[str, str], *, where: str = "") -> str:
@@ -193,26 +192,33 @@ class Grid:
 
 
 # --------------------------------------------------------------------------------------------------
-# Tables of other tools: which of their columns is which of ours, and their rows in a table of ours.
+# Tables of spans: ours as they are, and those of other tools, whose columns are found by their names.
 
 _CSV = "read_csv({files}, union_by_name = true, all_varchar = true)"
 _LINES = "read_json({files}, format = 'newline_delimited', ignore_errors = true, union_by_name = true)"
+_PARQUET = "read_parquet({files}, union_by_name = true)"
 _READERS: Final = {
-    ".parquet": "read_parquet({files}, union_by_name = true)",
-    ".pq": "read_parquet({files}, union_by_name = true)",
+    ".parquet": _PARQUET,
+    ".pq": _PARQUET,
     ".csv": _CSV,
     ".tsv": _CSV,
     ".jsonl": _LINES,
     ".ndjson": _LINES,
     ".json": "read_json({files}, union_by_name = true)",
 }
-TABLE_ENDINGS: Final = tuple(_READERS)
+# A table with these columns is one of ours.
+OUR_COLUMNS: Final = ("rank", "step", "name", "kind", "start_ns", "duration_ns", "depth")
 
 _UNITS: Final = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}  # in nanoseconds
 _TIMES: Final = ("start", "duration", "end", "device", "waiting")
-_TIME: Final = re.compile(rf"({'|'.join(_TIMES)})_({'|'.join(_UNITS)})")
-_UNIT: Final = re.compile(r"_(ns|us|ms|s)$")
-# Other names of our columns; of several the first that a table has.
+_COLUMNS: Final = {
+    name: kind for name, (kind, _) in {**SPAN_COLUMNS, **RANK_COLUMNS}.items() if not name.endswith("_ns")
+}
+# What a column may be named by `--columns`: which of ours it is, and its unit.
+_OURS: Final = {name: (name, 1) for name in _COLUMNS} | {
+    f"{time}_{unit}": (time, ns) for time in _TIMES for unit, ns in _UNITS.items()
+}
+# Other names of our columns, times with their unit; of several the first that a table has.
 _ALIASES: Final = {
     "rank": ("global_rank",),
     "step": ("iteration", "iter"),
@@ -230,20 +236,14 @@ _ALIASES: Final = {
     "pp": ("pp_rank", "stage"),
     "host": ("hostname",),
 }
-_TIME_ALIASES: Final = {  # with their unit, beside `start_ms` and the like
-    "start": {"start_ts": "s", "ts": "us"},
-    "duration": {"duration": "s", "dur": "us"},
-    "end": {"end_ts": "s"},
-}
-_COLUMNS: Final = tuple(name for name in {**SPAN_COLUMNS, **RANK_COLUMNS} if not name.endswith("_ns"))
-# Of each column of ours the names that it may have, with their unit.
-_NAMES: Final = {name: dict.fromkeys((name, *_ALIASES.get(name, ())), "ns") for name in _COLUMNS} | {
-    time: {f"{time}_{unit}": unit for unit in _UNITS} | _TIME_ALIASES.get(time, {}) for time in _TIMES
+_TIME_ALIASES: Final = {
+    "start_ts": ("start", 10**9),
+    "ts": ("start", 10**3),
+    "duration": ("duration", 10**9),
+    "dur": ("duration", 10**3),
+    "end_ts": ("end", 10**9),
 }
 _COMMUNICATES: Final = "n.kind = 'communication'"
-
-
-# --- columns ---
 
 
 class Column(NamedTuple):
@@ -260,13 +260,11 @@ def parse_mapping(texts: Iterable[str]) -> dict[str, str]:
         WrongUse: a part is no `theirs=ours`, or ours is none.
     """
     found: dict[str, str] = {}
-    for part in (part.strip() for text in texts for part in text.split(",")):
-        if not part:
-            continue
+    for part in (part.strip() for text in texts for part in text.split(",") if part.strip()):
         theirs, _, ours = (piece.strip() for piece in part.partition("="))
         if not (theirs and ours):
             raise WrongUse(f"--columns {part}: say THEIRS=OURS, as in took=duration_ms,worker=rank")
-        if not _TIME.fullmatch(ours) and ours not in (*_COLUMNS, *_TIMES):
+        if ours not in _OURS:
             times = ", ".join(f"{time}_ns|us|ms|s" for time in _TIMES)
             raise WrongUse(f"--columns: no column {ours!r} of ours. There are {', '.join(_COLUMNS)}; {times}")
         found[theirs] = ours
@@ -277,28 +275,21 @@ def find_columns(there: Iterable[str], mapping: Mapping[str, str], *, table: str
     """Which column of a table is which of ours, by `mapping`, else by names; times as `start`, `duration` or `end`.
 
     Raises:
-        WrongUse: a column that is needed is not there, or one of `mapping` is not, or a time lacks its unit.
+        WrongUse: a column that is needed is not there, or one of `mapping` is not.
     """
     there = list(there)
     of_name = {name.lower(): name for name in reversed(there)} | {name: name for name in there}
     found: dict[str, Column] = {}
     for theirs, ours in mapping.items():
-        name = of_name.get(theirs, of_name.get(theirs.lower()))
-        if name is None:
+        if theirs not in of_name:
             raise WrongUse(f"{table}: no column {theirs!r}, which --columns names. There are: {', '.join(there)}")
-        time = _TIME.fullmatch(ours)
-        target, unit = (time[1], time[2]) if time else (ours, None)
-        if target in _TIMES and unit is None:
-            suffix = _UNIT.search(name.lower())
-            unit = suffix[1] if suffix else _TIME_ALIASES.get(target, {}).get(name.lower())
-            if unit is None:
-                raise WrongUse(f"--columns {theirs}={ours}: say the unit, as in {theirs}={target}_ms (ns, us, ms, s)")
-        found[target] = Column(name, _UNITS[unit or "ns"])
-    for target, names in _NAMES.items():
-        theirs_and_unit = ((of_name[name], unit) for name, unit in names.items() if name in of_name)
-        chosen = next(((name, unit) for name, unit in theirs_and_unit if name not in mapping), None)
-        if target not in found and chosen is not None:
-            found[target] = Column(chosen[0], _UNITS[chosen[1]])
+        target, unit_ns = _OURS[ours]
+        found[target] = Column(of_name[theirs], unit_ns)
+    names = [*_OURS.items(), *_TIME_ALIASES.items()]
+    names += [(name, (target, 1)) for target, others in _ALIASES.items() for name in others]
+    for name, (target, unit_ns) in names:
+        if name in of_name and name not in mapping:
+            found.setdefault(target, Column(of_name[name], unit_ns))
     lacking = [name for name in ("rank", "step", "start") if name not in found]
     lacking += ["name"] if not {"name", "kind"} & found.keys() else []
     lacking += ["duration"] if not {"duration", "end"} & found.keys() else []
@@ -311,63 +302,128 @@ def find_columns(there: Iterable[str], mapping: Mapping[str, str], *, table: str
     return found
 
 
-# --- rows ---
+def read_table(
+    database: Database, path: Path, columns: Mapping[str, str], ranks: Sequence[int] | None = None
+) -> LoadedSpans:
+    """The spans of a table, or of a directory of tables of one kind: Parquet, CSV or JSON lines.
 
-
-def relation_of(paths: Sequence[Path]) -> str:
-    """The files as SQL reads them.
-
-    Raises:
-        WrongUse: they have the ending of no table.
-    """
-    ending = Path(paths[0].name.removesuffix(".gz")).suffix.lower()
-    if ending not in _READERS:
-        raise WrongUse(f"{paths[0]}: a table of spans ends in {', '.join(TABLE_ENDINGS)}, and this does not")
-    return _READERS[ending].format(files=file_list(paths))
-
-
-def read_foreign(
-    database: Database, paths: Sequence[Path], *, mapping: Mapping[str, str] | None = None
-) -> tuple[tuple[str, ...], bool]:
-    """Reads tables of spans, Parquet, CSV or JSON lines, all of one kind, into `foreign_spans` and `foreign_ranks`.
-
-    Returns what is to be said of them, and whether starts began anew in each step, so that clocks cannot be compared:
-    these steps are laid end to end. A table without groups gets them by what names of
-    collectives mean in Megatron, one without depths by who encloses whom.
+    A table without groups gets them by what names of collectives mean in Megatron, one without depths by who encloses
+    whom.
 
     Raises:
-        WrongUse: it is no table of spans; the message says what it has and what is needed.
+        OSError: it is not there.
+        WrongUse: it is no table of spans, or has none of `ranks`; the message says what it has and what is needed.
     """
-    table = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent} ({len(paths)} tables)"
-    relation = relation_of(paths)
+    files = _tables_in(path)
+    relation = _READERS[_ending(files[0])].format(files=file_list(files))
+    where = f" WHERE {of_ranks(ranks)}"
+    notes: list[str] = []
+    laid_end_to_end = False
     problem = "cannot be read as a table"
     try:
         there = columns_of(database, relation)
-        found = find_columns(there, mapping or {}, table=table)
-        problem = "is no table of spans"
-        if relation.startswith("read_csv("):
-            # A cast of a file's texts would be made while it is read, which fails at the first one that is no number.
-            database.execute(f"CREATE OR REPLACE TEMP TABLE foreign_texts AS SELECT * FROM {relation}")
-            relation = "foreign_texts"
-        notes = _read_rows(database, relation, found, table, has_headers="header" in there)
-        _name_kinds(database)
-        laid = _lay_end_to_end(database)
-        _make_spans(database, found)
-        several = _one(
-            database,
-            "SELECT count(*) FROM (SELECT rank FROM foreign_rows GROUP BY rank HAVING count(DISTINCT stage) > 1)",
-        )[0]
-        database.execute(f"CREATE OR REPLACE TABLE foreign_ranks AS {_RANKS}")
-        database.execute("DROP TABLE foreign_rows")
-        database.execute("DROP TABLE IF EXISTS foreign_texts")
+        if not columns and set(OUR_COLUMNS) <= set(there) and relation.startswith("read_parquet("):
+            rows, bad = view_spans(database, relation, ranks=ranks)
+            stage = "coalesce(any_value(TRY_CAST(stage AS INTEGER)), 0)" if "stage" in there else "0"
+            places = to_rows(
+                database,
+                f"""SELECT * FROM (SELECT TRY_CAST(rank AS INTEGER) AS rank, {stage} AS stage FROM {relation}
+                WHERE TRY_CAST(rank AS INTEGER) >= 0 GROUP BY ALL){where}""",
+            )
+        else:
+            found = find_columns(there, columns, table=str(path))
+            problem = "is no table of spans"
+            rows, bad = _read_rows(database, relation, found)
+            laid_end_to_end = _lay_end_to_end(database)
+            _make_spans(database, found)
+            database.execute(f"CREATE OR REPLACE VIEW spans AS SELECT * FROM foreign_spans{where}")
+            places = to_rows(database, f"SELECT * FROM ({_RANKS}){where}")
+            database.execute("DROP TABLE foreign_rows")
     except import_duckdb().Error as error:
         first_line = str(error).strip().split("\n")[0]
-        raise WrongUse(f"{table}: {problem}: {first_line}") from error
-    if laid:
+        raise WrongUse(f"{path}: {problem}: {first_line}") from error
+    if rows == bad:
+        raise WrongUse(f"{path}: {rows} rows, and none has a rank, a step, a name, a start and a duration")
+    if bad:
+        notes.append(f"{bad} of {rows} rows left out: they lack a rank, step, name, start or a duration of 0 on")
+    if laid_end_to_end:
         notes.append("starts begin anew in each step: steps are laid end to end, what was between them is not known")
-    if several:
-        notes.append(f"{several} ranks are said to be in several stages: each is taken to be in its first")
-    return tuple(notes), laid
+    write_ranks(database, places)
+    known = {place["rank"] for place in places}
+    world_size = max((place.get("world_size") or 0 for place in places), default=0)
+    gaps = absent_ranks(known, world_size) if ranks is None else ranks_not_there(set(ranks), known, path)
+    return LoadedSpans(
+        database,
+        run=path.name,
+        root=path.parent,
+        missing=tuple(gaps),
+        world_size=world_size or len(known),
+        notes=tuple(notes),
+        has_clocks=not laid_end_to_end,
+    )
+
+
+def is_table(path: Path) -> bool:
+    """Whether it is a table by its ending, and no log or trace of ours."""
+    return path.is_file() and _ending(path) in _READERS and _ending(path) not in (".json", ".jsonl")
+
+
+def _ending(path: Path) -> str:
+    return Path(path.name.removesuffix(".gz")).suffix.lower()
+
+
+def _tables_in(path: Path) -> list[Path]:
+    """The file, or those of a directory that have one ending."""
+    if not path.is_dir():
+        path.stat()  # raises where there is none
+    files = (
+        [path] if path.is_file() else [one for one in sorted(path.rglob("*")) if one.is_file() and one.name[0] != "."]
+    )
+    found = ([file for file in files if _ending(file) == ending] for ending in _READERS)
+    chosen = next((some for some in found if some), None)
+    if chosen is None:
+        raise WrongUse(f"{path}: a table of spans ends in {', '.join(_READERS)}, and this does not")
+    return chosen
+
+
+def view_spans(database: Database, relation: str, *, ranks: Iterable[int] | None = None) -> tuple[int, int]:
+    """Makes the view `spans` of a relation that has columns of ours: (rows, those left out since they are no spans)."""
+    there = {name: quoted(name) for name in columns_of(database, relation) if name in SPAN_COLUMNS}
+    select = span_select(relation, {**there, "depth": "coalesce(TRY_CAST(depth AS SMALLINT), 0)"})
+    rows, bad = _one(database, f"SELECT count(*), count(*) FILTER (NOT coalesce({USABLE}, false)) FROM ({select})")
+    where = f" WHERE {USABLE} AND {of_ranks(ranks)}" if bad or ranks is not None else ""
+    database.execute(f"CREATE OR REPLACE VIEW spans AS SELECT * FROM ({select}){where}")
+    return rows, bad
+
+
+def of_ranks(ranks: Iterable[int] | None) -> str:
+    """The condition that a row is of these ranks; None: of any."""
+    if ranks is None:
+        return "TRUE"
+    parts = [f"rank BETWEEN {part[0]} AND {part[-1]}" for part in parts_of(ranks)]
+    return f"({' OR '.join(parts) or 'FALSE'})"
+
+
+def ranks_not_there(wanted: set[int], there: set[int], path: Path) -> list[Gap]:
+    """Of the ranks that are asked for, those without spans.
+
+    Raises:
+        WrongUse: that is all of them.
+    """
+    if not wanted & there:
+        raise WrongUse(f"{path}: no spans of ranks {ranges(wanted)}; there are those of {ranges(there) or 'none'}")
+    return rank_gaps(wanted - there, "was asked for, and no spans of it are there")
+
+
+def write_ranks(database: Database, places: Iterable[Mapping[str, Any]]) -> None:
+    """The table `ranks`."""
+    columns = ", ".join(f"{name} {kind}" for name, (kind, _) in RANK_COLUMNS.items())
+    database.execute(f"CREATE OR REPLACE TABLE ranks ({columns})")
+    rows = ({**place, "stage": place.get("stage", place.get("pp")) or 0} for place in places)
+    insert(database, "ranks", [[row.get(name) for name in RANK_COLUMNS] for row in rows])
+
+
+# --- rows of other tools ---
 
 
 _RANKS: Final = (
@@ -377,10 +433,8 @@ _RANKS: Final = (
 )
 
 
-def _read_rows(
-    database: Database, relation: str, found: Mapping[str, Column], table: str, *, has_headers: bool
-) -> list[str]:
-    """Its rows with our names and units; those that say too little are counted and left out."""
+def _read_rows(database: Database, relation: str, found: Mapping[str, Column]) -> tuple[int, int]:
+    """The table `foreign_rows`, with our names and units; how many rows there were, and how many say too little."""
 
     def plain(name: str) -> str:
         return quoted(found[name].theirs) if name in found else "NULL"
@@ -390,35 +444,28 @@ def _read_rows(
             return f"TRY_CAST({plain(name)} AS BIGINT)"
         return f"TRY_CAST(round(TRY_CAST({plain(name)} AS DOUBLE) * {found[name].unit_ns}) AS BIGINT)"
 
-    columns = {
-        "rank": f"TRY_CAST({plain('rank')} AS BIGINT)",
-        "step": f"TRY_CAST({plain('step')} AS BIGINT)",
+    columns = {name: f"TRY_CAST({plain(name)} AS {kind})" for name, kind in _COLUMNS.items()}
+    for name, kind in _COLUMNS.items():
+        if kind == "INTEGER":  # -1: has none
+            columns[name] = f"CASE WHEN {columns[name]} >= 0 THEN {columns[name]} END"
+    columns |= {
         "name": f"CAST({plain('name' if 'name' in found else 'kind')} AS VARCHAR)",
         "start_ns": time("start") if "start" in found else f"({time('end')} - {time('duration')})",
         "duration_ns": time("duration") if "duration" in found else f"({time('end')} - {time('start')})",
         "device_ns": time("device"),
         "waiting_ns": time("waiting"),
     }
-    for name in ("kind", "layer", "parent", "group", "host"):
-        columns[name] = f"CAST({plain(name)} AS VARCHAR)"
-    for name in ("depth", "thread", "bytes"):
-        columns[name] = f"TRY_CAST({plain(name)} AS BIGINT)"
-    for name in (name for name in _COLUMNS if name not in columns):  # numbers; -1: has none
-        columns[name] = f"CASE WHEN TRY_CAST({plain(name)} AS INTEGER) >= 0 THEN TRY_CAST({plain(name)} AS INTEGER) END"
+    if relation.startswith("read_csv("):
+        # A cast of a file's texts would be made while it is read, which fails at the first one that is no number.
+        database.execute(f"CREATE OR REPLACE TEMP TABLE foreign_texts AS SELECT * FROM {relation}")
+        relation = "foreign_texts"
     select = ", ".join(f"{expression} AS {quoted(name)}" for name, expression in columns.items())
-    # Lines of a timer's log that are no spans have this one column.
-    where = f" WHERE header IS NULL OR {plain('rank')} IS NOT NULL" if has_headers else ""
-    database.execute(f"CREATE OR REPLACE TABLE foreign_rows AS SELECT {select} FROM {relation}{where}")
-    usable = f"coalesce(step IS NOT NULL AND {USABLE.replace('kind', 'name')} AND rank <= {2**31 - 1}, false)"
+    database.execute(f"CREATE OR REPLACE TABLE foreign_rows AS SELECT {select} FROM {relation}")
+    database.execute("DROP TABLE IF EXISTS foreign_texts")
+    usable = f"coalesce(step IS NOT NULL AND {USABLE.replace('kind', 'name')}, false)"
     total, bad = _one(database, f"SELECT count(*), count(*) FILTER (NOT {usable}) FROM foreign_rows")
-    if total == bad:
-        raise WrongUse(f"{table}: {total} rows, and none has a rank, a step, a name, a start and a duration")
     database.execute(f"DELETE FROM foreign_rows WHERE NOT {usable}")
-    return [f"{bad} of {total} rows left out: they lack a rank, step, name, start or a duration of 0 on"] if bad else []
-
-
-def _name_kinds(database: Database) -> None:
-    """What kind each name is of: as the table says, where it says one of ours, else as the name tells."""
+    # What kind each name is of: as the table says, where it says one of ours, else as the name tells.
     rows = database.execute("SELECT name, any_value(kind) FROM foreign_rows GROUP BY name").fetchall()
     database.execute(
         "CREATE OR REPLACE TABLE foreign_names "
@@ -429,27 +476,24 @@ def _name_kinds(database: Database) -> None:
         for name, kind in rows
     )
     insert(database, "foreign_names", named)
-
-
-def steps_begin_anew(database: Database, table: str) -> bool:
-    """Whether most steps of spans begin before the step before them is half done, which no job does.
-
-    Steps of one rank are compared with one another: clocks of two may be hours apart.
-    """
-    anew, pairs = _one(
-        database,
-        f"""SELECT count(*) FILTER (begin_ns < before_begin + (before_end - before_begin) / 2), count(before_begin)
-        FROM (SELECT begin_ns, lag(begin_ns) OVER steps AS before_begin, lag(end_ns) OVER steps AS before_end
-            FROM (SELECT rank, step, min(start_ns) AS begin_ns, max(start_ns + duration_ns) AS end_ns
-                FROM {table} WHERE step IS NOT NULL GROUP BY rank, step)
-            WINDOW steps AS (PARTITION BY rank ORDER BY step))""",
-    )
-    return bool(pairs) and anew >= pairs / 2
+    return total, bad
 
 
 def _lay_end_to_end(database: Database) -> bool:
-    """Adds to starts that begin anew in each step the length of the steps before; whether they do."""
-    if not steps_begin_anew(database, "foreign_rows"):
+    """Adds to starts that begin anew in each step the length of the steps before; whether they do.
+
+    They do where most steps begin before the step before them is half done, which no job does. Steps of one rank are
+    compared with one another: clocks of two may be hours apart.
+    """
+    anew, pairs = _one(
+        database,
+        """SELECT count(*) FILTER (begin_ns < before_begin + (before_end - before_begin) / 2), count(before_begin)
+        FROM (SELECT begin_ns, lag(begin_ns) OVER steps AS before_begin, lag(end_ns) OVER steps AS before_end
+            FROM (SELECT rank, step, min(start_ns) AS begin_ns, max(start_ns + duration_ns) AS end_ns
+                FROM foreign_rows GROUP BY rank, step)
+            WINDOW steps AS (PARTITION BY rank ORDER BY step))""",
+    )
+    if not pairs or anew < pairs / 2:
         return False
     database.execute(
         """UPDATE foreign_rows SET start_ns = start_ns + offset_ns FROM (

@@ -1,23 +1,35 @@
-"""Pictures of a job of many ranks: heat maps of who takes longer than others and for what, and the timeline."""
+"""What is drawn of a job of many ranks: heat maps of who takes longer than others for what, the timeline, the page."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from profiler_wrapper.analysis.statistics import mean
 from profiler_wrapper.ranks.database import Database
 from profiler_wrapper.ranks.model import Float, Int, LayerTimes, RanksReport
-from profiler_wrapper.ranks.timeline import LAYER, Bars, Timeline, drawn_steps, read_timeline, telling_ranks
+from profiler_wrapper.ranks.report import layers_over_ranks
+from profiler_wrapper.ranks.timeline import (
+    LAYER,
+    Bars,
+    Timeline,
+    chosen_ranks,
+    drawn_steps,
+    read_timeline,
+    telling_ranks,
+)
 from profiler_wrapper.ranks.times import comparable, typical
 from profiler_wrapper.reports import figures
 from profiler_wrapper.reports.figures import PHASE_COLORS, SPLIT_COLORS
+from profiler_wrapper.reports.page import packaged_source, page_text
 from profiler_wrapper.reports.text import clean, shorten
 from profiler_wrapper.trace.spans import KINDS
 
@@ -126,14 +138,14 @@ class HeatMap:
 def heat_maps(report: RanksReport) -> list[HeatMap]:
     """Ranks by kinds of time, by blocks of the model, and the mesh where it is known."""
     own = report.own
-    used = [at for at in range(len(own.kinds)) if np.nansum(np.abs(own.own_ns[:, :, at])) > 0]
+    used = [at for at in range(len(own.kinds)) if np.nansum(np.abs(own.self_ns[:, :, at])) > 0]
     blocks, of_blocks = layers_beyond(report)
     known = own.wall_ns[np.isfinite(own.wall_ns)]
     least_ms = _LEAST_SHARE * float(np.median(known)) / 1e6 if len(known) else 0.0
     kinds = [own.kinds[at] for at in used]
     found = []
     for title, names, values, least in (
-        ("Own time beyond that of the typical rank", kinds, beyond_typical(report)[:, used], least_ms),
+        ("Self time beyond that of the typical rank", kinds, beyond_typical(report)[:, used], least_ms),
         ("Forward and backward of blocks beyond that of others", blocks, of_blocks, least_ms / max(1, len(blocks))),
     ):
         if names:
@@ -167,7 +179,7 @@ def _mesh(report: RanksReport) -> list[HeatMap]:
     down, rows_of = ("dp", dp) if dp is not None else ("rank in stage", within)
     rows, row_at = np.unique(rows_of, return_inverse=True)
     columns, column_at = np.unique(columns_of, return_inverse=True)
-    work = mean(report.steady.own_ns.sum(axis=2)) / 1e6
+    work = mean(report.steady.self_ns.sum(axis=2)) / 1e6
     sums, counts = np.zeros((2, len(rows), len(columns)))
     known = np.isfinite(work)
     np.add.at(sums, (row_at[known], column_at[known]), work[known])
@@ -175,7 +187,7 @@ def _mesh(report: RanksReport) -> list[HeatMap]:
     named = np.isin(own.ranks, sorted(report.named_ranks))
     return [
         HeatMap(
-            title="Own time of a step over the mesh, ms per step",
+            title="Self time of a step over the mesh, ms per step",
             across=across,
             down=down,
             columns=columns,
@@ -193,7 +205,7 @@ def beyond_typical(report: RanksReport) -> Float:
     Compared with the ranks of its stage; where one rank is all of it, or the verdict names a stage, with all ranks.
     """
     own = report.steady
-    times = own.own_ns
+    times = own.self_ns
     groups = comparable(own)
     if report.verdict.verdict == "stage" or all(len(group) < 2 for group in groups):
         groups = [np.arange(len(own.ranks))]
@@ -217,7 +229,7 @@ def blocks(layers: LayerTimes) -> list[int]:
     found = [
         at for at, name in enumerate(names) if name in numbered or (name not in holders and not within[name] & numbered)
     ]
-    total = np.nansum(layers.own_ns, axis=(0, 2))
+    total = np.nansum(layers.self_ns, axis=(0, 2))
     whole = total[found].sum()
     return [at for at in found if "." in names[at] or len(found) == 1 or total[at] < _WHOLE_MODEL * (whole - total[at])]
 
@@ -237,8 +249,8 @@ def layers_beyond(report: RanksReport) -> tuple[list[str], Float]:
     if layers is None or not len(layers.layers):
         return [], np.zeros((len(ranks), 0))
     places = blocks(layers)
-    known = np.isfinite(layers.own_ns[:, places])
-    times = np.where(known.any(axis=2), np.where(known, layers.own_ns[:, places], 0.0).sum(axis=2), np.nan)
+    known = np.isfinite(layers.self_ns[:, places])
+    times = np.where(known.any(axis=2), np.where(known, layers.self_ns[:, places], 0.0).sum(axis=2), np.nan)
     beyond = np.full((len(ranks), len(places)), np.nan)
     at = np.searchsorted(ranks, layers.ranks)
     shared = np.isfinite(times).sum(axis=0) > 1
@@ -269,7 +281,7 @@ def binned(values: Float, most: int) -> tuple[Int, Float]:
 def draw_heat_map(report: RanksReport, path: str | os.PathLike[str]) -> None:
     """Writes the PNG: ranks by kinds of time, by blocks of the model, and the mesh where it is known."""
     with figures.own_style():
-        if not len(report.own.ranks) or not np.isfinite(report.own.own_ns).any():
+        if not len(report.own.ranks) or not np.isfinite(report.own.self_ns).any():
             figures.say(path, report.run, "No rank has a step.")
             return
         figures.save(heat_map_figure(report), path)
@@ -403,7 +415,7 @@ def draw_timeline(
     `ranks` are those of the lanes; None: all, or of many those that tell most.
     """
     steps = drawn_steps(report)
-    lanes = telling_ranks(report, steps) if ranks is None else ranks
+    lanes = telling_ranks(report) if ranks is None else ranks
     drawn = read_timeline(report, database, lanes, steps, pixels=PIXELS)
     with figures.own_style():
         if not drawn.steps:
@@ -434,11 +446,6 @@ def timeline_figure(report: RanksReport, drawn: Timeline) -> Figure:
             xytext=(2, 3),
             textcoords="offset points",
             fontsize=figures.FONT_SIZE - 1,
-        )
-    for lane, begin, end in drawn.held:
-        extent, height = (begin / 1e6, (end - begin) / 1e6), (lane - 0.47, 0.94)
-        axes.broken_barh(
-            [extent], height, facecolor="none", edgecolor=NAMED_COLOR, linewidth=_FRAME, zorder=7, gid="holder"
         )
     _finish(axes, drawn)
     _legend(axes, report, drawn)
@@ -499,9 +506,6 @@ def _legend(axes: Axes, report: RanksReport, drawn: Timeline) -> None:
     if report.verdict.cause in ("late collective", "other") and report.verdict.rank is not None:
         label = f"rank {report.verdict.rank} in no span"
         handles.append(Patch(facecolor=NAMED_COLOR, alpha=_BAND, label=label))
-    if drawn.held:
-        label = "longest of its step"
-        handles.append(Patch(facecolor="none", edgecolor=NAMED_COLOR, linewidth=_FRAME, label=label))
     axes.legend(
         handles=handles,
         loc="lower left",
@@ -513,3 +517,108 @@ def _legend(axes: Axes, report: RanksReport, drawn: Timeline) -> None:
         frameon=False,
         fontsize=figures.FONT_SIZE - 1,
     )
+
+
+# --------------------------------------------------------------------------------------------------
+# The page of a job of many ranks: one HTML file that opens from disk, in the frame of a run's page.
+
+_FOLDER = "ranks_views"
+_VIEWS = (
+    "marks.js", "view_summary.js", "view_timeline.js", "view_heat_maps.js", "view_ranks.js", "view_communication.js",
+    "view_layers.js",
+)  # fmt: skip
+_MOST_PAGE_LANES = 256  # that a browser draws in a moment
+_MOST_LAYERS = 2000
+_LAYER = ("layer", "kind", "ranks", "quickest_ms", "slowest_ms", "slowest_rank", "outliers", "beyond_ms")
+_PAGE_PIXELS = 1500  # what lies closer together than a screen shows is one bar
+
+
+def write_ranks_page(
+    report: RanksReport,
+    database: Database,
+    path: Path,
+    *,
+    ranks: Sequence[int] | None = None,
+    trace_href: str | None = None,
+) -> None:
+    """Writes the page.
+
+    `ranks` are those of the timeline, at most 256; None: all, or of many those that tell most. `trace_href` is where
+    the Chrome trace lies, relative to the page.
+    """
+    views = [("parts.js", packaged_source("page", "parts.js"))]
+    views += [(name, packaged_source(_FOLDER, name)) for name in _VIEWS]
+    path.write_text(page_text(page_data(report, database, ranks=ranks, trace_href=trace_href), views), encoding="utf-8")
+
+
+def page_data(
+    report: RanksReport, database: Database, *, ranks: Sequence[int] | None = None, trace_href: str | None = None
+) -> dict[str, Any]:
+    """What the page's scripts read, JSON types only: `RanksReport.to_dict`, and what is drawn."""
+    own = report.own
+    layers = sorted(layers_over_ranks(report.layers), key=lambda row: -row["beyond_ms"])
+    return {
+        "page": {
+            "title": report.run,
+            "machine": "",
+            "rank": f"{len(own.ranks):,} ranks",
+            "steps_in_words": f"{len(own.steps):,} steps, {report.spans:,} spans",
+            "colors": {"kind": {**SPAN_COLORS, "culprit": NAMED_COLOR}},
+            "trace_href": trace_href,
+        },
+        "summary": {"verdict": report.verdict.sentence},
+        "warnings": [f"{row.what}: {row.reason}" for row in report.missing],
+        "job": report.to_dict(),
+        "named": sorted(report.named_ranks),
+        "timeline": _timeline(report, database, ranks),
+        "heat": [_heat_map(one) for one in heat_maps(report)],
+        "over_ranks": [
+            {name: row[name] for name in _LAYER}
+            | {"median_ms": row["typical_ms"], "spread_ms": row["typical_deviation_ms"]}
+            for row in layers[:_MOST_LAYERS]
+        ],
+    }
+
+
+def _timeline(report: RanksReport, database: Database, ranks: Sequence[int] | None) -> dict[str, Any]:
+    """Lanes and what is drawn in them: of each kind the lanes, starts and lengths in microseconds, undermost first."""
+    steps = drawn_steps(report)
+    ranks = telling_ranks(report) if ranks is None else list(ranks)
+    if len(ranks) > _MOST_PAGE_LANES:
+        ranks = [rank for rank in chosen_ranks(report, _MOST_PAGE_LANES) if rank in set(ranks)]
+    drawn = read_timeline(report, database, ranks, steps, pixels=_PAGE_PIXELS)
+    return {
+        "ranks": drawn.lanes,
+        "lanes": drawn.names,
+        "steps": drawn.steps,
+        "drawn": drawn.drawn,
+        "clocks": drawn.clocks,
+        "waiting_known": drawn.waiting_known,
+        "begins_us": [_short(begin / 1000) for begin in drawn.begins_ns.values()],
+        "bars": [
+            {
+                "kind": bars.kind,
+                "lanes": bars.lane.tolist(),
+                "starts_us": [_short(start) for start in (bars.start_ns / 1000).tolist()],
+                "lengths_us": [_short(length) for length in ((bars.end_ns - bars.start_ns) / 1000).tolist()],
+            }
+            for bars in drawn.bars
+        ],
+    }
+
+
+def _heat_map(shown: HeatMap) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "title": shown.title,
+        "across": shown.across,
+        "down": shown.down,
+        "ranks": shown.columns.tolist(),
+        "rows": shown.rows,
+        "values_ms": [[_short(value) for value in row] for row in shown.values_ms.tolist()],
+        "is_difference": shown.is_difference,
+    }
+    return found if shown.is_difference else found | {"named": shown.named}
+
+
+def _short(value: float) -> float | None:
+    return float(f"{value:.6g}") if math.isfinite(value) else None

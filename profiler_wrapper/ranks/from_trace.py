@@ -481,31 +481,23 @@ def _forward_ops(found: Attributed) -> Int64:
     return np.unique(found.attribution.forward_op[found.attribution.forward_op >= 0])
 
 
-def garbage_rows(found: Attributed, steps: Steps, phases: list[Row]) -> list[Row]:
+def garbage_rows(found: Attributed, steps: Steps) -> list[Row]:
     """The collections of garbage on the training threads, in whatever phase each lies."""
     spans = found.recording.spans
     collects = named(found, lambda name: name == GARBAGE or (is_named_block(name) and kind_of_span(name) == "gc"))
     chosen = outermost_of(found, collects & (spans.category == Category.ANNOTATION) & on_training_threads(found))
-    phases = sorted(phases, key=lambda row: row.start_ns)
-    starts, _ = bounds(phases)
-    rows = []
-    for span, step in with_steps(found, steps, chosen):
-        start = int(spans.start_ns[span])
-        before = phases[at] if (at := int(np.searchsorted(starts, start, side="right")) - 1) >= 0 else None
-        within = before is not None and start < before.start_ns + before.duration_ns
-        rows.append(
-            Row(
-                step=step,
-                name="gc",
-                kind="gc",
-                start_ns=start,
-                duration_ns=int(spans.duration_ns[span]),
-                depth=int(within),
-                parent=before.name if before is not None and within else None,
-                thread=main_thread(found),
-            )
+    return [
+        Row(
+            step=step,
+            name="gc",
+            kind="gc",
+            start_ns=int(spans.start_ns[span]),
+            duration_ns=int(spans.duration_ns[span]),
+            depth=0 if found.charges.basis == "device" else 1,
+            thread=main_thread(found),
         )
-    return rows
+        for span, step in with_steps(found, steps, chosen)
+    ]
 
 
 def _kind_of(found: Attributed, span: int, role: int, *, runs_forward: bool) -> str:

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import tempfile
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from profiler_wrapper.errors import BrokenTrace, WrongUse
 from profiler_wrapper.ranks import database as db
 from profiler_wrapper.ranks.database import Database, LoadedSpans
 from profiler_wrapper.ranks.model import RanksReport
-from profiler_wrapper.ranks.reduce import Done, Reduced, Task, problem_of_table, read_summary, reduce_traces, table_rows
-from profiler_wrapper.ranks.report import ranks_report
-from profiler_wrapper.ranks.sources import SpanSources, TimerLog, TraceFile, Use, find_sources, rank_of_directory
+from profiler_wrapper.ranks.reduce import Done, Reduced, Task, read_summary, reduce_traces, table_rows
+from profiler_wrapper.ranks.report import RANK_DIRECTORY, rank_of_directory, ranks_report
 from profiler_wrapper.trace.run_directory import RUN_FILE
-from profiler_wrapper.trace.spans import RANK_COLUMNS, SPAN_COLUMNS, Gap, absent_ranks, parts_of, ranges, rank_gaps
+from profiler_wrapper.trace.spans import RANK_COLUMNS, SPAN_COLUMNS, Gap, absent_ranks, ranges
 
 Progress = Callable[[str, int, int], None]  # what is done, how many of it, of how many
+Use = Literal["timers", "traces"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +79,22 @@ def load_ranks(
 
 @contextmanager
 def open_ranks(path: str | os.PathLike[str], choice: Choice = EVERYTHING) -> Iterator[tuple[LoadedSpans, RanksReport]]:
-    """As `load_ranks`, with the database of the spans still open, for what draws them."""
-    with open_spans(Path(path), choice) as loaded:
-        yield loaded, ranks_report(loaded)
+    """As `load_ranks`, with the database of the spans still open, for what draws them; it is gone at the end."""
+    path = Path(path)
+    table = path if choice.spans is None and db.is_table(path) else choice.spans
+    if table is None and choice.columns:
+        raise WrongUse("--columns is of a table: name it by --spans FILE")
+    with db.open_database() as database, tempfile.TemporaryDirectory(prefix="profiler_wrapper_ranks_") as folder:
+        try:
+            if table is not None:
+                loaded = db.read_table(database, table, choice.columns, choice.ranks)
+            else:
+                loaded = _load_run(database, path, choice, Path(folder))
+            report = ranks_report(loaded)
+        except db.import_duckdb().Error as error:
+            why = str(error).strip().split("\n")[0]
+            raise BrokenTrace(f"{table or path}: its spans cannot be read: {why}") from error
+        yield loaded, report
 
 
 def run_of(path: Path) -> Path | None:
@@ -100,28 +114,11 @@ def run_of(path: Path) -> Path | None:
     return None
 
 
-@contextmanager
-def open_spans(path: Path, choice: Choice = EVERYTHING) -> Iterator[LoadedSpans]:
-    """The spans of a run, of a directory of traces, of a trace or of a table; the database is gone at the end.
-
-    Raises as `load_ranks`.
-    """
-    table = path if choice.spans is None and _is_table(path) else choice.spans
-    if table is None and choice.columns:
-        raise WrongUse("--columns is of a table: name it by --spans FILE")
-    with db.open_database() as database, tempfile.TemporaryDirectory(prefix="profiler_wrapper_ranks_") as folder:
-        try:
-            if table is not None:
-                yield _load_tables(database, table, choice.columns, choice.ranks)
-            else:
-                yield _load_run(database, path, choice, Path(folder))
-        except db.import_duckdb().Error as error:
-            why = str(error).strip().split("\n")[0]
-            raise BrokenTrace(f"{table or path}: its spans cannot be read: {why}") from error
-
-
 def _load_run(database: Database, path: Path, choice: Choice, folder: Path) -> LoadedSpans:
-    path, choice = _whole_run(path, choice)
+    rank = rank_of_directory(path.name)
+    if rank >= 0 and (path / RUN_FILE).is_file():  # of one rank of a run: its steps are those of the run's report
+        choice = replace(choice, ranks=(rank,) if choice.ranks is None else choice.ranks, use=choice.use or "traces")
+        path = path.parent
     sources = find_sources(path)
     uses = choice.use or sources.uses
     if choice.use is None and not sources.logs and not sources.traces:
@@ -129,20 +126,21 @@ def _load_run(database: Database, path: Path, choice: Choice, folder: Path) -> L
     logs, traces = _chosen(sources, uses, choice.ranks)
     if uses == "timers":
         loaded = _load_logs(database, logs, sources, folder)
-        there = _ranks_in_spans(database) if loaded.ranks else set()
     else:
         where = (choice.output or folder) / "reduced"
         done = None if choice.progress is None else partial(choice.progress, "reducing traces")
         loaded = _load_traces(database, traces, sources, where, scheduler=choice.scheduler, done=done)
-        there = set(loaded.ranks)
+    there = set[int]()
+    if loaded.ranks:
+        there = set(db.column(database, "SELECT DISTINCT rank FROM spans").tolist())
     if not there:
         raise BrokenTrace(f"{path}: no spans of any rank in it{_why(loaded.gaps)}")
-    _write_ranks(database, loaded.ranks)
+    db.write_ranks(database, (loaded.ranks[rank] for rank in sorted(loaded.ranks)))
     world_size = max((place.get("world_size") or 0 for place in loaded.ranks.values()), default=0) or None
     if choice.ranks is None:
         absent = absent_ranks(there, world_size, sources.ranks)
     else:
-        absent = _ranks_not_there(set(choice.ranks), there, path)
+        absent = db.ranks_not_there(set(choice.ranks), there, path)
     failed = {gap.rank for gap in loaded.gaps if gap.rank is not None}
     absent = [gap for gap in absent if gap.rank is None or gap.rank not in failed]
     notes = list(loaded.notes)
@@ -162,21 +160,8 @@ def _load_run(database: Database, path: Path, choice: Choice, folder: Path) -> L
     )
 
 
-def _whole_run(path: Path, choice: Choice) -> tuple[Path, Choice]:
-    """The directory of one rank of a run is that rank of the run: its steps are those that the run's report has."""
-    rank = rank_of_directory(path.name)
-    if rank < 0 or not (path / RUN_FILE).is_file():
-        return path, choice
-    ranks = (rank,) if choice.ranks is None else choice.ranks
-    return path.parent, replace(choice, ranks=ranks, use=choice.use or "traces")
-
-
 def _why(gaps: Sequence[Gap]) -> str:
     return "".join(f"{'; ' if place else ': '}{gap.what}: {gap.reason}" for place, gap in enumerate(gaps[:4]))
-
-
-def _ranks_in_spans(database: Database) -> set[int]:
-    return {row[0] for row in database.execute("SELECT DISTINCT rank FROM spans").fetchall()}
 
 
 def _chosen(sources: SpanSources, uses: Use, ranks: Sequence[int] | None) -> tuple[list[TimerLog], list[TraceFile]]:
@@ -194,61 +179,12 @@ def _chosen(sources: SpanSources, uses: Use, ranks: Sequence[int] | None) -> tup
     return logs, traces
 
 
-def _write_ranks(database: Database, places: Mapping[int, Mapping[str, Any]]) -> None:
-    columns = ", ".join(f"{name} {kind}" for name, (kind, _) in RANK_COLUMNS.items())
-    database.execute(f"CREATE OR REPLACE TABLE ranks ({columns})")
-    rows = []
-    for rank, place in sorted(places.items()):
-        stage = place.get("stage", place.get("pp"))
-        row = {**place, "rank": rank, "stage": stage if stage is not None else 0}
-        rows.append([row.get(name) for name in RANK_COLUMNS])
-    db.insert(database, "ranks", rows)
-
-
-# --- what all of them use ---
-
-
-# A table with these columns is one of ours.
-OUR_COLUMNS: Final = ("rank", "step", "name", "kind", "start_ns", "duration_ns", "depth")
-
-
 class _Loaded(NamedTuple):
     """What the files of a run's ranks gave. Where some of them can be read, `spans` is in the database."""
 
     ranks: Mapping[int, Mapping[str, Any]]  # columns of RANK_COLUMNS as far as they are known
     gaps: list[Gap]
     notes: tuple[str, ...] = ()
-
-
-def _view_spans(database: Database, relation: str, *, ranks: Iterable[int] | None = None) -> tuple[int, int]:
-    """Makes the view `spans` of a relation that has columns of ours: (rows, those left out since they are no spans)."""
-    there = {name: db.quoted(name) for name in db.columns_of(database, relation) if name in SPAN_COLUMNS}
-    select = db.span_select(relation, {**there, "depth": "coalesce(TRY_CAST(depth AS SMALLINT), 0)"})
-    rows, bad = database.execute(
-        f"SELECT count(*), count(*) FILTER (NOT coalesce({db.USABLE}, false)) FROM ({select})"
-    ).fetchone()
-    where = f" WHERE {db.USABLE} AND {_of_ranks(ranks)}" if bad or ranks is not None else ""
-    database.execute(f"CREATE OR REPLACE VIEW spans AS SELECT * FROM ({select}){where}")
-    return rows, bad
-
-
-def _of_ranks(ranks: Iterable[int] | None) -> str:
-    """The condition that a row is of these ranks; None: of any."""
-    if ranks is None:
-        return "TRUE"
-    parts = [f"rank BETWEEN {part[0]} AND {part[-1]}" for part in parts_of(ranks)]
-    return f"({' OR '.join(parts) or 'FALSE'})"
-
-
-def _ranks_not_there(wanted: set[int], there: set[int], path: Path) -> list[Gap]:
-    """Of the ranks that are asked for, those without spans.
-
-    Raises:
-        WrongUse: that is all of them.
-    """
-    if not wanted & there:
-        raise WrongUse(f"{path}: no spans of ranks {ranges(wanted)}; there are those of {ranges(there) or 'none'}")
-    return rank_gaps(wanted - there, "was asked for, and no spans of it are there")
 
 
 # --- traces ---
@@ -272,7 +208,11 @@ def _load_traces(
             tasks.append(Task(source, target, other, trace.rank))
     reduced = list(reduce_traces(tasks, scheduler=scheduler, done=done))
     reduced += [_alone(trace) for trace in traces if not trace.has_trace]
-    gaps = [Gap(f"spans of {_whose(one)}", f"{one.trace}: {one.failure}", one.rank) for one in reduced if one.failure]
+    gaps = []
+    for one in reduced:
+        if one.failure:
+            whose = Path(one.trace).name if one.rank is None else f"rank {one.rank}"
+            gaps.append(Gap(f"spans of {whose}", f"{one.trace}: {one.failure}", one.rank))
     kept = _one_per_step(_ranked([one for one in reduced if not one.failure], gaps), gaps)
     gaps += [
         Gap(f"part of rank {one.rank}'s trace", note, one.rank)
@@ -282,44 +222,29 @@ def _load_traces(
     ]
     if not kept:
         return _Loaded({}, gaps)
-    try:
-        rows, bad = _view_spans(database, _relation(database, kept))
-    except db.import_duckdb().Error:
-        torn = {one: problem for one in kept if (problem := problem_of_table(Path(one.spans)))}
-        gaps += [Gap(f"spans of {_whose(one)}", f"{one.spans}: {why}", one.rank) for one, why in torn.items()]
-        kept = [one for one in kept if one not in torn]
-        if not kept:
-            return _Loaded({}, gaps)
-        rows, bad = _view_spans(database, _relation(database, kept, by_name=True))
+    rows, bad = db.view_spans(database, _relation(database, kept))
+    if bad:
+        gaps.append(Gap(f"{bad} of {rows} rows", "they are no spans"))
     places: dict[int, Mapping[str, Any]] = {}
     for one in kept:
         rank = int(one.rank or 0)
         place = {"rank": rank, "world_size": one.world_size, "host": one.host}
         known = sources.ranks.get(rank, {})
         places[rank] = {**place, **{key: value for key, value in known.items() if value is not None}}
-    if bad:
-        gaps.append(Gap(f"{bad} of {rows} rows", "they are no spans"))
-        for rank in sorted(places.keys() - _ranks_in_spans(database)):
-            gaps.append(Gap(f"spans of rank {rank}", "none of the rows of its table is one", rank))
-            del places[rank]
     return _Loaded(places, gaps)
 
 
-def _relation(database: Database, kept: list[Reduced], *, by_name: bool = False) -> str:
-    """The tables as one; `by_name`: columns and types of each may be others."""
-    tables = f"{db.file_list([Path(one.spans) for one in kept])}, union_by_name = {str(by_name).lower()}"
+def _relation(database: Database, kept: list[Reduced]) -> str:
+    """The tables as one."""
+    files = db.file_list([Path(one.spans) for one in kept])
     if all(one.rank == one.stored_rank for one in kept):
-        return f"read_parquet({tables})"
+        return f"read_parquet({files})"
     database.execute("CREATE OR REPLACE TABLE span_files (filename VARCHAR, rank INTEGER)")
     db.insert(database, "span_files", [(one.spans, one.rank) for one in kept])
     return (
-        f"(SELECT p.* REPLACE (f.rank AS rank) FROM read_parquet({tables}, filename = true) p "
+        f"(SELECT p.* REPLACE (f.rank AS rank) FROM read_parquet({files}, filename = true) p "
         "JOIN span_files f USING (filename))"
     )
-
-
-def _whose(one: Reduced) -> str:
-    return Path(one.trace).name if one.rank is None else f"rank {one.rank}"
 
 
 def _alone(trace: TraceFile) -> Reduced:
@@ -327,8 +252,8 @@ def _alone(trace: TraceFile) -> Reduced:
     if (summary := read_summary(trace.path)) is not None:
         return summary if summary.rank is not None else summary._replace(rank=trace.rank)
     path = str(trace.path)
-    if (rows := table_rows(trace.path, OUR_COLUMNS)) is None:
-        return Reduced(path, "", trace.rank, failure=f"is no table with the columns {', '.join(OUR_COLUMNS)}")
+    if (rows := table_rows(trace.path, db.OUR_COLUMNS)) is None:
+        return Reduced(path, "", trace.rank, failure=f"is no table with the columns {', '.join(db.OUR_COLUMNS)}")
     return Reduced(path, path, trace.rank, rows=rows, stored_rank=trace.rank)
 
 
@@ -361,12 +286,14 @@ def _one_per_step(reduced: list[Reduced], gaps: list[Gap]) -> list[Reduced]:
 # --- logs of timers ---
 
 
-_LONGEST_HEADER_BYTES = 1 << 16
+_LONGEST_HEADER = 1 << 16
+_NOT_CLOSED = "its log is not closed: its process runs, or was killed"
 
 
 def _load_logs(database: Database, logs: Sequence[TimerLog], sources: SpanSources, folder: Path) -> _Loaded:
     """JSON lines, made into Parquet once: they are asked many times."""
-    problems = {log: why for log in logs if (why := _unreadable(log))}
+    states = {log: _state_of(log.path) for log in logs}
+    problems = {log: why for log, why in states.items() if why not in ("", _NOT_CLOSED)}
     gaps = [Gap(f"spans of rank {log.rank}", f"{log.path}: {why}", log.rank) for log, why in problems.items()]
     files = [log.path for log in logs if log not in problems]
     if not files:
@@ -384,11 +311,7 @@ def _load_logs(database: Database, logs: Sequence[TimerLog], sources: SpanSource
     database.execute(f"COPY ({rows}) TO {db.literal(target)} (FORMAT parquet, ROW_GROUP_SIZE 122880)")
     table = f"read_parquet({db.literal(target)})"
     expressions = {name: db.quoted(name) for name in SPAN_COLUMNS} | {"depth": "coalesce(depth, 0)"}
-    where = db.USABLE
-    if copies := _copies(database, table):
-        gaps += [Gap(f"spans in {Path(log).name}", f"the same as in {of}: left out") for log, of in copies.items()]
-        where = f"{db.USABLE} AND log NOT IN ({', '.join(map(db.literal, copies))})"
-    select = db.span_select(table, expressions, where=where)
+    select = db.span_select(table, expressions, where=db.USABLE)
     database.execute(f"CREATE OR REPLACE VIEW spans AS {select}")
     has_steps = database.execute("SELECT 1 FROM spans WHERE step IS NOT NULL LIMIT 1").fetchone() is not None
     how = None if has_steps else _find_steps(database, select)
@@ -397,7 +320,12 @@ def _load_logs(database: Database, logs: Sequence[TimerLog], sources: SpanSource
             max(lost_lines), max(ended_by) FROM {table} GROUP BY log ORDER BY log"""
     ).fetchall()
     rank_of = {str(log.path): log.rank for log in logs}
-    gaps += _unfinished(logs, {rank_of[name]: ended for name, *_, ended in lines if ended and name in rank_of})
+    unfinished = {log.rank: why for log, why in states.items() if why == _NOT_CLOSED}
+    unfinished |= {rank_of[name]: f"its program ended by {error}" for name, *_, error in lines if error}
+    for reason in sorted(set(unfinished.values())):
+        ranks = [rank for rank, why in unfinished.items() if why == reason]
+        what = f"end of rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}"
+        gaps.append(Gap(what, reason, ranks[0] if len(ranks) == 1 else None))
     for name, good, total, lost, _ in lines:
         rank = rank_of.get(name)
         if not good:
@@ -407,60 +335,23 @@ def _load_logs(database: Database, logs: Sequence[TimerLog], sources: SpanSource
             gaps.append(Gap(f"{count} of rank {rank}", f"{name}: torn, or no span", rank))
         if lost:
             gaps.append(Gap(f"{lost} spans of rank {rank}", f"{name}: its timer could not write them", rank))
-    of_logs = {log.rank for log in logs}
-    places = {rank: place for rank, place in sources.ranks.items() if rank in of_logs}
+    places = {log.rank: sources.ranks[log.rank] for log in logs}
     return _Loaded(places, gaps, () if how is None else (how,))
 
 
-def _unfinished(logs: Sequence[TimerLog], errors: Mapping[int, str]) -> list[Gap]:
-    """Ranks whose program ended by an error, or did not end: their log is not closed."""
-    open_ones = {
-        log.rank: "its log is not closed: its process runs, or was killed" for log in logs if _is_open(log.path)
-    }
-    ranks_of: dict[str, list[int]] = defaultdict(list)
-    for rank, reason in (open_ones | {rank: f"its program ended by {error}" for rank, error in errors.items()}).items():
-        ranks_of[reason].append(rank)
-    return [
-        Gap(
-            f"end of rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}", reason, ranks[0] if len(ranks) == 1 else None
-        )
-        for reason, ranks in sorted(ranks_of.items())
-    ]
-
-
-def _is_open(path: Path) -> bool:
-    """Whether a log lacks the header that its timer closes it with, or, of earlier versions, ends in spaces."""
+def _state_of(log: Path) -> str:
+    """Why nothing can be read of a log, or that its timer did not close it with a last header; empty if all is well."""
     try:
-        with path.open("rb") as lines:
-            header = lines.readline(_LONGEST_HEADER_BYTES)
-            size = lines.seek(0, 2)
-            lines.seek(max(0, size - _LONGEST_HEADER_BYTES))
+        with log.open("rb") as lines:
+            header = lines.readline(_LONGEST_HEADER)
+            lines.seek(max(0, lines.seek(0, os.SEEK_END) - _LONGEST_HEADER))
             end = lines.read()
-    except OSError:
-        return False
-    last = end[:-1].rpartition(b"\n")[2]
-    return end.endswith(b"  ") or (b'"closing_line":true' in header and not last.startswith(b'{"header":'))
-
-
-def _copies(database: Database, table: str) -> dict[str, str]:
-    """Logs whose spans another one has too, as a copy or a link: which other."""
-    rows = database.execute(
-        f"""SELECT first(log ORDER BY log), list(log ORDER BY log) FROM (
-            SELECT log, list([rank, spans, first_ns, last_ns, starts, lengths] ORDER BY rank) AS sums FROM (
-                SELECT log, rank, count(*) AS spans, min(start_ns) AS first_ns, max(start_ns) AS last_ns,
-                    sum(start_ns % 1000003) AS starts, sum(duration_ns) AS lengths
-                FROM {table} WHERE {db.USABLE} GROUP BY log, rank) GROUP BY log) GROUP BY sums"""
-    ).fetchall()
-    return {log: Path(first).name for first, logs in rows for log in logs if log != first}
-
-
-def _unreadable(log: TimerLog) -> str:
-    """Why nothing can be read of it; empty if something can."""
-    try:
-        with log.path.open("rb") as lines:
-            return "" if lines.read(1) else "is empty"
     except OSError as error:
         return error.strerror or str(error)
+    if not header:
+        return "is empty"
+    is_open = b'"closing_line":true' in header and not end[:-1].rpartition(b"\n")[2].startswith(b'{"header":')
+    return _NOT_CLOSED if is_open else ""
 
 
 # --- steps of logs that tell none ---
@@ -534,76 +425,263 @@ def _find_steps(database: Database, spans: str) -> str | None:
     return f"{how}; global_timer.step() tells them"
 
 
-# --- tables ---
+# --- what a run's ranks wrote: whose it is, and whose is missing ---
 
 
-def _is_table(path: Path) -> bool:
-    """Whether it is a table by its ending, and no log or trace of ours."""
-    name = path.name.removesuffix(".gz")
-    return path.is_file() and name.endswith((".parquet", ".pq", ".csv", ".tsv", ".ndjson"))
+TIMERS = "timers"
+REDUCED_FILE = "spans.parquet"
+
+_TIMER_LOG = re.compile(r"timer_rank(\d+)\.jsonl$")
+_TRACE_ENDINGS = (".json", ".json.gz")
+_OWN_JSON = re.compile(r"(run|result|ranks|baseline)\.json|.*_(categories|timeline_trace)\.json|perf_.*")
+_RANK_IN_NAME = re.compile(r"(?i)(?:^|[^a-z])rank[_\-.]?(\d{1,9})(?!\d)")
+_GREATEST = 2**31 - 1  # that a column of RANK_COLUMNS holds
 
 
-def _tables(path: Path) -> list[Path]:
-    if not path.is_dir():
-        path.stat()  # raises where there is none
-        return [path]
-    files = [file for file in sorted(path.rglob("*")) if file.is_file() and not file.name.startswith(".")]
-    for ending in db.TABLE_ENDINGS:
-        if found := [file for file in files if Path(file.name.removesuffix(".gz")).suffix.lower() == ending]:
-            return found
-    raise WrongUse(f"{path}: no table in it; one ends in {', '.join(db.TABLE_ENDINGS)}")
+class TimerLog(NamedTuple):
+    """JSON lines of one rank."""
+
+    rank: int
+    path: Path
 
 
-def _load_tables(
-    database: Database, path: Path, columns: Mapping[str, str], ranks: Sequence[int] | None
-) -> LoadedSpans:
-    """The spans of a table, or of a directory of tables.
+class TraceFile(NamedTuple):
+    """A trace, or what it was reduced to where that alone is left."""
+
+    path: Path  # the trace; without one, what it was reduced to
+    rank: int | None  # by directory and name; None: the trace may say
+    reduced: Path  # where its spans are, or go
+
+    @property
+    def has_trace(self) -> bool:
+        return self.path != self.reduced
+
+
+@dataclass(frozen=True, slots=True)
+class SpanSources:
+    """What there is of a run."""
+
+    root: Path
+    logs: tuple[TimerLog, ...] = ()
+    traces: tuple[TraceFile, ...] = ()
+    ranks: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)  # RANK_COLUMNS, as far as they are known
+    missing: tuple[Gap, ...] = ()
+
+    @property
+    def uses(self) -> Use:
+        """What there is of more ranks: logs of timers or, where these are of fewer, traces."""
+        of_traces = {trace.rank if trace.rank is not None else -1 - i for i, trace in enumerate(self.traces)}
+        return "timers" if len({log.rank for log in self.logs}) >= max(1, len(of_traces)) else "traces"
+
+
+def find_sources(path: Path) -> SpanSources:
+    """The sources of every rank in a run directory, a directory of traces, or one file.
+
+    Of an elastic job the last attempt counts. Where files lie:
+    `timers/timer_rank<k>.jsonl`, `rank<k>*/` with a trace, run.json and spans.parquet, or traces side by side.
 
     Raises:
-        OSError: it is not there.
-        WrongUse: it is none of spans, or has none of `ranks`.
+        BrokenTrace: there is nothing in it, or several runs.
+        OSError: it is not there, or cannot be read.
     """
-    files = _tables(path)
-    where = f" WHERE {_of_ranks(ranks)}"
-    notes: tuple[str, ...] = ()
-    has_clocks = True
-    if ours := {} if columns else _columns_of_ours(database, files):
-        rows, bad = _view_spans(database, db.relation_of(files), ranks=ranks)
-        if rows == bad:
-            raise WrongUse(f"{path}: {rows} rows, and none of them is a span")
-        if bad:
-            notes = (f"{bad} of {rows} rows left out: they are no spans",)
-        stage = "coalesce(any_value(TRY_CAST(stage AS INTEGER)), 0)" if "stage" in ours else "0"
-        of_ranks = (
-            f"SELECT TRY_CAST(rank AS INTEGER) AS rank, {stage} AS stage "
-            f"FROM {db.relation_of(files)} WHERE TRY_CAST(rank AS INTEGER) >= 0 GROUP BY ALL"
-        )
-    else:
-        notes, laid_end_to_end = db.read_foreign(database, files, mapping=columns)
-        has_clocks, of_ranks = not laid_end_to_end, "SELECT * FROM foreign_ranks"
-        database.execute(f"CREATE OR REPLACE VIEW spans AS SELECT * FROM foreign_spans{where}")
-    places = {place["rank"]: place for place in db.to_rows(database, f"SELECT * FROM ({of_ranks}){where}")}
-    _write_ranks(database, places)
-    there = set(places)
-    world_size = max((place.get("world_size") or 0 for place in places.values()), default=0)
-    gaps = absent_ranks(there, world_size) if ranks is None else _ranks_not_there(set(ranks), there, path)
-    return LoadedSpans(
-        database,
-        run=path.name,
-        root=path.parent,
-        missing=tuple(gaps),
-        world_size=world_size or len(there),
-        notes=notes,
-        has_clocks=has_clocks,
+    if not path.is_dir():
+        path.stat()  # raises where there is none
+        return _of_files(path.parent, [path], [])
+    gaps: list[Gap] = []
+    root, attempt = _last_attempt(path, gaps)
+    logs = _logs_in(root)
+    directories = sorted(_rank_directories(root), key=lambda place: rank_of_directory(place.name))
+    if not logs and not directories:
+        inner = _runs_in(root)
+        if len(inner) == 1:
+            return find_sources(inner[0])
+        if inner:
+            names = ", ".join(run.name for run in inner[:8])
+            raise BrokenTrace(f"{path}: {len(inner)} runs are in it; name one: {names}")
+        traces = [file for file in sorted(root.iterdir()) if _may_be_trace(file)]
+        if not traces:
+            raise BrokenTrace(f"{path}: no rank's files in it: no timers/, no rank<k>/ and no trace")
+        return _of_files(root, traces, gaps)
+    ranks: dict[int, dict[str, Any]] = {}
+    for log in logs:
+        add_place(ranks, log.rank, {**place_in_header(log.path, gaps), "attempt": attempt})
+    traces_found: list[TraceFile] = []
+    for directory in directories:
+        traces_found += _of_rank(directory, ranks, gaps, attempt)
+    return SpanSources(root, tuple(logs), tuple(traces_found), ranks, tuple(gaps))
+
+
+def _of_files(root: Path, files: Iterable[Path], gaps: list[Gap]) -> SpanSources:
+    """Files side by side: each rank's is known by its name, or by what is in it."""
+    logs, traces = [], []
+    ranks: dict[int, dict[str, Any]] = {}
+    for file in files:
+        if file.name.endswith(".jsonl"):
+            place = place_in_header(file, gaps)
+            rank = place.get("rank")
+            rank = rank if rank is not None else rank_in_name(file.name) or 0
+            logs.append(TimerLog(rank, file))
+            add_place(ranks, rank, place)
+        elif file.name.endswith(_TRACE_ENDINGS):
+            of_directory = rank_of_directory(file.parent.name)
+            rank = rank_in_name(file.name)
+            rank = of_directory if rank is None and of_directory >= 0 else rank
+            stem = file.name.removesuffix(".gz").removesuffix(".json")
+            traces.append(TraceFile(file, rank, file.parent / f"{stem}_{REDUCED_FILE}"))
+        elif file.name.endswith(".parquet"):
+            traces.append(TraceFile(file, rank_in_name(file.name), file))
+        else:
+            raise WrongUse(
+                f"{file}: neither a trace (.json, .json.gz), nor a timer's log (.jsonl), nor a run's directory"
+            )
+    return SpanSources(root, tuple(logs), tuple(traces), ranks, tuple(gaps))
+
+
+def _last_attempt(path: Path, gaps: list[Gap]) -> tuple[Path, int]:
+    """Where the files of the last attempt are, and its number."""
+    attempts = sorted(
+        (p for p in path.glob("attempt*") if p.is_dir() and _holds_ranks(p)), key=lambda p: digits_in(p.name)
+    )
+    if not attempts:
+        return path, digits_in(path.name) if path.name.startswith("attempt") else 0
+    last = attempts[-1]
+    before = [digits_in(place.name) for place in attempts[:-1]]
+    if _holds_ranks(path):
+        before.insert(0, 0)
+    if before:
+        reason = f"only the last attempt, {digits_in(last.name)}, is in this report"
+        gaps.append(Gap(f"attempt {', '.join(map(str, before))}", reason))
+    return last, digits_in(last.name)
+
+
+def _holds_ranks(path: Path) -> bool:
+    return (path / TIMERS).is_dir() or any(True for _ in _rank_directories(path))
+
+
+def _runs_in(path: Path) -> list[Path]:
+    return sorted(
+        place
+        for place in path.iterdir()
+        if place.is_dir() and (_holds_ranks(place) or any(_holds_ranks(p) for p in place.glob("attempt*")))
     )
 
 
-def _columns_of_ours(database: Database, files: Sequence[Path]) -> dict[str, str]:
-    """The columns, if it is a Parquet table of ours; else none."""
-    if not files[0].name.endswith(".parquet"):
+def _rank_directories(path: Path) -> Iterator[Path]:
+    return (place for place in path.iterdir() if place.is_dir() and RANK_DIRECTORY.match(place.name))
+
+
+def _logs_in(root: Path) -> list[TimerLog]:
+    place = root / TIMERS if (root / TIMERS).is_dir() else root
+    found = [TimerLog(int(match[1]), file) for file in place.glob("*.jsonl") if (match := _TIMER_LOG.match(file.name))]
+    return sorted(found)
+
+
+def _of_rank(directory: Path, ranks: dict[int, dict[str, Any]], gaps: list[Gap], attempt: int) -> list[TraceFile]:
+    """The traces of a rank's directory, of its later windows too."""
+    rank = rank_of_directory(directory.name)
+    add_place(ranks, rank, {"attempt": attempt})
+    windows = sorted((p for p in directory.glob("steps_*") if p.is_dir()), key=lambda p: digits_in(p.name))
+    found: list[TraceFile] = []
+    for place in (directory, *windows):
+        try:
+            next(place.iterdir(), None)
+        except OSError as error:
+            gaps.append(Gap(f"files of rank {rank}", f"{place}: {error.strerror or error}", rank))
+            continue
+        run = run_file_in(place, rank, gaps)
+        if run is not None:
+            add_place(ranks, rank, place_in_run(run))
+            if run.get("complete") is False:
+                gaps.append(Gap(f"end of rank {rank}", f"{place / RUN_FILE} says that it is not complete", rank))
+        trace = _trace_in(place, run)
+        if trace is not None:
+            found.append(TraceFile(trace, rank, place / REDUCED_FILE))
+        elif (place / REDUCED_FILE).is_file():
+            found.append(TraceFile(place / REDUCED_FILE, rank, place / REDUCED_FILE))
+        elif place == directory and run is not None and run.get("trace"):
+            gaps.append(Gap(f"trace of rank {rank}", f"{place / str(run['trace'])} is gone", rank))
+    return found
+
+
+def _trace_in(place: Path, run: Mapping[str, Any] | None) -> Path | None:
+    """The timed trace: as run.json names it, zipped or not, else by its ending."""
+    named = run.get("trace") if run else None
+    if isinstance(named, str) and named:
+        stem = place / Path(named).name.removesuffix(".gz")
+        for file in (stem, stem.with_name(f"{stem.name}.gz")):
+            if file.is_file():
+                return file
+        return None
+    traces = [file for file in sorted(place.iterdir()) if _may_be_trace(file) and "trace" in file.name]
+    return next((file for file in traces if "_full_trace" not in file.name), traces[0] if traces else None)
+
+
+def _may_be_trace(file: Path) -> bool:
+    hidden = file.name.startswith(".")
+    return file.is_file() and file.name.endswith(_TRACE_ENDINGS) and not hidden and not _OWN_JSON.fullmatch(file.name)
+
+
+def add_place(ranks: dict[int, dict[str, Any]], rank: int, known: Mapping[str, Any]) -> None:
+    """Add to what is known of each rank, as columns of `RANK_COLUMNS`, what else is known of one."""
+    place = ranks.setdefault(rank, {"rank": rank})
+    place.update({key: value for key, value in known.items() if key in RANK_COLUMNS and value is not None})
+    place["rank"] = rank
+
+
+def place_in_header(path: Path, gaps: list[Gap]) -> dict[str, Any]:
+    """What the first line of a timer's log says of its rank; nothing of a log that is empty, or cannot be read."""
+    try:
+        with path.open("rb") as lines:
+            line = lines.readline(_LONGEST_HEADER)
+    except OSError:  # said where its spans are read
+        return {}
+    if not line:
         return {}
     try:
-        there = db.columns_of(database, db.relation_of(files))
-    except db.import_duckdb().Error:  # what is wrong with it is said where it is read as a foreign table
+        header = json.loads(line)["header"]
+        return {"rank": _number(header.get("rank")), **place_in_run(header)}
+    except (ValueError, AttributeError, LookupError, TypeError, RecursionError):
+        gaps.append(Gap(f"header of {path.name}", "its first line is not what a timer writes"))
         return {}
-    return there if set(OUR_COLUMNS) <= set(there) else {}
+
+
+def place_in_run(run: Mapping[str, Any]) -> dict[str, Any]:
+    """What run.json or a header says of a rank's place."""
+    coordinates = run.get("coordinates")
+    known = {**coordinates} if isinstance(coordinates, Mapping) else {}
+    known |= {"stage": run.get("stage", known.get("pp")), **{key: run.get(key) for key in ("world_size", "attempt")}}
+    host = run.get("host")
+    return {
+        **{key: number for key, value in known.items() if (number := _number(value)) is not None},
+        "host": host if isinstance(host, str) and host else None,
+    }
+
+
+def _number(value: object) -> int | None:
+    """A number as a column of `RANK_COLUMNS` holds it, if it is one."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _GREATEST else None
+
+
+def run_file_in(place: Path, rank: int, gaps: list[Gap]) -> dict[str, Any] | None:
+    """What run.json in a rank's directory says; None where there is none, or none that can be read."""
+    path = place / RUN_FILE
+    try:
+        run = json.loads(path.read_bytes())
+        if isinstance(run, dict):
+            return run
+        raise ValueError("no object")
+    except FileNotFoundError:
+        return None
+    except (ValueError, OSError, RecursionError) as error:
+        gaps.append(Gap(f"description of rank {rank}", f"{path}: {error}", rank))
+        return None
+
+
+def rank_in_name(name: str) -> int | None:
+    """`"trace.rank-3.json"` -> 3."""
+    return int(match[1]) if (match := _RANK_IN_NAME.search(name)) else None
+
+
+def digits_in(name: str) -> int:
+    """`"attempt10"` -> 10; 0 without a number."""
+    return int(match[0]) if (match := re.search(r"\d+", name)) else 0

@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from profiler_wrapper.analysis.statistics import OPEN, mad, median, split_number
-from profiler_wrapper.ranks.model import COMPUTE, OWN_KINDS, Bool, Float, Int, LayerTimes, OwnTimes
+from profiler_wrapper.ranks.model import COMPUTE, SELF_KINDS, Bool, Float, Int, LayerTimes, SelfTimes
 from profiler_wrapper.ranks.times import comparable, largest
 
 _AVOIDABLE = ("gc",)  # ideal: none of it
@@ -25,12 +26,12 @@ _OF_ITS_STAGE = (*COMPUTE, "optimizer", "communication")  # what differs from st
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IdealSteps:
-    """Own times of the judged steps beside ideal ones. Times of a step: (S,); of ranks: (S, R)."""
+    """Self times of the steady steps beside ideal ones. Times of a step: (S,); of ranks: (S, R)."""
 
-    own: OwnTimes
+    own: SelfTimes
     groups: list[Int]
     base: Float  # (S, R, K) what each kind would ideally take; nan as in own
-    times: Float  # (S, R) own time, all kinds; -inf where not known
+    times: Float  # (S, R) self time, all kinds; -inf where not known
     ideals: Float  # (S, R) base, all kinds; -inf where not known
     step_ns: Float  # (S,) T
     ideal_ns: Float  # (S,) T ideal
@@ -44,11 +45,11 @@ class IdealSteps:
     def excess(self, *kinds: str) -> Float:
         """What kinds took beyond their ideal, or less than it, (S, R); 0 where not known."""
         chosen = [self.own.kinds.index(kind) for kind in kinds if kind in self.own.kinds]
-        beyond = (self.own.own_ns[:, :, chosen] - self.base[:, :, chosen]).sum(axis=2)
+        beyond = (self.own.self_ns[:, :, chosen] - self.base[:, :, chosen]).sum(axis=2)
         return np.asarray(np.nan_to_num(beyond), dtype=np.float64)
 
     def gain(self, saved: Float) -> Float:
-        """T - T without `saved`, which is (S, R) nanoseconds of the ranks' own time."""
+        """T - T without `saved`, which is (S, R) nanoseconds of self time."""
         return np.asarray(np.maximum(self.step_ns - (self.times - saved).max(axis=1), 0.0))
 
     def gain_of_kind(self, *kinds: str) -> Float:
@@ -81,16 +82,16 @@ class IdealSteps:
         return self.gain(saved)
 
 
-def ideal_steps(own: OwnTimes) -> IdealSteps:
+def ideal_steps(own: SelfTimes) -> IdealSteps:
     """The frame of steps that all have at least one rank."""
     groups = comparable(own)
-    base = np.full_like(own.own_ns, np.nan)
+    base = np.full_like(own.self_ns, np.nan)
     alone = np.concatenate([members for members in groups if len(members) == 1] or [np.empty(0, dtype=np.int64)])
     for members in groups:
         base[:, members] = _typical(own, members, alone)
     base[:, :, [own.kinds.index(kind) for kind in _AVOIDABLE if kind in own.kinds]] = 0.0
-    base[~np.isfinite(own.own_ns)] = np.nan
-    sums, ideals = own.own_ns.sum(axis=2), base.sum(axis=2)
+    base[~np.isfinite(own.self_ns)] = np.nan
+    sums, ideals = own.self_ns.sum(axis=2), base.sum(axis=2)
     stage_ns = np.stack([largest(ideals[:, members], axis=1) for members in groups], axis=1)
     stage_ns = np.where(np.isfinite(stage_ns), stage_ns, np.nanmean(stage_ns, axis=1, keepdims=True))
     times = np.where(np.isfinite(sums), sums, -np.inf)
@@ -107,9 +108,9 @@ def ideal_steps(own: OwnTimes) -> IdealSteps:
     )
 
 
-def _typical(own: OwnTimes, members: Int, alone: Int) -> Float:
+def _typical(own: SelfTimes, members: Int, alone: Int) -> Float:
     """(S, members, K): what each kind typically takes on ranks that do the same."""
-    times = own.own_ns[:, members]
+    times = own.self_ns[:, members]
     if len(members) > 2:
         typical = median(times, axis=1)[:, None]
     elif len(members) == 2:
@@ -118,7 +119,7 @@ def _typical(own: OwnTimes, members: Int, alone: Int) -> Float:
         typical = np.broadcast_to(median(times, axis=0), times.shape).copy()
         apart = [place for place, kind in enumerate(own.kinds) if kind not in _OF_ITS_STAGE]
         if len(alone) > 1:
-            typical[:, :, apart] = median(own.own_ns[:, alone][:, :, apart], axis=1)[:, None]
+            typical[:, :, apart] = median(own.self_ns[:, alone][:, :, apart], axis=1)[:, None]
     return np.broadcast_to(typical, times.shape)
 
 
@@ -129,7 +130,7 @@ LEAST_LOSS = 0.05  # of a step's time: less is no loss
 _LEAST_OF_A_KIND = 0.1  # of it, of one kind by itself
 _VIEWS = (
     ("recompute", "backward"),
-    *((kind,) for kind in OWN_KINDS if kind not in ("recompute", "backward", "communication")),
+    *((kind,) for kind in SELF_KINDS if kind not in ("recompute", "backward", "communication")),
 )
 FEW_STEPS = 5  # fewer tell little: what is said then must hold in each of them
 _LEAST_LOSS_FEW = 0.2  # of a step's time, with so few
@@ -137,12 +138,9 @@ _CHANCE = 0.01  # of naming a rank, or uneven load, where all are alike
 _UNEVEN = 1.5  # ranks that are as good as alike may be hit so many times as often as others
 _CAPPED_AT = 2.0  # a step counts with no more than so many times the loss that a quarter of the steps exceed
 _LEAST_PRESENT = 0.25  # of the steps
-_FEWEST_STRETCHES = 3  # of steps one after the other
-_NEARLY_ALL = 0.85  # of the steps
 _ERRORS = 4.0  # standard errors that are more than chance
 _APART = 4.0  # times the typical difference of ranks
-_BY_COIN = 1.74  # standard deviations: a chance of 0.04
-_MOST_STEPS = 0.7
+NEARLY_ALL = 0.75  # of the steps: more than a rank that takes turns with another has
 _MEDIAN_ERROR = 1.2533  # of a median, in standard errors of a mean
 
 
@@ -177,17 +175,11 @@ def cost_of(ideal: IdealSteps, gain_ns: Float) -> Cost:
 
 
 def recurs(cost: Cost) -> bool:
-    """In a quarter of the steps, in each third of them, and again and again; of few steps, in all, and for much.
-
-    One long stretch is not: that is chance as soon as what disturbs a step disturbs the next as well.
-    """
+    """In a quarter of the steps, and in each third of them; of few steps, in all, and for much."""
     hit = cost.hit
     if len(hit) < FEW_STEPS:
         return bool(hit.all()) and cost.typical_gain >= _LEAST_LOSS_FEW
-    thirds = np.array_split(hit, 3)
-    stretches = int(hit[0]) + int((hit[1:] & ~hit[:-1]).sum())
-    again = stretches >= _FEWEST_STRETCHES or bool(hit.mean() >= _NEARLY_ALL)
-    return bool(hit.mean() >= _LEAST_PRESENT and again and all(third.any() for third in thirds))
+    return bool(hit.mean() >= _LEAST_PRESENT) and all(third.any() for third in np.array_split(hit, 3))
 
 
 def worth_naming(cost: Cost) -> bool:
@@ -195,18 +187,18 @@ def worth_naming(cost: Cost) -> bool:
 
 
 def too_often(hits: int, steps: int, ranks: int) -> bool:
-    """Whether one of `ranks` is hit in too many of `steps` for chance, which hits all alike."""
-    if steps < 1 or ranks < 2:
-        return False
+    """Whether one of `ranks` is hit in too many of `steps` for chance, which hits all alike.
+
+    By Chernoff's bound: so many of n hits have at most the chance exp(-n KL(hits / n, p)).
+    """
     if steps < FEW_STEPS:
-        return hits == steps
-    return ranks * binomial_tail(hits, steps, min(0.75, _UNEVEN / ranks)) <= _CHANCE
-
-
-def fewest_steady(steps: Int | int) -> Int:
-    """The fewest steps that are more than a coin would have (by the normal approximation), and most."""
-    by_coin = steps / 2 + 0.5 + _BY_COIN * np.sqrt(steps) / 2
-    return np.asarray(np.minimum(steps, np.ceil(np.maximum(by_coin, _MOST_STEPS * steps))), dtype=np.int64)
+        return ranks > 1 and 0 < steps == hits
+    share, chance = hits / steps, min(0.75, _UNEVEN / ranks)
+    if ranks < 2 or share <= chance:
+        return False
+    distance = share * math.log(share / chance)
+    distance += (1 - share) * math.log((1 - share) / (1 - chance)) if share < 1 else 0.0
+    return ranks * math.exp(-steps * distance) <= _CHANCE
 
 
 def slow_ranks(ideal: IdealSteps) -> tuple[Int, Float]:
@@ -250,22 +242,9 @@ def _levels(ideal: IdealSteps, least_ns: float, *kinds: str) -> tuple[Float, Boo
         apart = mad(typical) if len(members) > 2 else 0.0
         beyond[members] = np.nan_to_num(typical)
         least = np.fmax(least_ns, np.fmax(_ERRORS * error, _APART * apart))
-        steady = (signed >= typical / 2).sum(axis=0) >= fewest_steady(steps)
+        steady = (signed >= typical / 2).sum(axis=0) >= NEARLY_ALL * steps
         far[members] = steady & (beyond[members] >= least)
     return beyond, far
-
-
-def binomial_tail(successes: int, trials: int, chance: float) -> float:
-    """Chance of at least so many successes."""
-    if successes <= 0:
-        return 1.0
-    log, log_not = math.log(chance), math.log1p(-chance)
-    whole = math.lgamma(trials + 1)
-    logs = [
-        whole - math.lgamma(count + 1) - math.lgamma(trials - count + 1) + count * log + (trials - count) * log_not
-        for count in range(successes, trials + 1)
-    ]
-    return min(1.0, sum(math.exp(value) for value in logs))
 
 
 def _share(part: float, whole: float) -> float:
@@ -275,12 +254,11 @@ def _share(part: float, whole: float) -> float:
 # --- another rank slow in each step: by its data, by one kind of work, or by chance ---
 
 
-_TOGETHER = 0.5  # correlation of forward and backward
 _LEAST = 0.15  # of its ideal compute
 _LITTLE = 0.5  # of that by which compute is slower
 _REST = ("data", "optimizer", "other")  # what long input leaves as it is
 _SAME = 0.4  # of the steps have one rank longest in both
-_BEYOND_CHANCE = 0.25  # of the steps, more than chance has it so
+_BEYOND_CHANCE = 0.38  # of the steps, more than chance has it so
 _FEWEST = 5  # steps
 
 
@@ -290,24 +268,22 @@ class Movement:
 
     steps: int
     ranks: int
-    correlation: float  # of what ranks take beyond the typical, each rank's own level left out; nan: too little
     same_rank: int  # steps whose longest forward and longest backward are of one rank
-    inflation: float  # by how much the slowest rank's compute is beyond its ideal, relative to that
+    inflation: float  # by how much the slowest rank's forward and backward each are beyond their ideal, relative to it
     other_inflation: float  # the same of the rest of its work, relative to that of compute
 
     @property
-    def together(self) -> bool:
-        """Long input: forward and backward move together, the rest of the step does not."""
+    def is_long_input(self) -> bool:
+        """Forward and backward move together, the rest of the step does not."""
         return (
             self.steps >= _FEWEST
             and self.inflation >= _LEAST
-            and self.correlation >= _TOGETHER
-            and not self.whole_rank
+            and not self.of_whole_rank
             and self.same_rank >= max(_SAME, 1 / self.ranks + _BEYOND_CHANCE) * self.steps
         )
 
     @property
-    def whole_rank(self) -> bool:
+    def of_whole_rank(self) -> bool:
         """Everything of the slowest rank is slower: its machine is, for a while."""
         return self.other_inflation >= _LITTLE
 
@@ -317,29 +293,22 @@ def movement(ideal: IdealSteps, lossy: Bool) -> Movement:
     forward = ideal.excess("forward")[lossy]
     backward = ideal.excess("recompute", "backward")[lossy]
     slowest = (forward + backward).argmax(axis=1)
-    inflation = _inflation(ideal, lossy, slowest, *COMPUTE)
+    phases = (("forward",), ("recompute", "backward"))
+    whole = _inflation(ideal, lossy, slowest, *COMPUTE)
     rest = _inflation(ideal, lossy, slowest, *_REST)
     return Movement(
         steps=len(forward),
         ranks=forward.shape[1],
-        correlation=_correlation(forward - median(forward, axis=0), backward - median(backward, axis=0)),
         same_rank=int((forward.argmax(axis=1) == backward.argmax(axis=1)).sum()),
-        inflation=inflation,
-        other_inflation=max(0.0, rest) / inflation if inflation > 0 else 0.0,
+        inflation=min(_inflation(ideal, lossy, slowest, *kinds) for kinds in phases),
+        other_inflation=max(0.0, rest) / whole if whole > 0 else 0.0,
     )
 
 
-def stands_out(ideal: IdealSteps, lossy: Bool, kind: tuple[str, ...]) -> float:
-    """How many times as far from the typical rank as the next the slowest is, in two thirds of the steps or more.
-
-    nan under four ranks.
-    """
-    excess = np.maximum(ideal.excess(*kind)[lossy], 0.0)
-    if excess.shape[1] < 4:
-        return float("nan")
-    highest = np.partition(excess, -2, axis=1)[:, -2:]
-    floor = np.maximum(0.002 * ideal.step_ns[lossy], 1.0)
-    return float(np.quantile(highest[:, 1] / np.maximum(highest[:, 0], floor), 0.35))
+def stands_out(ideal: IdealSteps, lossy: Bool, kinds: tuple[str, ...]) -> float:
+    """How many times as far from the typical rank as the next the slowest is, typically; 0 under four ranks."""
+    excess = np.partition(np.maximum(ideal.excess(*kinds)[lossy], 1.0), -2, axis=1)
+    return float(np.median(excess[:, -1] / excess[:, -2])) if excess.shape[1] >= 4 else 0.0
 
 
 def _inflation(ideal: IdealSteps, lossy: Bool, slowest: Int, *kinds: str) -> float:
@@ -348,14 +317,6 @@ def _inflation(ideal: IdealSteps, lossy: Bool, slowest: Int, *kinds: str) -> flo
     excess = ideal.excess(*kinds)[steps, slowest]
     base = np.nan_to_num(ideal.own.of(*kinds)[steps, slowest] - excess)
     return float(np.median(np.divide(excess, base, out=np.zeros_like(base), where=base > 0)))
-
-
-def _correlation(a: Float, b: Float) -> float:
-    """Pearson's over the ranks of a step, the mean over steps: one outlying step counts no more than another."""
-    a, b = a - a.mean(axis=1, keepdims=True), b - b.mean(axis=1, keepdims=True)
-    size = np.sqrt((a * a).sum(axis=1) * (b * b).sum(axis=1))
-    products = (a * b).sum(axis=1)
-    return float(np.divide(products, size, out=np.zeros_like(size), where=size > 0).mean())
 
 
 # --- one layer ---
@@ -369,16 +330,17 @@ _OUTLIER_RATIO = 1.5  # times its equals
 _BEYOND_NOISE = 4.0  # deviations of its equals
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlowLayer:
+class SlowLayer(NamedTuple):
+    """A layer that takes longer than those `beside` which it stands, in a step."""
+
     layer: str
-    excess_ns: float  # in a step
-    own_ns: float
+    excess_ns: float
+    self_ns: float
     typical_ns: float
-    beside: str  # whom it was compared with
+    beside: str
 
     def __str__(self) -> str:
-        return f"{self.layer}: {ms(self.own_ns)} a step, {ms(self.typical_ns)} {self.beside}"
+        return f"{self.layer}: {ms(self.self_ns)} a step, {ms(self.typical_ns)} {self.beside}"
 
 
 def ms(ns: float) -> str:
@@ -420,8 +382,8 @@ def outlier_layer(layers: LayerTimes, step_ns: float, least: float) -> SlowLayer
 
 def _in_all_phases(layers: LayerTimes) -> Float:
     """(R, L); nan where a rank has no such layer."""
-    known = np.isfinite(layers.own_ns)
-    return np.where(known.any(axis=2), layers.own_ns.sum(axis=2, where=known), np.nan)
+    known = np.isfinite(layers.self_ns)
+    return np.where(known.any(axis=2), layers.self_ns.sum(axis=2, where=known), np.nan)
 
 
 def _one(names: tuple[str, ...], own: Float, typical: Float, beside: str, excess_ns: float) -> SlowLayer | None:
@@ -435,13 +397,8 @@ def _one(names: tuple[str, ...], own: Float, typical: Float, beside: str, excess
     apart = [at for at in parts if not (f"{names[at]}.".startswith(within) or within.startswith(f"{names[at]}."))]
     if apart and excess[apart].max() > _NEXT * excess[deepest]:
         return None
-    return SlowLayer(
-        layer=names[deepest],
-        excess_ns=float(excess[deepest]),
-        own_ns=float(own[deepest]),
-        typical_ns=float(typical[deepest]),
-        beside=beside,
-    )
+    excess_of, self_of, typical_of = (float(values[deepest]) for values in (excess, own, typical))
+    return SlowLayer(names[deepest], excess_of, self_of, typical_of, beside)
 
 
 def _holds_the_model(names: tuple[str, ...], at: int) -> bool:

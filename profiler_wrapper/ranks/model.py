@@ -20,7 +20,7 @@ Int = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
 # What a rank's step is made of, in the order in which a step has them.
-OWN_KINDS: Final = tuple(kind for kind in KINDS if kind != "step")
+SELF_KINDS: Final = tuple(kind for kind in KINDS if kind != "step")
 COMPUTE: Final = ("forward", "recompute", "backward")
 VerdictName = Literal["rank", "stage", "imbalance", "data", "gc", "none"]
 Cause = Literal[
@@ -43,10 +43,10 @@ WaitingSource = Literal["measured", "estimated", "unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class OwnTimes:
+class SelfTimes:
     """What each rank did itself in each step, apart from what it waited for others.
 
-    `own_ns.sum(axis=2) + waiting_ns == wall_ns`, to rounding, with `basis` "cpu". Each moment of a step is in one
+    `self_ns.sum(axis=2) + waiting_ns == wall_ns`, to rounding, with `basis` "cpu". Each moment of a step is in one
     kind: that of the span of depth 0 around it, but garbage collection, checkpoints (files) and recompute are their own
     wherever they lie, and "other" has what no span covers. "communication" is a collective's transfer (its shortest
     duration over ranks); the rest of its duration is waiting. Where nothing tells a transfer, all of it is waiting.
@@ -55,17 +55,17 @@ class OwnTimes:
     ranks: Int  # (R,), ascending
     stages: Int  # (R,) of the pipeline; 0 without one. Only ranks of one stage are compared with one another
     steps: Int  # (S,), ascending
-    own_ns: Float  # (S, R, K)
+    self_ns: Float  # (S, R, K)
     waiting_ns: Float  # (S, R) within communication
     wall_ns: Float  # (S, R) of the step
-    kinds: tuple[str, ...] = OWN_KINDS
+    kinds: tuple[str, ...] = SELF_KINDS
     basis: Literal["cpu", "device"] = "cpu"  # "device": compute is device time, and sums are not the wall time
     waiting_known: bool = True  # False: nothing tells waiting apart, so phases may hold waiting for others
 
     def of(self, *kinds: str) -> Float:
-        """Own time of some kinds together, (S, R)."""
+        """Self time of some kinds together, (S, R)."""
         chosen = [self.kinds.index(kind) for kind in kinds if kind in self.kinds]
-        return np.asarray(self.own_ns[:, :, chosen].sum(axis=2), dtype=np.float64)
+        return np.asarray(self.self_ns[:, :, chosen].sum(axis=2), dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,13 +87,13 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerTimes:
-    """Each layer's own time in the typical step of a rank, its collectives left out."""
+    """Each layer's self time in the typical step of a rank, its collectives left out."""
 
     ranks: Int  # (R,)
     stages: Int  # (R,)
     layers: tuple[str, ...]  # (L,) full names, in the model's order where known
     kinds: tuple[str, ...]  # of COMPUTE
-    own_ns: Float  # (R, L, K) median over steps; nan where the rank has no such layer
+    self_ns: Float  # (R, L, K) median over steps; nan where the rank has no such layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -132,7 +132,6 @@ class Clocks:
     source: Literal["collectives", "steps", "none"]  # whose ends were taken as common
     events: int = 0  # common events in the fit
     notes: tuple[str, ...] = ()
-    residual_p95_ns: Float = field(default_factory=lambda: np.zeros(0))  # (R,) 95 of 100 are less
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -239,10 +238,10 @@ class RanksReport:
 
     run: str
     verdict: Verdict
-    own: OwnTimes  # in all steps
+    own: SelfTimes  # in all steps
     accounting: Accounting  # of `steady`, as are scores
     scores: Scores
-    judged: OwnTimes | None = None  # in the steady-state steps; None: all steps are
+    judged: SelfTimes | None = None  # in the steady-state steps; None: all steps are
     arrivals: Arrivals | None = None
     layers: LayerTimes | None = None
     replay: Replay | None = None
@@ -261,7 +260,7 @@ class RanksReport:
     spans: int = 0
 
     @property
-    def steady(self) -> OwnTimes:
+    def steady(self) -> SelfTimes:
         """Times in the steady-state steps that the verdict and all averages are of, estimated waiting taken out."""
         return self.own if self.judged is None else self.judged
 

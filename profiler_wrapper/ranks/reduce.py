@@ -119,14 +119,13 @@ def trace_rows(found: Attributed) -> list[Row]:
     on_cpu = from_trace.phases(
         from_trace.cpu_pieces(found, steps), collective_times, thread=from_trace.main_thread(found)
     )
-    garbage = from_trace.garbage_rows(found, steps, on_cpu)
+    garbage = from_trace.garbage_rows(found, steps)
     if on_device:
         pieces = from_trace.device_pieces(found, steps)
         compute = from_trace.phases(
             pieces, collective_times, thread=from_trace.COMPUTE_THREAD, lasting=from_trace.LASTING_ON_DEVICE
         )
         rows = [*from_trace.with_device_time(found, compute), *(row for row in on_cpu if row.kind in from_trace.OF_CPU)]
-        garbage = [row._replace(depth=0, parent=None) for row in garbage]
     else:
         rows = from_trace.without_waits((row for row in on_cpu if row.kind != "communication"), waits)
         at_top = {row.start_ns for row in on_cpu if row.kind == "communication"}
@@ -206,17 +205,6 @@ def table_rows(path: Path, columns: Iterable[str]) -> int | None:
     except (OSError, arrow.ArrowException):
         return None
     return int(metadata.num_rows) if set(columns) <= set(metadata.schema.names) else None
-
-
-def problem_of_table(path: Path) -> str:
-    """Why a Parquet table cannot be read to its end; empty if it can."""
-    arrow, parquet = _arrow()
-    try:
-        for _ in parquet.ParquetFile(path).iter_batches():
-            pass
-    except (OSError, arrow.ArrowException) as error:
-        return str(error).strip().split("\n")[0] or type(error).__name__
-    return ""
 
 
 def _state(trace: Path) -> dict[str, Any]:

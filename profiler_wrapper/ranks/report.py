@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,13 +19,12 @@ from profiler_wrapper.errors import EmptyRecording
 from profiler_wrapper.ranks import model, times
 from profiler_wrapper.ranks.clocks import align, fit, write_table
 from profiler_wrapper.ranks.database import Database, LoadedSpans, insert, to_rows
-from profiler_wrapper.ranks.model import Float, Int, NamedSpan, OwnTimes, RanksReport
-from profiler_wrapper.ranks.replay.what_if import what_if
-from profiler_wrapper.ranks.sources import rank_of_directory
+from profiler_wrapper.ranks.model import Int, NamedSpan, RanksReport, SelfTimes
+from profiler_wrapper.ranks.replay import what_if
 from profiler_wrapper.ranks.stragglers import LATE, OUTSIDE, diagnose
 from profiler_wrapper.ranks.times import Basis
 from profiler_wrapper.trace.atomic import finite
-from profiler_wrapper.trace.run_directory import RESULT_FILE, RUN_FILE
+from profiler_wrapper.trace.run_directory import RESULT_FILE
 from profiler_wrapper.trace.spans import Gap, ranges
 
 _COORDINATES = ("dp", "tp", "cp", "ep", "pp")
@@ -49,7 +49,7 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
     if clocks is not None:
         write_table(database, clocks)
     basis, arrived = _basis(loaded), times.match_collectives(database)
-    own = times.with_waiting_of_one(times.subtract_transfer_waiting(times.own_times(database, basis=basis)))
+    own = times.with_waiting_of_one(times.subtract_transfer_waiting(times.self_times(database, basis=basis)))
     if not len(own.steps):
         raise EmptyRecording(f"{loaded.run}: no span belongs to a step. {_NO_STEPS[loaded.from_timers]}")
     steady = times.steady_times(own)
@@ -62,12 +62,12 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
     verdict = diagnose(own, arrived, layers, replay)
     named = named_spans(database, steady)
     verdict = with_name(verdict, named)
-    evidence = [*verdict.evidence, *named_evidence(named, verdict.step_ns or np.inf), *_hints(loaded, steady)]
+    evidence = [*verdict.evidence, *loaded.notes]
     if OUTSIDE in verdict.sentence and loaded.from_timers and not steady.of("gc").any():
         evidence.append(_UNTIMED)
     return RanksReport(
         run=loaded.run,
-        verdict=replace(verdict, evidence=(*evidence, *loaded.notes)),
+        verdict=replace(verdict, evidence=tuple(evidence)),
         own=own,
         judged=steady,
         accounting=times.account(steady),
@@ -84,21 +84,8 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
         missing=(*loaded.missing, *steps_missing(own)),
         named_spans=named,
         spans=int(database.execute("SELECT count(*) FROM spans").fetchone()[0]),
-        **results_of(loaded.root, own.ranks)._asdict(),
+        **results_of(loaded.root, own.ranks),
     )
-
-
-def _hints(loaded: LoadedSpans, steady: OwnTimes) -> list[str]:
-    """What would tell more."""
-    if len(steady.steps) >= times.MANY_STEPS:
-        return []
-    if loaded.from_timers:
-        return [f"{times.MANY_STEPS} steps tell more: let the timer run on"]
-    if any(loaded.root.glob(f"rank*/{RUN_FILE}")):
-        return [
-            f'{times.MANY_STEPS} steps tell more: record them by ProfilerWrapper(..., steps="5-{4 + times.MANY_STEPS}")'
-        ]
-    return []
 
 
 def _basis(loaded: LoadedSpans) -> Basis:
@@ -111,51 +98,42 @@ def _basis(loaded: LoadedSpans) -> Basis:
     return "device" if share is not None and share >= _MOSTLY else "cpu"
 
 
-def steps_missing(own: OwnTimes) -> list[Gap]:
+def steps_missing(own: SelfTimes) -> list[Gap]:
     """Steps that not all ranks have: those in which a rank is missing are named."""
     known = np.isfinite(own.wall_ns)
     places = np.flatnonzero(~known.all(axis=0))
-    ranks = own.ranks[places].tolist()
     if len(places) > _NAMED_RANKS:
         worst = int((~known[:, places]).sum(axis=0).max())
         reason = f"others have steps that they lack, up to {worst}"
-        return [Gap(f"steps of {len(places)} ranks: {ranges(ranks)}", reason)]
+        return [Gap(f"steps of {len(places)} ranks: {ranges(own.ranks[places].tolist())}", reason)]
     gaps = []
-    for rank, has in zip(ranks, known[:, places].T, strict=True):
+    for rank, has in zip(own.ranks[places].tolist(), known[:, places].T, strict=True):
         steps = own.steps[~has].tolist()
-        what = f"step{'s' if len(steps) > 1 else ''} {ranges(steps)} of rank {rank}"
-        gaps.append(Gap(what, _why_missing(own.steps, has), rank))
+        reason = "the others have them" if has.any() else "it has no step at all"
+        if has.any() and steps[0] > (last := own.steps[has][-1]):
+            reason = f"its spans end with step {last}: it did not finish, or lost its last lines"
+        gaps.append(Gap(f"step{'s' if len(steps) > 1 else ''} {ranges(steps)} of rank {rank}", reason, rank))
     return gaps
-
-
-def _why_missing(steps: Int, known: model.Bool) -> str:
-    there = np.flatnonzero(known)
-    if not len(there):
-        return "it has no step at all"
-    last = int(steps[there[-1]])
-    if known[: there[-1] + 1].all():
-        return f"its spans end with step {last}, earlier than the others': it did not finish, or lost its last lines"
-    if known[there[0] :].all():
-        return "its spans begin later than the others'"
-    return "the others have them"
 
 
 def _coordinates(about: list[dict[str, Any]]) -> dict[str, Int]:
     """What is known of where ranks are in the job: (R,) of each name, -1 where not known."""
-    found = {}
-    for name in _COORDINATES:
-        values = [rank.get(name) for rank in about]
-        if any(value is not None for value in values):
-            found[name] = np.array([-1 if value is None else int(value) for value in values], dtype=np.int64)
-    return found
+    places = {name: [-1 if rank.get(name) is None else rank[name] for rank in about] for name in _COORDINATES}
+    return {name: np.array(values, dtype=np.int64) for name, values in places.items() if max(values) >= 0}
 
 
 # --------------------------------------------------------------------------------------------------
 # Peak memory and MFU of each rank, as its result.json has them; where they are not known, why.
 
-_MOST_RESULTS = 4096  # that are read
-_MOST_REASONS = 4
 _NO_FILES = "no rank has a result.json: ProfilerWrapper writes them, timers and span tables alone do not"
+_NO_PEAK = "no allocation was recorded"
+_NO_MFU = "the FLOPs of a step, or the device's peak, are not known"
+RANK_DIRECTORY = re.compile(r"rank(\d{1,9})(_|$)")
+
+
+def rank_of_directory(name: str) -> int:
+    """`"rank3_dp1"` -> 3; -1: it is none of a rank."""
+    return int(match[1]) if (match := RANK_DIRECTORY.match(name)) else -1
 
 
 class _Peak(msgspec.Struct):
@@ -175,33 +153,41 @@ class _Result(msgspec.Struct):
     utilization: _Utilization | None = None
     warnings: list[str] = []
 
+    def peak_bytes(self) -> float | str:
+        """The highest allocated, or why it is not known."""
+        peak = self.memory.peak if self.memory else None
+        return _NO_PEAK if peak is None or peak.allocated_bytes is None else peak.allocated_bytes
 
-class RankResults(NamedTuple):
-    """What the results of ranks say of them; None where none says anything."""
+    def mfu(self) -> float | str:
+        """0 to 1, or why it is not known, as the result itself says."""
+        if self.utilization and self.utilization.mfu is not None:
+            return self.utilization.mfu
+        said = next((warning for warning in self.warnings if warning.startswith("MFU is not available")), "")
+        return said.partition("because ")[2] or said or _NO_MFU
 
-    peak_bytes: Float | None  # (R,) the highest allocated
-    mfu: Float | None  # (R,) 0 to 1
-    peak_unknown: str | None  # why it is not known, of all ranks or of which; None: it is, of all
-    mfu_unknown: str | None
 
+def results_of(root: Path, ranks: Int) -> dict[str, Any]:
+    """`peak_bytes` and `mfu` (R,) of `rank<k>*/result.json` below `root`, and why some are not known.
 
-def results_of(root: Path, ranks: Int) -> RankResults:
-    """Reads `rank<k>*/result.json` below `root`; what is wrong with one is a reason, and no error."""
+    None where none says anything. What is wrong with a file is a reason, and no error.
+    """
     files = {rank_of_directory(file.parent.name): file for file in root.glob(f"rank*/{RESULT_FILE}")}
-    values = {name: np.full(len(ranks), np.nan) for name in ("peak_bytes", "mfu")}
-    reasons: dict[str, dict[str, list[int]]] = {name: defaultdict(list) for name in values}
-    for place, rank in enumerate(ranks.tolist()):
-        result = _read(files.get(rank)) if place < _MOST_RESULTS else f"only the first {_MOST_RESULTS} are read"
-        for name, of_ranks in values.items():
-            value = result if isinstance(result, str) else _MEASURES[name](result)
+    results = [_read(files.get(rank)) for rank in ranks.tolist()]
+    found: dict[str, Any] = {}
+    for name in ("peak_bytes", "mfu"):
+        values = [one if isinstance(one, str) else getattr(one, name)() for one in results]
+        known = np.array([np.nan if isinstance(value, str) else value for value in values])
+        reasons: dict[str, list[int]] = defaultdict(list)
+        for rank, value in zip(ranks.tolist(), values, strict=True):
             if isinstance(value, str):
-                reasons[name][value].append(rank)
-            else:
-                of_ranks[place] = value
-    if not files.keys() & set(ranks.tolist()):
-        return RankResults(None, None, _NO_FILES, _NO_FILES)
-    peak, mfu = (of_ranks if np.isfinite(of_ranks).any() else None for of_ranks in values.values())
-    return RankResults(peak, mfu, *(_in_words(of_name, len(ranks)) for of_name in reasons.values()))
+                reasons[value].append(rank)
+        why = [
+            reason if len(of) == len(ranks) else f"rank{'s' if len(of) > 1 else ''} {ranges(of)}: {reason}"
+            for reason, of in reasons.items()
+        ]
+        found[name] = known if np.isfinite(known).any() else None
+        found[f"{name.removesuffix('_bytes')}_unknown"] = ("; ".join(why) or None) if files else _NO_FILES
+    return found
 
 
 def _read(file: Path | None) -> _Result | str:
@@ -213,92 +199,43 @@ def _read(file: Path | None) -> _Result | str:
         return f"{RESULT_FILE} cannot be read ({type(error).__name__})"
 
 
-def _peak(result: _Result) -> float | str:
-    peak = result.memory.peak if result.memory else None
-    return "no allocation was recorded" if peak is None or peak.allocated_bytes is None else peak.allocated_bytes
-
-
-def _mfu(result: _Result) -> float | str:
-    """Or why it is not known, as the result itself says."""
-    if result.utilization and result.utilization.mfu is not None:
-        return result.utilization.mfu
-    said = next((warning for warning in result.warnings if warning.startswith("MFU is not available")), None)
-    if said is not None:
-        return said.partition("because ")[2] or said
-    if result.utilization is None:
-        return "the FLOPs of a step are not known"
-    return "no peak of the device is known: give peaks="
-
-
-_MEASURES = {"peak_bytes": _peak, "mfu": _mfu}
-
-
-def _in_words(reasons: dict[str, list[int]], count: int) -> str | None:
-    if not reasons:
-        return None
-    ordered = sorted(reasons.items(), key=lambda item: -len(item[1]))
-    if len(ordered[0][1]) == count:
-        return ordered[0][0]
-    words = [f"rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}: {reason}" for reason, ranks in ordered]
-    more = [f"and {len(words) - _MOST_REASONS} more reasons"] if len(words) > _MOST_REASONS else []
-    return "; ".join([*words[:_MOST_REASONS], *more])
-
-
 # --------------------------------------------------------------------------------------------------
 # The report as plain data, for JSON.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerOverRanks:
-    """One layer in one phase over the ranks that have it, in milliseconds of the median step."""
+def layers_over_ranks(layers: model.LayerTimes | None) -> list[dict[str, Any]]:
+    """Each layer and phase over the ranks that have it, in the order of the layers; ms of the median step.
 
-    layer: str
-    kind: str
-    ranks: int
-    median_ms: float
-    slowest_ms: float
-    slowest_rank: int | None  # None: all take equally long
-    spread_ms: float  # standard deviation over ranks
-    quickest_ms: float
-    typical_deviation_ms: float  # 1.48 times the median deviation over ranks
-    outliers: tuple[int, ...]  # ranks far beyond the others, the slowest first
-    typical_ms: float  # the median; of two the quicker
-
-    @property
-    def beyond_ms(self) -> float:
-        """What the slowest rank takes longer than the typical one."""
-        return self.slowest_ms - self.typical_ms
-
-
-def layers_over_ranks(layers: model.LayerTimes | None) -> list[LayerOverRanks]:
-    """Each layer and phase over the ranks that have it, in the order of the layers."""
-    rows: list[LayerOverRanks] = []
-    if layers is None:
-        return rows
-    for at, layer in enumerate(layers.layers):
-        for place, kind in enumerate(layers.kinds):
-            known = np.isfinite(layers.own_ns[:, at, place])
-            if not known.any():
-                continue
-            values, ranks = layers.own_ns[known, at, place], layers.ranks[known]
-            usual, spread, outliers = times.over_ranks(values, ranks)
-            slowest = int(values.argmax())
-            equal = len(values) > 1 and values.min() == values[slowest]
-            rows.append(
-                LayerOverRanks(
-                    layer=layer,
-                    kind=kind,
-                    ranks=len(values),
-                    median_ms=float(np.median(values)) / 1e6,
-                    slowest_ms=float(values[slowest]) / 1e6,
-                    slowest_rank=None if equal else int(ranks[slowest]),
-                    spread_ms=float(np.std(values)) / 1e6,
-                    quickest_ms=float(values.min()) / 1e6,
-                    typical_deviation_ms=spread / 1e6,
-                    outliers=outliers,
-                    typical_ms=usual / 1e6,
-                )
-            )
+    `typical_ms` is the median, of two the quicker; `beyond_ms` what the slowest rank takes longer than that;
+    `spread_ms` the standard deviation over ranks and `typical_deviation_ms` 1.48 times the median one; `outliers` are
+    ranks far beyond the others, the slowest first. `slowest_rank` is None where all take equally long.
+    """
+    rows: list[dict[str, Any]] = []
+    for at, place in np.ndindex(*layers.self_ns.shape[1:]) if layers is not None else ():
+        assert layers is not None
+        known = np.isfinite(layers.self_ns[:, at, place])
+        if not known.any():
+            continue
+        values, ranks = layers.self_ns[known, at, place], layers.ranks[known]
+        usual, spread, outliers = times.over_ranks(values, ranks)
+        slowest = int(values.argmax())
+        equal = len(values) > 1 and values.min() == values[slowest]
+        rows.append(
+            {
+                "layer": layers.layers[at],
+                "kind": layers.kinds[place],
+                "ranks": len(values),
+                "median_ms": float(np.median(values)) / 1e6,
+                "slowest_ms": float(values[slowest]) / 1e6,
+                "slowest_rank": None if equal else int(ranks[slowest]),
+                "spread_ms": float(np.std(values)) / 1e6,
+                "quickest_ms": float(values.min()) / 1e6,
+                "typical_deviation_ms": spread / 1e6,
+                "outliers": outliers,
+                "typical_ms": usual / 1e6,
+                "beyond_ms": float(values[slowest]) / 1e6 - usual / 1e6,
+            }
+        )
     return rows
 
 
@@ -321,7 +258,10 @@ def report_dict(report: RanksReport) -> dict[str, Any]:
             "communication": [
                 asdict(row) | {"is_call": times.is_call(row, report.communication)} for row in report.communication
             ],
-            "layers": [_without(asdict(row), "typical_ms") for row in layers_over_ranks(report.layers)],
+            "layers": [
+                {key: value for key, value in row.items() if key not in ("typical_ms", "beyond_ms")}
+                for row in layers_over_ranks(report.layers)
+            ],
             "named_spans": [_per_step(asdict(row)) for row in report.named_spans],
             "clocks": None if report.clocks is None else _clock_dict(report.clocks),
             "missing": [gap._asdict() for gap in report.missing],
@@ -388,10 +328,6 @@ def _per_step(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _without(row: dict[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name != key}
-
-
 def _lost_dicts(accounting: model.Accounting) -> list[dict[str, Any]]:
     """Per stage and kind: the mean time a step was held by it, and the rank that held it most."""
     rows = []
@@ -417,7 +353,7 @@ def _lost_dicts(accounting: model.Accounting) -> list[dict[str, Any]]:
 
 def _rank_dicts(report: RanksReport, *, waiting_known: bool) -> list[dict[str, Any]]:
     steady, arrivals, replay, scores = report.steady, report.arrivals, report.replay, report.scores
-    own_ms, waiting_ms, wall_ms = (mean(values) / 1e6 for values in (steady.own_ns, steady.waiting_ns, steady.wall_ns))
+    own_ms, waiting_ms, wall_ms = (mean(values) / 1e6 for values in (steady.self_ns, steady.waiting_ns, steady.wall_ns))
     matched_steps = len(np.unique(arrivals.step)) if arrivals else 0
     late, times_last, shares = dict[int, float](), dict[int, int](), dict[int, float]()
     if arrivals is not None:
@@ -458,7 +394,7 @@ def _rank_dicts(report: RanksReport, *, waiting_known: bool) -> list[dict[str, A
 def _stage_dicts(report: RanksReport) -> list[dict[str, Any]]:
     replay = report.replay
     shares = dict(zip(replay.stages.tolist(), replay.share_of_stage.tolist(), strict=True)) if replay else {}
-    work = report.steady.own_ns.sum(axis=2)
+    work = report.steady.self_ns.sum(axis=2)
     rows = []
     for stage in np.unique(report.steady.stages).tolist():
         members = work[:, report.steady.stages == stage]
@@ -483,13 +419,11 @@ def _clock_dict(clocks: model.Clocks) -> dict[str, Any]:
 
 
 _MOST_NAMES = 64  # those with the most time
-_LEAST = 0.05  # of a step's time beyond the others: less is no evidence
-_MOST_LINES = 3
 _MOST_OF_IT = 0.6  # of what the job loses by a rank
 _LONGEST = 80  # of a name, in a sentence
 
 
-def named_spans(database: Database, own: OwnTimes) -> tuple[NamedSpan, ...]:
+def named_spans(database: Database, own: SelfTimes) -> tuple[NamedSpan, ...]:
     """Names of kind "other" in the steps of `own`, that which differs most between ranks first.
 
     A rank without such a span took nothing for it. What lies within another of its name is in that one's time.
@@ -547,14 +481,3 @@ def with_name(verdict: model.Verdict, spans: Sequence[NamedSpan]) -> model.Verdi
     why = f"its {most.name[:_LONGEST]} takes longer"
     sentence = verdict.sentence.replace(LATE, f"{why}, and it comes late to the collectives").replace(OUTSIDE, why)
     return replace(verdict, sentence=sentence)
-
-
-def named_evidence(spans: Sequence[NamedSpan], step_ns: float) -> Iterator[str]:
-    """Of names that take one rank longer for much: `load: 32.1 ms a step on rank 1, 0.1 ms on the others`."""
-    far = [one for one in spans if one.others_ns is not None and one.beyond_ns >= _LEAST * step_ns]
-    for one in far[:_MOST_LINES]:
-        assert one.others_ns is not None
-        yield (
-            f"{one.name[:_LONGEST]}: {one.slowest_ns / 1e6:,.1f} ms a step on rank {one.slowest_rank}, "
-            f"{one.others_ns / 1e6:,.1f} ms on the typical other rank; its name tells no kind, so it counts as other"
-        )

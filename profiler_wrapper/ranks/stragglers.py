@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from profiler_wrapper.analysis.statistics import median
 from profiler_wrapper.ranks import lost_time, model
 from profiler_wrapper.ranks.lost_time import Cost, IdealSteps, ms
-from profiler_wrapper.ranks.model import COMPUTE, Arrivals, Cause, Int, LayerTimes, OwnTimes, Suspect
+from profiler_wrapper.ranks.model import COMPUTE, Arrivals, Cause, Int, LayerTimes, SelfTimes, Suspect
 from profiler_wrapper.ranks.times import (
     MANY_STEPS,
     SOME_STEPS,
@@ -25,10 +26,11 @@ OUTSIDE = "it spends longer outside its phases"
 _CLEAR = 0.7  # of the lost time
 _NEAR = 0.7  # of the greatest loss: told apart by what says more
 _SLOWDOWN = 1.05  # by replay: less is no loss
+_OF_SUSPECT = ("verdict", "cause", "rank", "stage", "layer", "share", "lost_ns")  # that a verdict has of its suspect
 
 
 def diagnose(
-    own: OwnTimes,
+    own: SelfTimes,
     arrivals: Arrivals | None = None,
     layers: LayerTimes | None = None,
     replay: model.Replay | None = None,
@@ -36,7 +38,9 @@ def diagnose(
     """The verdict over all steps, with its evidence and all suspects."""
     own, left_out = steady_steps(own)
     if len(own.steps) < _FEWEST_STEPS or not len(own.ranks):
-        return _too_little(own)
+        what = f"{len(own.steps)} steps of {len(own.ranks)} ranks"
+        sentence = f"No verdict: {what} are too few to tell a straggler from chance; record {MANY_STEPS} steps or more."
+        return model.Verdict(verdict="none", sentence=sentence, steps=len(own.steps))
     own = subtract_estimated_waiting(own)
     times = lost_time.ideal_steps(own)
     scored = suspects(times, arrivals, layers)
@@ -49,7 +53,7 @@ def diagnose(
             f"recorded, with what lies between them, it takes {ms(float(np.nanmean(own.wall_ns)))}"
         )
     found = _chosen(scored)
-    share, evidence = (found.cost.typical_share, found.suspect.evidence) if found else _of_nobody(times, scored)
+    share = found.cost.typical_share if found else _of_nobody(times, scored)
     verdict = model.Verdict(
         verdict="none",
         sentence=_no_straggler(len(own.ranks), step_ns, ideal_ns),
@@ -59,7 +63,7 @@ def diagnose(
         steps=len(own.steps),
         ms=replay.ms if replay else None,
         mw=replay.mw if replay else None,
-        evidence=(*evidence, *left_out, *_notes(own)),
+        evidence=(*(found.suspect.evidence if found else ()), *left_out, *_notes(own)),
         suspects=_each_once(scored),
     )
     if found is None:
@@ -67,15 +71,9 @@ def diagnose(
     suspect = found.suspect
     return replace(
         verdict,
-        verdict=suspect.verdict,
-        cause=suspect.cause,
         sentence=f"{_what(suspect)}; without it a step of {ms(step_ns)} would be {ms(suspect.lost_ns)} shorter, "
-        f"{_share_text(suspect.share)}.",
-        rank=suspect.rank,
-        stage=suspect.stage,
-        layer=suspect.layer,
-        share=suspect.share,
-        lost_ns=suspect.lost_ns,
+        f"{min(1.0, suspect.share):.0%} of the lost time.",
+        **{name: getattr(suspect, name) for name in _OF_SUSPECT},
     )
 
 
@@ -118,17 +116,7 @@ def _by_replay(one: ScoredSuspect, times: IdealSteps, replay: model.Replay) -> S
     )
 
 
-def _too_little(own: OwnTimes) -> model.Verdict:
-    steps, ranks = len(own.steps), len(own.ranks)
-    what = f"{steps} step{'s' if steps != 1 else ''} of {ranks} rank{'s' if ranks != 1 else ''}"
-    return model.Verdict(
-        verdict="none",
-        sentence=f"No verdict: {what} are too few to tell a straggler from chance; record {MANY_STEPS} steps or more.",
-        steps=steps,
-    )
-
-
-def _notes(own: OwnTimes) -> list[str]:
+def _notes(own: SelfTimes) -> list[str]:
     notes = []
     if len(own.steps) < MANY_STEPS:
         notes.append(f"only {len(own.steps)} steps were judged")
@@ -141,7 +129,7 @@ def _notes(own: OwnTimes) -> list[str]:
     return notes
 
 
-def _confidence(own: OwnTimes, share: float) -> model.Confidence:
+def _confidence(own: SelfTimes, share: float) -> model.Confidence:
     steps = len(own.steps)
     if steps >= MANY_STEPS and share >= _CLEAR and own.waiting_known:
         return "high"
@@ -160,32 +148,10 @@ def _no_straggler(ranks: int, step_ns: float, ideal_ns: float) -> str:
     )
 
 
-def _of_nobody(times: IdealSteps, scored: list[ScoredSuspect]) -> tuple[float, list[str]]:
-    """How much of what is lost has no likely cause, all of it where little is lost; and the likeliest, in words."""
-    if not scored:
-        return 1.0, []
-    most, suspect = scored[0], scored[0].suspect
-    if suspect.verdict == "imbalance":
-        what = f"{suspect.cause} on another rank in each step"
-    elif suspect.rank is not None:
-        what = f"{suspect.cause} of rank {suspect.rank}"
-    else:
-        what = f"stage {suspect.stage}" if suspect.verdict == "stage" else suspect.cause
+def _of_nobody(times: IdealSteps, scored: list[ScoredSuspect]) -> float:
+    """How much of what is lost has no likely cause: all of it where little is lost."""
     little = times.lost_ns.mean() < lost_time.LEAST_LOSS * times.step_ns.mean()
-    return 1.0 if little else 1.0 - most.cost.share, [
-        f"the likeliest, {what}, would be {suspect.share:.0%} of the lost time, "
-        f"in {most.cost.steps} of {len(times.step_ns)} steps: not sure enough"
-    ]
-
-
-def _share_text(share: float) -> str:
-    """What is lost is lost against all being typical. Where the others are quicker than that, more can be gained."""
-    if share <= 1.0:
-        return f"{share:.0%} of the lost time"
-    return (
-        f"which is all of the lost time and more ({share:.0%}): that is counted against a job in which all are as "
-        "quick as the typical one, and the others are quicker"
-    )
+    return 1.0 if little or not scored else 1.0 - scored[0].cost.share
 
 
 def _what(suspect: Suspect) -> str:
@@ -219,58 +185,29 @@ _HEAVY = 0.15  # of the step's time
 
 
 def suspects(ideal: IdealSteps, arrivals: Arrivals | None, layers: LayerTimes | None) -> list[ScoredSuspect]:
-    """All of them, the one that costs the typical step most first.
-
-    What moves from rank to rank is looked for in what remains without the ranks that are always slow.
-    """
+    """All of them, the one that costs the typical step most first."""
     slow, beyond = lost_time.slow_ranks(ideal)
-    rest = lost_time.ideal_steps(_without(ideal, slow)) if len(slow) else ideal
     scored = [
         *rank_suspects(ideal, slow, beyond, arrivals, layers),
         *_kinds(ideal),
         *_stages(ideal, layers),
-        *(_of_all_lost(one, ideal) for one in _moving(rest)),
+        *_moving(ideal),
         *_outlier_layers(ideal, layers),
     ]
     return sorted(scored, key=lambda one: -one.cost.typical_gain)
 
 
-def _of_all_lost(one: ScoredSuspect, ideal: IdealSteps) -> ScoredSuspect:
-    """Its share of the time lost in all, though it was looked for in what remains without the slow ranks."""
-    lost = float(ideal.lost_ns.mean())
-    share = min(1.0, one.suspect.lost_ns / lost) if lost > 0 else 0.0
-    return replace(one, suspect=replace(one.suspect, share=share))
-
-
-def _without(ideal: IdealSteps, slow: Int) -> OwnTimes:
-    """Own times without what some ranks typically take too long."""
-    own = ideal.own.own_ns.copy()
-    beyond = median(own[:, slow] - ideal.base[:, slow], axis=0)
-    own[:, slow] -= np.minimum(np.maximum(np.nan_to_num(beyond), 0.0)[None], np.nan_to_num(own[:, slow]))
-    return replace(ideal.own, own_ns=own)
-
-
 def _scored(
-    verdict: model.VerdictName,
-    cause: Cause,
-    cost: Cost,
-    certain: bool,
-    evidence: Iterable[str],
-    *,
-    rank: int | None = None,
-    stage: int | None = None,
-    layer: str | None = None,
+    verdict: model.VerdictName, cause: Cause, cost: Cost, certain: bool, evidence: Iterable[str], **where: Any
 ) -> ScoredSuspect:
     suspect = Suspect(
         verdict=verdict,
         cause=cause,
-        rank=rank,
-        stage=stage,
-        layer=layer,
         share=cost.share,
         lost_ns=float(cost.gain_ns.mean()),
         steps=cost.steps,
         evidence=tuple(evidence),
+        **where,
     )
     return ScoredSuspect(suspect, cost, certain)
 
@@ -326,7 +263,7 @@ def _stages(ideal: IdealSteps, layers: LayerTimes | None) -> Iterator[ScoredSusp
         cost.typical_share >= PERSISTENT
         and typical[place] >= _SLOWER_STAGE * others
         and beyond >= lost_time.LEAST_LOSS * step
-        and longest >= lost_time.fewest_steady(steps)
+        and longest >= lost_time.NEARLY_ALL * steps
         and steps >= FEWEST_STEPS
     )
     cost = replace(cost, typical_gain=max(cost.typical_gain, beyond / step))
@@ -340,7 +277,7 @@ def _stages(ideal: IdealSteps, layers: LayerTimes | None) -> Iterator[ScoredSusp
     slow = False
     outlier = lost_time.outlier_layer(layers, step, lost_time.LEAST_LOSS) if layers is not None else None
     if outlier and layers is not None:
-        of_stage = layers.own_ns[layers.stages == stage, layers.layers.index(outlier.layer)]
+        of_stage = layers.self_ns[layers.stages == stage, layers.layers.index(outlier.layer)]
         if np.isfinite(of_stage).any():
             slow = outlier.excess_ns >= MOST * beyond
             evidence.append(str(outlier))
@@ -380,16 +317,17 @@ def _moving(ideal: IdealSteps) -> Iterator[ScoredSuspect]:
     half = bool(lossy.mean() >= 0.5)
     cost = lost_time.cost_of(ideal, ideal.gain_of_kind(*COMPUTE))
     moved = lost_time.movement(ideal, lossy)
-    if moved.together and take_turns(*COMPUTE):
-        evidence = (
-            f"forward and backward of a rank move together within a step: correlation {moved.correlation:.2f}",
+    if moved.is_long_input and take_turns(*COMPUTE):
+        said = (
             f"the same rank has the longest forward and the longest backward in {moved.same_rank} of {moved.steps} "
-            "steps, and it is another one from step to step",
+            "steps, and it is another one from step to step"
         )
         certain = half and lost_time.worth_naming(cost) and cost.typical_share >= MOST
-        yield _scored("imbalance", "data imbalance", cost, certain, evidence)
+        yield _scored("imbalance", "data imbalance", cost, certain, [said])
         return
     for cause, kinds in _MOVING:
+        if not take_turns(*kinds):
+            continue
         cost = lost_time.cost_of(ideal, ideal.gain_of_kind(*kinds))
         times = lost_time.stands_out(ideal, lossy, kinds)
         certain = (
@@ -398,15 +336,14 @@ def _moving(ideal: IdealSteps) -> Iterator[ScoredSuspect]:
             and cost.typical_share >= MOST
             and times >= _STANDS_OUT
             and cost.typical_gain >= _HEAVY
-            and not moved.whole_rank
-            and take_turns(*kinds)
+            and not moved.of_whole_rank
             and cost.steps >= 0.5 * len(cost.hit)
         )
         evidence = (
             f"in the typical step the slowest rank's {cause} is {times:.0f} times as far from the others' as the next",
             "another rank in each step, and no other part of the step moves with it",
         )
-        yield _scored("imbalance", cause, cost, bool(certain), evidence)
+        yield _scored("imbalance", cause, cost, certain, evidence)
 
 
 def _outlier_layers(ideal: IdealSteps, layers: LayerTimes | None) -> Iterator[ScoredSuspect]:

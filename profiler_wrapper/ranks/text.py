@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from profiler_wrapper.analysis.statistics import mean
 from profiler_wrapper.ranks.model import CommunicationRow, RanksReport, Suspect
 from profiler_wrapper.ranks.report import layers_over_ranks
 from profiler_wrapper.ranks.times import SLOW, WINDOWS, is_call, typical, waiting_source
@@ -152,42 +153,41 @@ def _scored(score: float | None, flagged: bool) -> str:
     return f"{score:.2f}" + ("!" if score < SLOW else "*" if flagged else "")
 
 
+_MEANINGS = {
+    "other": "other: in no span, or in one whose name tells no kind",
+    "transfer": "transfer: communication without waiting",
+    "own score": "own score: its own best over now",
+    "late": "late: by how much it came last to collectives, in ms per step",
+}
+
+
 def _notes(
     report: RanksReport, data: dict[str, Any], names: Sequence[str], left_out: Sequence[str], shown: int
 ) -> list[str]:
     """What the columns say, and what is not there."""
-    notes = []
     count, window = len(data["ranks"]), report.scores.window
     of_stage = " of its stage" if len(data["stages"]) > 1 else ""
-    low = f"! below {SLOW}"
+    score = f"score: the quickest rank{of_stage} over this one, the median of windows of steps; ! below {SLOW}"
     if any(
         row[f"flagged_{which}"] and (row[f"{which}_score"] or 0) >= SLOW for row in data["ranks"] for which in _SCORES
     ):
-        low += f", * below it in {WINDOWS} windows of {window} step{'' if window == 1 else 's'} in a row"
+        score += f", * below it in {WINDOWS} windows of {counted(window, 'step')} in a row"
     met = 0 if report.arrivals is None else len(report.arrivals.step)
-    if shown < count:
-        notes.append(f"{shown} of {count} ranks: those named (>), then those with the most time of their own")
-    elif report.named_ranks:
-        notes.append("> is named by the verdict")
-    for name, meaning in (
-        ("other", "other: in no span, or in one whose name tells no kind"),
-        ("transfer", "transfer: communication without waiting"),
-        ("score", f"score: the quickest rank{of_stage} over this one, the median of windows of steps; {low}"),
-        ("own score", "own score: its own best over now"),
-        ("late", "late: by how much it came last to collectives, in ms per step"),
-        ("times last", f"times last: to how many of {met:,} collectives it came last, in all steps"),
-    ):
-        if name in names:
-            notes.append(meaning)
-    if left_out:
-        notes.append(f"no room for {', '.join(left_out)}")
-    if data["waiting"] == "estimated":
-        notes.append("waiting is estimated: after a phase in which ranks meet, what it took beyond the quickest")
-    if data["unknown"]["waiting_ms_per_step"] is not None:
-        notes.append(f"waiting is not known: {data['unknown']['waiting_ms_per_step']}")
-    if report.own.basis == "device":
-        notes.append("forward, backward and recompute are the device's time")
-    return notes
+    last = f"times last: to how many of {met:,} collectives it came last, in all steps"
+    meanings = _MEANINGS | {"score": score, "times last": last}
+    unknown = data["unknown"]["waiting_ms_per_step"]
+    notes = {
+        f"{shown} of {count} ranks: those named (>), then those with the most time of their own": shown < count,
+        "> is named by the verdict": shown == count and report.named_ranks,
+        **{meanings[name]: True for name in names if name in meanings},
+        f"no room for {', '.join(left_out)}": left_out,
+        "waiting is estimated: after a phase in which ranks meet, what it took beyond the quickest": (
+            data["waiting"] == "estimated"
+        ),
+        f"waiting is not known: {unknown}": unknown,
+        "forward, backward and recompute are the device's time": report.own.basis == "device",
+    }
+    return [note for note, is_said in notes.items() if is_said]
 
 
 def _shown(rows: Sequence[dict[str, Any]], named: Iterable[int]) -> list[dict[str, Any]]:
@@ -230,7 +230,7 @@ def _who(suspect: Suspect) -> str:
 
 
 def stages_table(report: RanksReport, width: int) -> str:
-    """Whose time a step was: parts that add up to the longest rank's own time of the stage."""
+    """Whose time a step was: parts that add up to the longest rank's self time of the stage."""
     data = report.to_dict()
     shares = {row["stage"]: row for row in data["stages"]}
     rows = []
@@ -282,17 +282,17 @@ def named_table(report: RanksReport, width: int) -> str:
 
 def layers_table(report: RanksReport, width: int) -> str:
     """Layers over the ranks that have them, those that differ most."""
-    found = sorted(layers_over_ranks(report.layers), key=lambda row: -row.beyond_ms)
+    found = sorted(layers_over_ranks(report.layers), key=lambda row: -row["beyond_ms"])
     rows = [
         [
-            shorten(clean(row.layer), max(12, min(_LONGEST_NAME, width - 62))),
-            row.kind,
-            ms(row.typical_ms),
-            ms(row.quickest_ms),
-            ms(row.typical_deviation_ms),
-            ms(row.slowest_ms),
-            "" if row.slowest_rank is None else f"rank {row.slowest_rank}",
-            f"rank {few(row.outliers)}" if row.outliers else "",
+            shorten(clean(row["layer"]), max(12, min(_LONGEST_NAME, width - 62))),
+            row["kind"],
+            ms(row["typical_ms"]),
+            ms(row["quickest_ms"]),
+            ms(row["typical_deviation_ms"]),
+            ms(row["slowest_ms"]),
+            "" if row["slowest_rank"] is None else f"rank {row['slowest_rank']}",
+            f"rank {few(row['outliers'])}" if row["outliers"] else "",
         ]
         for row in found[:_MOST_LAYERS]
     ]
@@ -311,16 +311,19 @@ def communication_table(report: RanksReport, width: int) -> str:
     ]
     header = ["communication", "group", "ranks", "times", "bytes", "GB/s", "transfer", "waiting", "waited", "hidden"]
     title = f"Communication of one rank, in all steps, in ms ({len(rows)} of {len(report.communication)}, the longest)"
-    notes = ["transfer: the shortest over the ranks of each, as who came last did not wait"]
-    if any(row.transfer_ns is None for row in report.communication[:_MOST_COLLECTIVES]):
-        notes.append("?: transfer and waiting are one, as no two ranks tell of the same communication")
-    if any(row[0].endswith(_CALL) for row in rows):
-        notes.append("(call): what the calling thread takes to start the collectives of that name")
-    if any(row.bytes is not None for row in report.communication):
-        notes.append("GB/s: 10^9 bytes over transfer")
-    if any(row.overlapped_ns for row in report.communication):
-        notes.append("hidden: part of the time that ran beside compute")
-    return table(title, header, rows, width, notes=notes)
+    shown = report.communication[:_MOST_COLLECTIVES]
+    notes = {
+        "transfer: the shortest over the ranks of each, as who came last did not wait": True,
+        "?: transfer and waiting are one, as no two ranks tell of the same communication": any(
+            row.transfer_ns is None for row in shown
+        ),
+        "(call): what the calling thread takes to start the collectives of that name": any(
+            row[0].endswith(_CALL) for row in rows
+        ),
+        "GB/s: 10^9 bytes over transfer": any(row.bytes is not None for row in shown),
+        "hidden: part of the time that ran beside compute": any(row.overlapped_ns for row in shown),
+    }
+    return table(title, header, rows, width, notes=[note for note, is_said in notes.items() if is_said])
 
 
 def _of_one(row: CommunicationRow, *, staged: bool, call: bool) -> list[str]:
@@ -410,15 +413,11 @@ def _unknown(report: RanksReport, width: int) -> str:
 
 def _in_no_span(report: RanksReport) -> str | None:
     own = report.steady
-    other, wall = own.of("other"), own.wall_ns
-    known = np.isfinite(other).all(axis=0) & np.isfinite(wall).all(axis=0) & (len(other) > 0)
-    if not known.any():
+    shares = mean(own.of("other")) / np.maximum(mean(own.wall_ns), 1.0)
+    if not np.isfinite(shares).any() or np.nanmax(shares) < _LEAST_OTHER:
         return None
-    shares = other[:, known].mean(axis=0) / np.maximum(wall[:, known].mean(axis=0), 1.0)
-    share, most = float(typical(shares, axis=0)), float(shares.max())
-    if most < _LEAST_OTHER:
-        return None
-    rank = int(own.ranks[known][shares.argmax()])
+    rank = int(own.ranks[np.nanargmax(shares)])
+    share, most = float(typical(shares, axis=0)), float(np.nanmax(shares))
     return f"{percent(share)} of a step of the typical rank, at most {percent(most)} (rank {rank})"
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count, groupby
 from pathlib import Path
 from typing import IO, Any
@@ -23,34 +23,35 @@ from profiler_wrapper.ranks.times import label_key
 from profiler_wrapper.trace.spans import KINDS, SPAN_KINDS, ranges
 
 # --------------------------------------------------------------------------------------------------
-# Which ranks and steps are drawn, and who holds up each step.
+# Which ranks and steps are drawn.
 
 # Drawn over what they lie in.
 _NESTED = tuple(kind.name for kind in SPAN_KINDS if kind.within or kind.name == "data")
 DRAWN_STEPS = 3
 MOST_LANES = 32  # where nobody chose the ranks
 MOST_LANE_SPANS = 400_000
-_LONG_PAUSE, _SHORT_PAUSE = 0.3, 0.05  # of a step: longer ones between two steps are cut down to that
-_LONGEST_RATIO = 1.05  # times the median rank of a step: from there on the longest rank holds the others up
 
 
 def drawn_steps(report: RanksReport) -> list[int]:
     """Steps one after another that are like most; of a verdict on garbage collection, those that have most of it."""
-    own, count = report.own, DRAWN_STEPS
-    steps: list[int] = own.steps.tolist()
-    skipped = len(steps) - report.verdict.steps if 0 < report.verdict.steps < len(steps) else 0
-    if len(steps) - skipped <= count:
-        return steps[-count:]
-    known = np.where(np.isfinite(own.own_ns), own.own_ns, 0.0)
+    own = report.own
+    skipped = len(own.steps) - report.verdict.steps if 0 < report.verdict.steps < len(own.steps) else 0
+    steps = own.steps[skipped:]
+    known = np.nan_to_num(own.self_ns[skipped:])
     gc = report.verdict.verdict == "gc" and "gc" in own.kinds
     times: Float = known[:, :, own.kinds.index("gc")].max(axis=1) if gc else known.sum(axis=2).max(axis=1)
-    windows = np.convolve(times[skipped:], np.ones(count), mode="valid")
-    at = int(windows.argmax()) if gc else int(np.abs(windows - np.median(windows)).argmin())
-    return steps[skipped + at : skipped + at + count]
+    for width in range(min(DRAWN_STEPS, len(steps)), 0, -1):
+        first = np.flatnonzero(steps[width - 1 :] - steps[: len(steps) - width + 1] == width - 1)
+        if len(first):
+            windows = np.convolve(times, np.ones(width), mode="valid")[first]
+            at = windows.argmax() if gc else np.abs(windows - np.median(windows)).argmin()
+            found: list[int] = steps[first[at] : first[at] + width].tolist()
+            return found
+    return []
 
 
-def chosen_ranks(report: RanksReport, most: int, *, also: Iterable[int] = ()) -> list[int]:
-    """Ranks to be drawn: all, or those named or suspected, `also`, one of each stage, others evenly spread."""
+def chosen_ranks(report: RanksReport, most: int) -> list[int]:
+    """Ranks to be drawn: all, or those named or suspected, one of each stage, others evenly spread."""
     own = report.own
     ranks: list[int] = own.ranks.tolist()
     if len(ranks) <= most:
@@ -58,83 +59,17 @@ def chosen_ranks(report: RanksReport, most: int, *, also: Iterable[int] = ()) ->
     named = sorted(report.named_ranks)[: most // 2]
     suspected = [one.rank for one in report.verdict.suspects[:4] if one.rank is not None]
     of_stages = own.ranks[np.unique(own.stages, return_index=True)[1]].tolist()
-    wanted = list(dict.fromkeys(one for one in (*named, *suspected, *also, *of_stages) if one in set(ranks)))[:most]
+    wanted = list(dict.fromkeys(one for one in (*named, *suspected, *of_stages) if one in set(ranks)))[:most]
     rest = [rank for rank in ranks if rank not in set(wanted)]
     spread = np.linspace(0, len(rest) - 1, most - len(wanted)).round().astype(int)
     return sorted([*wanted, *(rest[at] for at in spread.tolist())])
-
-
-def holders(report: RanksReport, steps: Sequence[int]) -> dict[int, int]:
-    """The rank with the most time of its own in each step, where no rank is to blame: another one each time.
-
-    Steps in which it has about as much as the others are left out.
-    """
-    own, verdict = report.own, report.verdict
-    if verdict.verdict not in ("imbalance", "gc", "data") or report.named_ranks:
-        return {}
-    places = {step: place for place, step in enumerate(own.steps.tolist())}
-    found = {}
-    for step in steps:
-        times = own.own_ns[places[step]].sum(axis=1) if step in places else np.zeros(0)
-        if np.isfinite(times).any() and np.nanmax(times) > _LONGEST_RATIO * np.nanmedian(times):
-            found[step] = int(own.ranks[np.nanargmax(times)])
-    return found
 
 
 # --------------------------------------------------------------------------------------------------
 # The spans that lanes are drawn from.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LaneSpans:
-    """Spans of chosen ranks and steps, as arrays (N,), by rank and start."""
-
-    rank: Int
-    step: Int
-    kind: Int  # its place in KINDS
-    start_ns: Int  # by aligned clocks
-    duration_ns: Int
-    waiting_ns: Int  # at its beginning, for others in a communication; -1: not known, or it is none
-    depth: Int
-    on_main: Bool  # on the thread of the steps
-    is_marked: Bool  # of the layer that the verdict names
-    is_cut: bool = False  # pauses between steps are
-    from_own_begin: bool = False  # each rank's starts count from its own first span on: clocks tell nothing
-
-    def on_one_axis(self, *, is_aligned: bool) -> LaneSpans:
-        """The same as it can be drawn: pauses between steps cut down, so that steps recorded apart stand side by side.
-
-        Where clocks are not aligned, and tell that ranks are in a step at times that are a step apart, each rank
-        counts from its own first span on.
-        """
-        found = self
-        if not is_aligned and len(self.rank):
-            begin = {rank: int(self.start_ns[self.rank == rank].min()) for rank in np.unique(self.rank).tolist()}
-            longest = max(last - first for of_rank in begin for first, last, _ in self._extents(self.rank == of_rank))
-            if max(begin.values()) - min(begin.values()) > longest:
-                shift = np.array([begin[rank] for rank in self.rank.tolist()], dtype=np.int64)
-                found = replace(self, start_ns=self.start_ns - shift, from_own_begin=True)
-        return found._without_pauses()
-
-    def _extents(self, of: Bool) -> list[tuple[int, int, int]]:
-        """(first, last, step) of the steps of some of them."""
-        end = self.start_ns + self.duration_ns
-        parts = [(of & (self.step == step), step) for step in np.unique(self.step[of]).tolist()]
-        return sorted((int(self.start_ns[mine].min()), int(end[mine].max()), step) for mine, step in parts)
-
-    def _without_pauses(self) -> LaneSpans:
-        extents = self._extents(np.ones(len(self.rank), dtype=np.bool_))
-        usual = sorted(last - first for first, last, _ in extents)[len(extents) // 2] if extents else 0
-        cut, total, reached = dict[int, int](), 0, 0
-        for at, (first, last, step) in enumerate(extents):
-            pause = first - reached
-            if at and pause > _LONG_PAUSE * usual:
-                total += pause - round(_SHORT_PAUSE * usual)
-            cut[step], reached = total, max(reached, last)
-        if not total:
-            return self
-        shift = np.array([cut[step] for step in self.step.tolist()], dtype=np.int64)
-        return replace(self, start_ns=self.start_ns - shift, is_cut=True)
+LaneSpans = Mapping[str, Int]
 
 
 def lane_spans(
@@ -145,16 +80,20 @@ def lane_spans(
     layer: str | None = None,
     most: int = MOST_LANE_SPANS,
 ) -> LaneSpans:
-    """What is drawn in the lanes of some ranks: phases, and what lies within them that is none.
+    """What is drawn in the lanes of some ranks, as arrays (N,) by rank and start: phases, and what lies within them.
+
+    `kind` is a place in KINDS; `start_ns` by aligned clocks; `waiting_ns`, at its beginning, for others in a
+    communication, -1: not known, or it is none; `on_main` on the thread of the steps; `is_marked` of `layer`.
 
     Of more than `most` spans one step in the middle is left, and then of that what lies in no other span.
     """
     within = f"(s.depth = 0 OR s.kind IN {_NESTED} OR coalesce(s.layer = {_text(layer)}, false))"
-    one = [steps[len(steps) // 2]] if steps else []
-    for chosen, depth in ((steps, within), (one, within), (one, "s.depth = 0")):
-        where = f"s.rank IN ({_numbers(ranks)}) AND s.step IN ({_numbers(chosen)}) AND s.kind <> 'step' AND {depth}"
-        if database.execute(f"SELECT count(*) FROM spans s WHERE {where}").fetchone()[0] <= most:
-            break
+    one = steps[len(steps) // 2 :][:1]
+    conditions = [
+        f"s.rank IN ({_numbers(ranks)}) AND {_of_steps(chosen)} AND s.kind <> 'step' AND {depth}"
+        for chosen, depth in ((steps, within), (one, within), (one, "s.depth = 0"))
+    ]
+    where = conditions[_first_small(database, conditions, most)]
     kinds = " ".join(f"WHEN '{kind}' THEN {place}" for place, kind in enumerate(KINDS))
     start, clocks = _aligned_start(database)
     found = to_arrays(
@@ -169,8 +108,7 @@ def lane_spans(
         WHERE {where}""",
     )
     order = np.lexsort((found["start_ns"], found["rank"]))
-    columns: dict[str, Any] = {name: values[order].astype(np.int64) for name, values in found.items()}
-    return LaneSpans(**columns | {name: columns[name] > 0 for name in ("on_main", "is_marked")})
+    return {name: values[order].astype(np.int64) for name, values in found.items()}
 
 
 def _aligned_start(database: Database) -> tuple[str, str]:
@@ -216,27 +154,27 @@ def lane_bars(spans: LaneSpans, ranks: Sequence[int], gap_ns: float, *, named: C
     A communication beside the main thread shows where nothing else runs; one within a phase lies over it. It begins
     with waiting for others as far as that is known; only its transfer is drawn as communication.
     """
-    communication = spans.kind == KINDS.index("communication")
-    within = communication & spans.on_main & (spans.depth > 0)
-    end = spans.start_ns + spans.duration_ns
-    moved = spans.start_ns + np.maximum(spans.waiting_ns, 0)  # the transfer begins
+    communication = spans["kind"] == KINDS.index("communication")
+    within = communication & (spans["on_main"] > 0) & (spans["depth"] > 0)
+    end = spans["start_ns"] + spans["duration_ns"]
+    moved = spans["start_ns"] + np.maximum(spans["waiting_ns"], 0)  # the transfer begins
 
     def of_kind(kind: str) -> Bool:
-        chosen: Bool = spans.kind == KINDS.index(kind)
-        return chosen if kind in _NESTED else chosen & (spans.depth == 0)
+        chosen: Bool = spans["kind"] == KINDS.index(kind)
+        return chosen if kind in _NESTED else chosen & (spans["depth"] == 0)
 
     def parts() -> Iterator[tuple[str, Bool, Int, Int]]:
         beside = communication & ~within
-        yield "waiting", beside & (spans.waiting_ns > 0), spans.start_ns, moved
+        yield "waiting", beside & (spans["waiting_ns"] > 0), spans["start_ns"], moved
         yield "communication", beside, moved, end
         for kind in (*_UNDER, *_OVER):
-            yield kind, of_kind(kind), spans.start_ns, end
-        yield "waiting", within & (spans.waiting_ns > 0), spans.start_ns, moved
+            yield kind, of_kind(kind), spans["start_ns"], end
+        yield "waiting", within & (spans["waiting_ns"] > 0), spans["start_ns"], moved
         yield "communication", within, moved, end
-        yield "gc", of_kind("gc"), spans.start_ns, end
-        yield LAYER, spans.is_marked & np.isin(spans.rank, sorted(named)), spans.start_ns, end
+        yield "gc", of_kind("gc"), spans["start_ns"], end
+        yield LAYER, (spans["is_marked"] > 0) & np.isin(spans["rank"], sorted(named)), spans["start_ns"], end
 
-    found = (_joined(kind, spans.rank, chosen, start, end, ranks, gap_ns) for kind, chosen, start, end in parts())
+    found = (_joined(kind, spans["rank"], chosen, start, end, ranks, gap_ns) for kind, chosen, start, end in parts())
     return [bars for bars in found if len(bars.lane)]
 
 
@@ -270,7 +208,6 @@ class Timeline:
     steps: tuple[int, ...]
     bars: tuple[Bars, ...]
     begins_ns: dict[int, float]  # of each step: the median over ranks
-    held: tuple[tuple[int, int, int], ...]  # (lane, begin, end) of the step of a rank that holds up the others
     gap_ns: float  # what lies closer together is one bar
     waiting_known: bool  # whether any communication tells its transfer from waiting
     drawn: str  # of which ranks and steps
@@ -280,49 +217,36 @@ class Timeline:
 def read_timeline(
     report: RanksReport, database: Database, lanes: Sequence[int], steps: Sequence[int], *, pixels: int
 ) -> Timeline:
-    """Of the database; pauses between steps are cut down."""
-    return timeline_of(report, lane_spans(database, lanes, steps, layer=report.verdict.layer), lanes, pixels=pixels)
-
-
-def timeline_of(report: RanksReport, spans: LaneSpans, lanes: Sequence[int], *, pixels: int) -> Timeline:
-    """Of spans. What lies closer together than a picture of `pixels` columns shows is one bar."""
-    spans = spans.on_one_axis(is_aligned=report.clocks is not None and report.clocks.source != "none")
-    end = spans.start_ns + spans.duration_ns
-    first = int(spans.start_ns.min(initial=end.max(initial=0)))
+    """What lies closer together than a picture of `pixels` columns shows is one bar."""
+    spans = lane_spans(database, lanes, steps, layer=report.verdict.layer)
+    end = spans["start_ns"] + spans["duration_ns"]
+    first = int(spans["start_ns"].min(initial=end.max(initial=0)))
     gap_ns = float(end.max(initial=first) - first) / pixels
     stages = dict(zip(report.own.ranks.tolist(), report.own.stages.tolist(), strict=True))
     staged = len(set(stages.values())) > 1
-    steps: list[int] = np.unique(spans.step).tolist()
+    steps = np.unique(spans["step"]).tolist()
     begins = {}
     for step in steps:
-        mine = spans.step == step
-        firsts = [spans.start_ns[mine & (spans.rank == rank)].min() for rank in np.unique(spans.rank[mine])]
+        mine = spans["step"] == step
+        firsts = [spans["start_ns"][mine & (spans["rank"] == rank)].min() for rank in np.unique(spans["rank"][mine])]
         begins[step] = float(np.median(firsts)) - first
-    held = []
-    for step, rank in holders(report, steps).items():
-        mine = (spans.rank == rank) & (spans.step == step)
-        if rank in lanes and mine.any():
-            held.append(
-                (list(lanes).index(rank), int(spans.start_ns[mine].min()) - first, int(end[mine].max()) - first)
-            )
-    spans = replace(spans, start_ns=spans.start_ns - first)
+    spans = {**spans, "start_ns": spans["start_ns"] - first}
     return Timeline(
         lanes=tuple(lanes),
         names=tuple(f"rank {rank}" + (f", stage {stages.get(rank, 0)}" if staged else "") for rank in lanes),
         steps=tuple(steps),
         bars=tuple(lane_bars(spans, lanes, gap_ns, named=report.named_ranks)),
         begins_ns=begins,
-        held=tuple(held),
         gap_ns=gap_ns,
-        waiting_known=bool((spans.waiting_ns >= 0).any()),
+        waiting_known=bool((spans["waiting_ns"] >= 0).any()),
         drawn=_drawn_text(report, lanes, steps),
-        clocks=_clocks_text(report, spans),
+        clocks=_clocks_text(report),
     )
 
 
-def telling_ranks(report: RanksReport, steps: Sequence[int], *, most: int = MOST_LANES) -> list[int]:
+def telling_ranks(report: RanksReport, *, most: int = MOST_LANES) -> list[int]:
     """The ranks of the lanes where nobody chose them: all, or those of many that tell most; a slow stage's together."""
-    ranks = chosen_ranks(report, most, also=holders(report, steps).values())
+    ranks = chosen_ranks(report, most)
     if report.verdict.verdict != "stage":
         return ranks
     stages = dict(zip(report.own.ranks.tolist(), report.own.stages.tolist(), strict=True))
@@ -331,25 +255,15 @@ def telling_ranks(report: RanksReport, steps: Sequence[int], *, most: int = MOST
 
 def _drawn_text(report: RanksReport, lanes: Sequence[int], steps: Sequence[int]) -> str:
     count = len(report.own.ranks)
-    if len(lanes) >= count:
-        ranks = f"All {count:,} ranks" if count > 1 else "One rank"
-    else:
-        staged = "some of each stage, " if len(np.unique(report.own.stages)) > 1 else ""
-        by_us = list(lanes) == telling_ranks(report, steps)
-        ranks = f"{len(lanes):,} of {count:,} ranks"
-        ranks += f": those named or suspected, {staged}others evenly spread" if by_us else ""
+    ranks = "One rank" if count == 1 else f"{'All' if len(lanes) >= count else f'{len(lanes):,} of'} {count:,} ranks"
     return f"{ranks}; step{'s' if len(steps) > 1 else ''} {ranges(steps)} ({len(steps)} of {len(report.own.steps):,})"
 
 
-def _clocks_text(report: RanksReport, spans: LaneSpans) -> str:
-    hosts = set(report.hosts)
+def _clocks_text(report: RanksReport) -> str:
     if report.clocks is not None and report.clocks.source != "none":
-        said = "clocks aligned"
-    elif spans.from_own_begin:
-        said = "each rank from its own first step on, as clocks are not aligned"
-    else:
-        said = "by the clock of their one host" if len(hosts) == 1 and "" not in hosts else "by the clock of each rank"
-    return said + ("; pauses between steps are cut" if spans.is_cut else "")
+        return "clocks aligned"
+    hosts = set(report.hosts)
+    return "by the clock of their one host" if len(hosts) == 1 and "" not in hosts else "by the clock of each rank"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -384,9 +298,10 @@ def write_ranks_trace(
     """
     where, left_out = _chosen(report, database, ranks, most)
     start, clocks = _aligned_start(database)
-    starts = f"SELECT {start}, s.duration_ns FROM spans s {clocks} WHERE {where}"
-    extent = database.execute(f"SELECT min(start_ns), max(start_ns + duration_ns) FROM ({starts})").fetchone()
-    base, end = (int(one or 0) for one in extent)
+    (base,) = database.execute(
+        f"SELECT min(start_ns) FROM (SELECT {start} FROM spans s {clocks} WHERE {where})"
+    ).fetchone()
+    base = int(base or 0)
     head = {
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": base,
@@ -399,14 +314,13 @@ def write_ranks_trace(
             file = files.enter_context(packed)
         text = json.dumps(head, allow_nan=False, separators=(",", ":"))
         file.write(f'{text[:-1]},"traceEvents":['.encode())
-        for at, event in enumerate(_events(report, database, where, left_out, base, end)):
+        for at, event in enumerate(_events(report, database, where, base)):
             line = json.dumps(event, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
             file.write(f"{',' if at else ''}\n{line}".encode())
         file.write(b"\n]}\n")
 
 
-def _events(report: RanksReport, database: Database, where: str, left_out: str, base: int, end: int) -> Iterator[Event]:
-    yield from _about(report, left_out, (end - base) / 1000)
+def _events(report: RanksReport, database: Database, where: str, base: int) -> Iterator[Event]:
     yield from _processes(report)
     columns = ", ".join(f's."{name}"' for name in _COLUMNS)
     start, clocks = _aligned_start(database)
@@ -456,22 +370,25 @@ def _arrows(parts: Parts, report: RanksReport) -> Iterator[Event]:
 def _chosen(report: RanksReport, database: Database, ranks: Sequence[int] | None, most: int) -> tuple[str, str]:
     """Which spans are written, as SQL, and what is not."""
     of_ranks = "true" if ranks is None else f"s.rank IN ({_numbers(ranks)})"
-    others = "" if ranks is None else f"all ranks but {ranges(ranks)}"
     few = drawn_steps(report)
-    one = [few[len(few) // 2]] if few else []
-    wanted = [("s.step IS NOT NULL", "")] + [(_of_steps(some), f"all steps but {ranges(some)}") for some in (few, one)]
-    shallow = f"{_of_steps(one)} AND s.depth = 0"
-    wanted.append((shallow, f"all steps but {ranges(one)}, and all spans within others"))
-    spans = 0
-    for part, left_out in wanted:
-        where = f"{part} AND {of_ranks}"
-        spans = database.execute(f"SELECT count(*) FROM spans s WHERE {where}").fetchone()[0]
-        if spans <= most:
-            return where, "; ".join(one for one in (left_out, others) if one)
-    there = report.own.ranks.tolist() if ranks is None else list(ranks)
-    kept = [rank for rank in chosen_ranks(report, max(1, most * len(there) // spans)) if rank in set(there)]
-    left_out = f"{wanted[-1][1]}; {len(there) - len(kept)} of {len(there)} ranks: --lanes chooses"
-    return f"{shallow} AND s.rank IN ({_numbers(kept)})", left_out
+    one = few[len(few) // 2 :][:1]
+    wanted = [
+        ("s.step IS NOT NULL", ""),
+        (_of_steps(few), f"all steps but {ranges(few)}"),
+        (_of_steps(one), f"all steps but {ranges(one)}"),
+        (f"{_of_steps(one)} AND s.depth = 0", f"all steps but {ranges(one)}, and all spans within others"),
+    ]
+    place = _first_small(database, [f"{where} AND {of_ranks}" for where, _ in wanted], most)
+    left_out = [wanted[place][1], "" if ranks is None else f"all ranks but {ranges(ranks)}"]
+    return f"{wanted[place][0]} AND {of_ranks}", "; ".join(one for one in left_out if one)
+
+
+def _first_small(database: Database, conditions: Sequence[str], most: int) -> int:
+    """Place of the first condition that at most so many spans fulfil; else of the last."""
+    for place, where in enumerate(conditions[:-1]):
+        if database.execute(f"SELECT count(*) FROM spans s WHERE {where}").fetchone()[0] <= most:
+            return place
+    return len(conditions) - 1
 
 
 def _of_steps(steps: Sequence[int]) -> str:
@@ -548,23 +465,6 @@ def _event(row: dict[str, Any], rank: int, tid: int, base: int) -> Event:
 
 def _named(what: str, pid: int, tid: int, **args: Any) -> Event:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
-
-
-def _about(report: RanksReport, left_out: str, length_us: float) -> Iterator[Event]:
-    """A process before all ranks whose spans say what the trace is of, as no viewer shows metadata at once."""
-    pid = int(report.own.ranks.max(initial=0)) + 1
-    yield _named("process_name", pid, 0, name="about this trace")
-    yield _named("process_sort_index", pid, 0, sort_index=-1)
-    clocks = "not aligned"
-    if report.clocks is not None:
-        aligned = "not aligned" if report.clocks.source == "none" else f"aligned by ends of {report.clocks.source}"
-        clocks = "; ".join([aligned, *report.clocks.notes])
-    args = {"evidence": "; ".join(report.verdict.evidence), "clocks": clocks, "left_out": left_out or "nothing"}
-    sentences = [report.verdict.sentence] + ([f"Left out: {left_out}"] if left_out else [])
-    for tid, sentence in enumerate(sentences, 1):
-        yield _named("thread_name", pid, tid, name=("verdict", "left out")[tid - 1])
-        event = {"ph": "X", "name": sentence, "cat": "about", "pid": pid, "tid": tid}
-        yield {**event, "ts": 0.0, "dur": length_us, "args": args}
 
 
 def _processes(report: RanksReport) -> Iterator[Event]:

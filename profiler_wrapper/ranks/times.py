@@ -12,7 +12,7 @@ import numpy as np
 from profiler_wrapper.analysis.statistics import MAD_TO_SIGMA, median
 from profiler_wrapper.ranks import model
 from profiler_wrapper.ranks.database import Database, Grid, column, has_table, insert, to_arrays, to_rows
-from profiler_wrapper.ranks.model import COMPUTE, OWN_KINDS, Bool, Float, Int, OwnTimes
+from profiler_wrapper.ranks.model import COMPUTE, SELF_KINDS, Bool, Float, Int, SelfTimes
 from profiler_wrapper.trace.spans import SPAN_KINDS
 
 # --------------------------------------------------------------------------------------------------
@@ -160,14 +160,14 @@ _BESIDE = tuple(kind.name for kind in _BY_PRIORITY if kind.beside)
 _BITS = 126 // (len(_ON_MAIN) + len(_BESIDE))
 
 
-def own_times(database: Database, *, basis: Basis = "cpu") -> OwnTimes:
-    """What each rank did itself in each step, see `OwnTimes`; of a database that is prepared."""
+def self_times(database: Database, *, basis: Basis = "cpu") -> SelfTimes:
+    """What each rank did itself in each step, see `SelfTimes`; of a database that is prepared."""
     if not has_table(database, "matched"):
         match_collectives(database)
     duration = "coalesce(device_ns, duration_ns)" if basis == "device" else "duration_ns"
     sums = ", ".join(
         f"coalesce(sum({time}) FILTER (kind = '{kind}'), 0)::DOUBLE AS {kind}_ns"
-        for kind, time in ((kind, duration if kind in COMPUTE else "duration_ns") for kind in OWN_KINDS)
+        for kind, time in ((kind, duration if kind in COMPUTE else "duration_ns") for kind in SELF_KINDS)
     )
     database.execute(
         f"""CREATE OR REPLACE TABLE step_sums AS
@@ -197,18 +197,18 @@ def own_times(database: Database, *, basis: Basis = "cpu") -> OwnTimes:
     steps = np.unique(windows["step"].astype(np.int64))
     grid = Grid(ranks, steps)
     wall = grid.filled(windows, "wall_ns")
-    own = np.zeros((*wall.shape, len(OWN_KINDS)))
+    own = np.zeros((*wall.shape, len(SELF_KINDS)))
     plain = to_arrays(
         database,
         "SELECT s.* FROM step_sums s JOIN step_windows w USING (rank, step) WHERE NOT coalesce(w.overlapping, false)",
     )
     step, rank = grid.places(plain)
-    for place, kind in enumerate(OWN_KINDS):
+    for place, kind in enumerate(SELF_KINDS):
         own[step, rank, place] = plain[f"{kind}_ns"]
     beside = np.zeros(wall.shape)  # communication that runs beside the main thread, and that nothing hides
     if database.execute("SELECT coalesce(bool_or(overlapping), false) FROM step_windows").fetchone()[0]:
         _sweep(database, grid, own, beside, duration)
-    communication = OWN_KINDS.index("communication")
+    communication = SELF_KINDS.index("communication")
     # Of the time in communication what its transfers take.
     in_step = to_arrays(
         database,
@@ -220,18 +220,18 @@ def own_times(database: Database, *, basis: Basis = "cpu") -> OwnTimes:
     transfers += np.minimum(beside, np.nan_to_num(grid.filled(in_step, "beside")))
     waiting = own[:, :, communication] + beside - transfers
     own[:, :, communication] = transfers
-    other = OWN_KINDS.index("other")
+    other = SELF_KINDS.index("other")
     named = own.sum(axis=2) - own[:, :, other] + waiting
     if basis == "cpu":
         own[:, :, other] = wall - named
     own[np.isnan(wall)] = np.nan
     waiting[np.isnan(wall)] = np.nan
     communicates = database.execute("SELECT count(*) > 0 FROM communications").fetchone()[0]
-    return OwnTimes(
+    return SelfTimes(
         ranks=ranks,
         stages=windows["stage"][first].astype(np.int64),
         steps=steps,
-        own_ns=own,
+        self_ns=own,
         waiting_ns=waiting,
         wall_ns=wall,
         basis=basis,
@@ -279,7 +279,7 @@ def _sweep(database: Database, grid: Grid, own: Float, beside: Float, duration: 
         places = grid.places(found)
         for place, (where, kind) in names.items():
             chosen = found["place"] == place
-            target = beside if (where, kind) == ("beside", "communication") else own[:, :, OWN_KINDS.index(kind)]
+            target = beside if (where, kind) == ("beside", "communication") else own[:, :, SELF_KINDS.index(kind)]
             np.add.at(target, (places[0][chosen], places[1][chosen]), found["length_ns"][chosen])
     if "device_ns" in duration:  # compute by the device's time, where a rank's spans have it
         sums = to_arrays(
@@ -289,7 +289,7 @@ def _sweep(database: Database, grid: Grid, own: Float, beside: Float, duration: 
             WHERE s.kind IN {COMPUTE} AND s.depth = 0 AND s.device_ns IS NOT NULL GROUP BY s.rank, s.step, s.kind""",
         )
         step, rank = grid.places(sums)
-        own[step, rank, [OWN_KINDS.index(kind) for kind in sums["kind"].tolist()]] = sums["device_ns"]
+        own[step, rank, [SELF_KINDS.index(kind) for kind in sums["kind"].tolist()]] = sums["device_ns"]
 
 
 def _rank_ranges(database: Database, rows_at_once: int = 2_000_000) -> list[tuple[int, int]]:
@@ -305,7 +305,7 @@ def _rank_ranges(database: Database, rows_at_once: int = 2_000_000) -> list[tupl
 # --- ranks that may be compared ---
 
 
-def comparable(own: OwnTimes) -> list[Int]:
+def comparable(own: SelfTimes) -> list[Int]:
     """Places of the ranks of each stage, stage by stage."""
     return [np.flatnonzero(own.stages == stage) for stage in np.unique(own.stages)]
 
@@ -323,75 +323,50 @@ _LEFT_OF_HEAD_START = 0.5  # at most, where two ranks have waited for one anothe
 _MAY_WAIT = ("forward", "backward", "communication", "optimizer", "other")  # where ranks may wait
 
 
-def subtract_transfer_waiting(own: OwnTimes) -> OwnTimes:
+def subtract_transfer_waiting(own: SelfTimes) -> SelfTimes:
     """Take what a rank's transfers of a step took beyond the quickest rank's as waiting.
 
     Ranks that do the same have the same transfers. Whoever computes longer hides more of them behind that, and what
     others see of that part they see because they have nothing left to do: they wait.
     """
     at = own.kinds.index("communication")
-    times, waiting = own.own_ns.copy(), own.waiting_ns.copy()
+    times, waiting = own.self_ns.copy(), own.waiting_ns.copy()
     for members in comparable(own):
         seen = times[:, members, at]
         shared = np.minimum(seen, -largest(-seen, axis=1)[:, None])
         times[:, members, at] = shared
         waiting[:, members] += seen - shared
-    return replace(own, own_ns=times, waiting_ns=waiting)
+    return replace(own, self_ns=times, waiting_ns=waiting)
 
 
-def subtract_estimated_waiting(own: OwnTimes) -> OwnTimes:
+def subtract_estimated_waiting(own: SelfTimes) -> SelfTimes:
     """Estimate the wait inside phases where ranks synchronise, and subtract it.
 
     A rank that is ahead of the last one waits for it where they synchronise, and then has lost its head start: what a
     phase took it longer than the quickest rank is waiting, up to that head start, if the two end the phase together.
     Ranks need not all wait in the same phase: of DDP's broadcast of buffers, in the forward, some hear sooner than
-    others. A phase that all ranks end together, where no waiting was measured, takes each as long as the quickest.
+    others.
     """
-    times, waiting = own.own_ns.copy(), own.waiting_ns.copy()
+    times, waiting = own.self_ns.copy(), own.waiting_ns.copy()
+    order = ("other", *(kind for kind in own.kinds if kind != "other"))  # what no span covers may come first or last
     for members in comparable(own):
         if len(members) < 2:
             continue
-        # What no span covers may lie before the phases or after them: the order counts that explains more.
-        orders = (own.kinds, ("other", *(kind for kind in own.kinds if kind != "other")))
-        waited = max((_waited(own, members, order) for order in orders), key=lambda found: float(np.nansum(found)))
-        times[:, members] -= waited
-        waiting[:, members] += waited.sum(axis=2)
-    return replace(own, own_ns=times, waiting_ns=waiting)
-
-
-def _waited(own: OwnTimes, members: Int, order: tuple[str, ...]) -> Float:
-    """Of each step, member and kind, what was waited in it without being measured, if they come in this order."""
-    measured = np.nan_to_num(own.waiting_ns[:, members])
-    waited = np.zeros((len(own.steps), len(members), len(own.kinds)))
-    begin = np.zeros(measured.shape)  # of the phase, since that of the step
-    for kind in order:
-        place = own.kinds.index(kind)
-        phase = own.own_ns[:, members, place]
-        end = begin + phase
-        if kind in _MAY_WAIT:
-            last = np.where(np.isfinite(end), begin, -np.inf).argmax(axis=1)[:, None]
-            ahead = np.take_along_axis(begin, last, 1) - begin
-            apart = np.abs(np.take_along_axis(end, last, 1) - end)
-            beyond = phase + largest(-phase, axis=1)[:, None]  # the quickest rank's
-            if own.waiting_known or not _evens_out(begin, end):
-                beyond = np.where(apart <= _LEFT_OF_HEAD_START * ahead, np.minimum(beyond, ahead - measured), 0.0)
-            waited[:, :, place] = np.clip(np.nan_to_num(beyond), 0.0, None)
-        begin = end
-    return waited
-
-
-def _evens_out(begin: Float, end: Float) -> bool:
-    """Whether the ranks' differences at the begin of a phase are gone at its end."""
-    known = np.isfinite(begin) & np.isfinite(end)
-    before, after = _spread(begin, known), _spread(end, known)
-    return before > 0 and after < _LEFT_OF_HEAD_START * before
-
-
-def _spread(times: Float, known: Bool) -> float:
-    """Standard deviation over ranks within a step, the median over steps."""
-    values = np.where(known, times, np.nan)
-    enough = known.sum(axis=1) > 1
-    return float(np.median(np.nanstd(values[enough], axis=1))) if enough.any() else 0.0
+        measured = np.nan_to_num(own.waiting_ns[:, members])
+        begin = np.zeros(measured.shape)  # of the phase, since that of the step
+        for place in map(own.kinds.index, order):
+            phase = own.self_ns[:, members, place]
+            end = begin + phase
+            if own.kinds[place] in _MAY_WAIT:
+                last = np.where(np.isfinite(end), begin, -np.inf).argmax(axis=1)[:, None]
+                ahead = np.take_along_axis(begin, last, 1) - begin
+                apart = np.abs(np.take_along_axis(end, last, 1) - end)
+                beyond = np.minimum(phase + largest(-phase, axis=1)[:, None], ahead - measured)  # the quickest rank's
+                waited = np.clip(np.nan_to_num(np.where(apart <= _LEFT_OF_HEAD_START * ahead, beyond, 0.0)), 0.0, None)
+                times[:, members, place] -= waited
+                waiting[:, members] += waited
+            begin = end
+    return replace(own, self_ns=times, waiting_ns=waiting)
 
 
 # --- steady steps ---
@@ -404,15 +379,15 @@ _ALONE = "one rank alone does not tell what it waited for others: that is in the
 _NO_COMMUNICATION = "no communication was recorded, and no phase levels the ranks: phases may hold waiting"
 
 
-def steady_steps(own: OwnTimes) -> tuple[OwnTimes, list[str]]:
+def steady_steps(own: SelfTimes) -> tuple[SelfTimes, list[str]]:
     """The steps that are analysed: known of half the ranks at least, warm-up left out. And what is left out."""
-    known = np.asarray(np.isfinite(own.own_ns).all(axis=2))
+    known = np.asarray(np.isfinite(own.self_ns).all(axis=2))
     share = known.mean(axis=1)
     kept = np.flatnonzero((share > 0) & (share >= 0.5 * share.max(initial=0.0)))
     left_out = []
     if len(kept) < len(share):
         left_out.append(f"{len(share) - len(kept)} steps were not judged: too few ranks have them")
-    longest = np.where(known, own.own_ns.sum(axis=2), -np.inf).max(axis=1, initial=-np.inf)[kept]
+    longest = np.where(known, own.self_ns.sum(axis=2), -np.inf).max(axis=1, initial=-np.inf)[kept]
     warm_up = 0
     while (
         warm_up < min(_MOST_WARM_UP, max(1, len(longest) // 5))
@@ -421,32 +396,29 @@ def steady_steps(own: OwnTimes) -> tuple[OwnTimes, list[str]]:
     ):
         warm_up += 1
     if warm_up:
-        left_out.append(
-            f"the first {warm_up} steps were left out as warm-up"
-            if warm_up > 1
-            else "the first step was left out as warm-up"
-        )
+        which = f"the first {warm_up} steps were" if warm_up > 1 else "the first step was"
+        left_out.append(f"{which} left out as warm-up")
         kept = kept[warm_up:]
-    by_step = {name: getattr(own, name)[kept] for name in ("steps", "own_ns", "waiting_ns", "wall_ns")}
+    by_step = {name: getattr(own, name)[kept] for name in ("steps", "self_ns", "waiting_ns", "wall_ns")}
     return replace(own, **by_step), left_out
 
 
-def steady_times(own: OwnTimes) -> OwnTimes:
+def steady_times(own: SelfTimes) -> SelfTimes:
     """Self times in the steady steps, else in all; without waiting, also where it has to be estimated."""
     steady, _ = steady_steps(own)
     return subtract_estimated_waiting(steady if len(steady.steps) else own)
 
 
-def with_waiting_of_one(own: OwnTimes) -> OwnTimes:
+def with_waiting_of_one(own: SelfTimes) -> SelfTimes:
     """Of one rank a transfer cannot be told from waiting: all of its communication is self time."""
     if len(own.ranks) != 1:
         return own
-    times = own.own_ns.copy()
+    times = own.self_ns.copy()
     times[:, :, own.kinds.index("communication")] += own.waiting_ns
-    return replace(own, own_ns=times, waiting_ns=np.where(np.isfinite(own.waiting_ns), 0.0, np.nan))
+    return replace(own, self_ns=times, waiting_ns=np.where(np.isfinite(own.waiting_ns), 0.0, np.nan))
 
 
-def waiting_source(own: OwnTimes) -> tuple[model.WaitingSource, str | None]:
+def waiting_source(own: SelfTimes) -> tuple[model.WaitingSource, str | None]:
     """How the waiting in the steady steps is known, and why it is not."""
     if len(own.ranks) == 1:
         return "unknown", _ALONE
@@ -467,8 +439,8 @@ def layer_times(database: Database, *, basis: Basis = "cpu") -> model.LayerTimes
         own = f"coalesce(device_ns, {own})"
     database.execute(
         f"""CREATE OR REPLACE TABLE layer_sums AS
-        SELECT rank, layer, kind, median(own_ns) AS own_ns, min(first_ns) AS first_ns
-        FROM (SELECT rank, step, layer, kind, sum({own})::DOUBLE AS own_ns, min(start_ns) AS first_ns FROM spans
+        SELECT rank, layer, kind, median(self_ns) AS self_ns, min(first_ns) AS first_ns
+        FROM (SELECT rank, step, layer, kind, sum({own})::DOUBLE AS self_ns, min(start_ns) AS first_ns FROM spans
             WHERE layer IS NOT NULL AND step IS NOT NULL AND kind IN {COMPUTE} GROUP BY rank, step, layer, kind)
         GROUP BY rank, layer, kind"""
     )
@@ -479,7 +451,7 @@ def layer_times(database: Database, *, basis: Basis = "cpu") -> model.LayerTimes
     if not in_order:
         return None
     place_of = {layer: place for place, (layer,) in enumerate(in_order)}
-    found = to_arrays(database, "SELECT rank, layer, kind, own_ns FROM layer_sums")
+    found = to_arrays(database, "SELECT rank, layer, kind, self_ns FROM layer_sums")
     ranks = np.unique(found["rank"]).astype(np.int64)
     stage_of = dict(database.execute("SELECT rank, stage FROM ranks").fetchall())
     places = (
@@ -488,13 +460,13 @@ def layer_times(database: Database, *, basis: Basis = "cpu") -> model.LayerTimes
         np.array([COMPUTE.index(kind) for kind in found["kind"].tolist()], dtype=np.int64),
     )
     times = np.full((len(ranks), len(place_of), len(COMPUTE)), np.nan)
-    times[places] = found["own_ns"]
+    times[places] = found["self_ns"]
     return model.LayerTimes(
         ranks=ranks,
         stages=np.array([stage_of.get(rank) or 0 for rank in ranks.tolist()], dtype=np.int64),
         layers=tuple(place_of),
         kinds=COMPUTE,
-        own_ns=times,
+        self_ns=times,
     )
 
 
@@ -504,13 +476,13 @@ def layer_times(database: Database, *, basis: Basis = "cpu") -> model.LayerTimes
 WAITING = "waiting"  # the last part: what the longest rank waited
 
 
-def account(own: OwnTimes) -> model.Accounting:
+def account(own: SelfTimes) -> model.Accounting:
     """The parts of every step of every stage. They add up to the longest time of a rank in it, waiting included."""
     stages = np.unique(own.stages)
     shape = (len(own.steps), len(stages), len(own.kinds) + 1)
     held = np.zeros(shape, dtype=np.int64)
     holder = np.full(shape, -1, dtype=np.int64)
-    parts = np.concatenate([own.own_ns, own.waiting_ns[:, :, None]], axis=2)
+    parts = np.concatenate([own.self_ns, own.waiting_ns[:, :, None]], axis=2)
     known = np.isfinite(parts).all(axis=2)
     up_to = np.cumsum(np.rint(np.where(known[:, :, None], parts, 0.0)).astype(np.int64), axis=2)
     up_to[~known] = -1
@@ -539,12 +511,12 @@ _MOST_WINDOWS = 100
 _FEWEST_WINDOWS = 6  # where there are steps enough
 
 
-def score(own: OwnTimes, *, window: int | None = None) -> model.Scores:
+def score(own: SelfTimes, *, window: int | None = None) -> model.Scores:
     """Scores over windows of `window` steps; by default a hundred windows at most, six at least where steps suffice."""
     steps = len(own.steps)
     width = window or max(1, min(10, steps // _FEWEST_WINDOWS), -(-steps // _MOST_WINDOWS))
     count = steps // width if steps >= width else 0
-    times = own.own_ns.sum(axis=2)[: count * width].reshape(count, width, len(own.ranks))
+    times = own.self_ns.sum(axis=2)[: count * width].reshape(count, width, len(own.ranks))
     typical = median(times, axis=1)  # (W, R)
     relative = np.full_like(typical, np.nan)
     for members in comparable(own):

@@ -89,8 +89,8 @@ def test_each_step_adds_up(report: RanksReport) -> None:
     own = report.own
     assert own.ranks.tolist() == [0, 1]
     assert own.steps.tolist() == list(range(2, 2 + STEPS))
-    assert np.array_equal(own.own_ns.sum(axis=2) + own.waiting_ns, own.wall_ns)
-    assert (own.own_ns >= 0).all()
+    assert np.array_equal(own.self_ns.sum(axis=2) + own.waiting_ns, own.wall_ns)
+    assert (own.self_ns >= 0).all()
     assert (own.of("data") > 0).all()
     assert (own.of("optimizer") > 0).all()
 
@@ -111,10 +111,10 @@ def test_layers_of_both_ranks(report: RanksReport) -> None:
     layers = report.layers
     assert layers is not None
     assert {f"layers.{i}" for i in range(3)} <= set(layers.layers)
-    forward = layers.own_ns[:, :, layers.kinds.index("forward")] / 1e9
+    forward = layers.self_ns[:, :, layers.kinds.index("forward")] / 1e9
     slow = layers.layers.index("layers.1")
     assert forward[1, slow] >= SLEEP_S > forward[0, slow]
-    backward = layers.own_ns[:, :, layers.kinds.index("backward")]
+    backward = layers.self_ns[:, :, layers.kinds.index("backward")]
     assert (backward[:, slow] > 0).all()
     assert report.missing == ()
 
@@ -246,4 +246,4 @@ def test_phases_and_collectives_of_a_checkpointed_model(tmp_path: Path) -> None:
     kinds = {row["kind"] for row in rows if row["depth"] == 0}
     assert kinds >= {"step", "forward", "backward", "recompute", "optimizer", "communication"}
     with open_ranks(reduced.spans) as (_, report):
-        assert np.array_equal(report.own.own_ns.sum(axis=2) + report.own.waiting_ns, report.own.wall_ns)
+        assert np.array_equal(report.own.self_ns.sum(axis=2) + report.own.waiting_ns, report.own.wall_ns)

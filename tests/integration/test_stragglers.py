@@ -9,9 +9,9 @@ import pytest
 
 import span_sums
 from processes import run_in_processes
-from profiler_wrapper.ranks.load import open_spans
+from profiler_wrapper.ranks.load import open_ranks
 from profiler_wrapper.ranks.stragglers import diagnose
-from profiler_wrapper.ranks.times import account, layer_times, match_collectives, own_times, prepare
+from profiler_wrapper.ranks.times import account, layer_times, match_collectives, prepare, self_times
 from straggler_jobs import Plan, record_rows, record_timers, record_traces, said, verdict_of
 
 RANKS = 4
@@ -51,15 +51,14 @@ def test_timers_tell_what_was_planted(jobs, job: Plan) -> None:
 
 def test_those_who_wait_are_told_as_waiting(jobs) -> None:
     """The planted delay is on one rank; the others have it as waiting, and each step is whole."""
-    with open_spans(jobs[JOBS[1]][0]) as loaded:
-        prepare(loaded.database)
-        own = own_times(loaded.database)
+    with open_ranks(jobs[JOBS[1]][0]) as (loaded, _):
+        own = self_times(loaded.database)
     slow = own.ranks == 2
     forward = np.median(own.of("forward"), axis=0)
     assert forward[slow] - forward[~slow].max() > 60e6
     waiting = np.median(own.waiting_ns, axis=0)
     assert waiting[~slow].min() - waiting[slow] > 40e6
-    assert np.allclose(own.own_ns.sum(axis=2) + own.waiting_ns, own.wall_ns, atol=1e3)
+    assert np.allclose(own.self_ns.sum(axis=2) + own.waiting_ns, own.wall_ns, atol=1e3)
     held = account(own)
     assert np.abs(held.held_ns.sum(axis=2)[:, 0] - own.wall_ns.max(axis=1)).max() <= 1e3
     assert (held.holder[1:, 0, held.kinds.index("forward")] == 2).all()
@@ -73,10 +72,10 @@ def test_the_engine_adds_up_as_plain_python_does() -> None:
         rows = [row for of_rank in found for row in of_rank[at]]
         with span_sums.database_of(rows, stages=plan.stages) as database:
             prepare(database)
-            own, arrived, layers = own_times(database), match_collectives(database), layer_times(database)
-        by_hand = span_sums.own_times(rows, stages=plan.stages)
+            own, arrived, layers = self_times(database), match_collectives(database), layer_times(database)
+        by_hand = span_sums.self_times(rows, stages=plan.stages)
         assert own.ranks.tolist() == by_hand.ranks.tolist() and own.stages.tolist() == by_hand.stages.tolist()
-        assert np.allclose(own.own_ns, by_hand.own_ns, atol=1) and np.allclose(
+        assert np.allclose(own.self_ns, by_hand.self_ns, atol=1) and np.allclose(
             own.waiting_ns, by_hand.waiting_ns, atol=1
         )
         also = diagnose(by_hand, span_sums.arrivals(rows), span_sums.layer_times(rows, stages=plan.stages))

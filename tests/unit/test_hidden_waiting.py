@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from profiler_wrapper.ranks.model import OWN_KINDS, Float, OwnTimes
+from profiler_wrapper.ranks.model import SELF_KINDS, Float, SelfTimes
 from profiler_wrapper.ranks.stragglers import diagnose
 from profiler_wrapper.ranks.times import subtract_estimated_waiting
 
@@ -27,7 +27,7 @@ def truth(**extra: tuple[int, float]) -> dict[str, Float]:
     return own
 
 
-def measured(own: dict[str, Float], *, meets_early: list[bool], known: bool = False) -> OwnTimes:
+def measured(own: dict[str, Float], *, meets_early: list[bool], known: bool = False) -> SelfTimes:
     """What timers see of it: `other` and data, then a forward at whose begin some ranks wait for all, as they do in
     DDP's broadcast of buffers, and a backward at whose end all wait for all. `known`: that second wait is measured."""
     seen = {kind: times.copy() for kind, times in own.items()}
@@ -38,15 +38,15 @@ def measured(own: dict[str, Float], *, meets_early: list[bool], known: bool = Fa
     waited = end.max(axis=1, keepdims=True) - end
     if not known:
         seen["backward"] += waited
-    times = np.zeros((STEPS, RANKS, len(OWN_KINDS)))
+    times = np.zeros((STEPS, RANKS, len(SELF_KINDS)))
     for kind, value in seen.items():
-        times[:, :, OWN_KINDS.index(kind)] = value * MS
+        times[:, :, SELF_KINDS.index(kind)] = value * MS
     waiting = waited * MS if known else np.zeros((STEPS, RANKS))
-    return OwnTimes(
+    return SelfTimes(
         ranks=np.arange(RANKS),
         stages=np.zeros(RANKS, dtype=np.int64),
         steps=np.arange(STEPS),
-        own_ns=times,
+        self_ns=times,
         waiting_ns=waiting,
         wall_ns=times.sum(axis=2) + waiting,
         waiting_known=known,
@@ -60,7 +60,7 @@ def test_own_times_are_found_again(kind: str, cause: str | None, meets_early: li
     own = truth(**{kind: (1, 120.0)})
     job = measured(own, meets_early=meets_early, known=known)
     found = subtract_estimated_waiting(job)
-    assert np.allclose(found.own_ns.sum(axis=2) + found.waiting_ns, job.wall_ns, rtol=1e-12), "no time comes or goes"
+    assert np.allclose(found.self_ns.sum(axis=2) + found.waiting_ns, job.wall_ns, rtol=1e-12), "no time comes or goes"
     for phase, times in own.items():
         # What chance makes of a phase may be taken for waiting, for at most as long as it lasts.
         assert np.abs(found.of(phase) / MS - times).max() < 2.5, phase

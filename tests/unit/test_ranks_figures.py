@@ -26,9 +26,9 @@ from profiler_wrapper.ranks.figures import (
 )
 from profiler_wrapper.ranks.load import open_ranks
 from profiler_wrapper.ranks.model import RanksReport
-from profiler_wrapper.ranks.timeline import drawn_steps, holders, lane_spans, merged, timeline_of
+from profiler_wrapper.ranks.timeline import drawn_steps, merged, read_timeline
 from simulated_jobs import QUIET, report_of, simulated
-from small_rank_jobs import HOSTILE, MS, STEP_MS, write_job
+from small_rank_jobs import HOSTILE, write_job
 
 Job = tuple[Database, RanksReport]
 
@@ -59,8 +59,7 @@ def bars(axes: Axes, kind: str) -> list[tuple[float, float, float]]:
 def test_timeline_lanes(job: Job) -> None:
     database, report = job
     steps = drawn_steps(report)
-    spans = lane_spans(database, [0, 1, 2, 3], steps, layer=report.verdict.layer)
-    (axes,) = timeline_figure(report, timeline_of(report, spans, [0, 1, 2, 3], pixels=PIXELS)).axes
+    (axes,) = timeline_figure(report, read_timeline(report, database, [0, 1, 2, 3], steps, pixels=PIXELS)).axes
     forward = bars(axes, "forward")
     assert len(forward) == 4 * 3
     assert [bar for bar in forward if bar[0] == 0] == [(0, 2.0, 12.0), (0, 102.0, 112.0), (0, 202.0, 212.0)]
@@ -129,27 +128,13 @@ def test_without_transfers_communication_is_one_bar(tmp_path: Path) -> None:
         writer.writerows(rows)
     with open_ranks(table) as (loaded, report):
         steps = drawn_steps(report)
-        spans = lane_spans(loaded.database, [0, 1], steps)
-        (axes,) = timeline_figure(report, timeline_of(report, spans, [0, 1], pixels=PIXELS)).axes
+        drawn = read_timeline(report, loaded.database, [0, 1], steps, pixels=PIXELS)
+        (axes,) = timeline_figure(report, drawn).axes
     assert not bars(axes, "waiting")
     assert bars(axes, "communication")[0] == (0, 12.0, 80.0)
     legend = axes.get_legend()
     assert legend is not None
     assert "communication, with waiting" in [text.get_text() for text in legend.get_texts()]
-
-
-def test_who_holds_each_step_is_framed() -> None:
-    found = report_of(simulated("one long input", seed=0, ranks=64, steps=12, noise=QUIET))
-    assert found.verdict.verdict == "imbalance"
-    steps = drawn_steps(found)
-    of_steps = holders(found, steps)
-    own = found.own.own_ns.sum(axis=2)
-    assert of_steps == {step: int(own[step].argmax()) for step in steps}
-    like = replace(found, own=replace(found.own, own_ns=np.where(
-        (found.own.steps == steps[0])[:, None, None], 1e6, found.own.own_ns)))  # fmt: skip
-    assert steps[0] not in holders(like, steps) and steps[1] in holders(like, steps)
-    rank_job = report_of(simulated("forward", seed=0, rank=3, noise=QUIET))
-    assert holders(rank_job, drawn_steps(rank_job)) == {}, "who is named is marked in all steps"
 
 
 def test_lanes_of_a_thousand_ranks_are_one_picture() -> None:
@@ -188,35 +173,9 @@ def test_hostile_names_are_drawn(tmp_path: Path) -> None:
     assert is_a_picture(tmp_path / "heat_map.png") and is_a_picture(tmp_path / "timeline.png")
 
 
-def test_pauses_between_recorded_steps_are_cut(job: Job) -> None:
-    """Steps 1 and 6 of a job: what lies between them would be most of the picture."""
-    database, report = job
-    spans = lane_spans(database, [0, 1], [1, 6])
-    step = spans.start_ns[spans.step == 6].min() - spans.start_ns[spans.step == 1].min()
-    assert step == 5 * STEP_MS * MS
-    closed = spans.on_one_axis(is_aligned=True)
-    pause = closed.start_ns[closed.step == 6].min() - (closed.start_ns + closed.duration_ns)[closed.step == 1].max()
-    assert 0 < pause < 10 * MS and closed.is_cut
-    (axes,) = timeline_figure(report, timeline_of(report, spans, [0, 1], pixels=PIXELS)).axes
-    assert "pauses between steps are cut" in axes.get_xlabel()
-    lines = sorted(float(np.asarray(line.get_xdata())[0]) for line in axes.lines)
-    first_bars = sorted(bar[1] for bar in bars(axes, "data") if bar[0] == 0)
-    assert lines == pytest.approx(first_bars), "a step begins where its first span is drawn"
-    follow = lane_spans(database, [0], [1, 2, 3])
-    assert follow.on_one_axis(is_aligned=True) is follow
-
-
-def test_clocks_that_tell_nothing_do_not_tear_lanes_apart(tmp_path: Path) -> None:
-    """Two hosts an hour apart that have nothing in common: each rank counts from its own first span on."""
-    hour = 3_600_000 * MS
-    with open_ranks(write_job(tmp_path / "spans.csv", ahead_ns={1: hour, 3: hour})) as (loaded, report):
-        loaded.database.execute("DROP TABLE IF EXISTS clocks")
-        steps = drawn_steps(report)
-        apart = lane_spans(loaded.database, [0, 1, 2, 3], steps)
-    clocks = None if report.clocks is None else replace(report.clocks, source="none")
-    assert np.ptp(apart.start_ns) > hour
-    report = replace(report, clocks=clocks)
-    (axes,) = timeline_figure(report, timeline_of(report, apart, [0, 1, 2, 3], pixels=PIXELS)).axes
-    assert "each rank from its own first step on" in axes.get_xlabel()
-    assert [bar[1] for bar in bars(axes, "data") if bar[0] == 1] == [0.0, 100.0, 200.0]
-    assert not apart.on_one_axis(is_aligned=True).from_own_begin
+def test_drawn_steps_follow_one_another() -> None:
+    """Steps that were recorded apart would be mostly the pause between them."""
+    report = report_of(simulated("forward", seed=0, rank=3, steps=6, noise=QUIET))
+    numbers = np.array([1, 2, 300, 301, 302, 600])
+    assert drawn_steps(replace(report, own=replace(report.own, steps=numbers))) == [300, 301, 302]
+    assert len(drawn_steps(replace(report, own=replace(report.own, steps=100 * numbers)))) == 1

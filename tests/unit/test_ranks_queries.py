@@ -11,25 +11,25 @@ import pytest
 pytest.importorskip("duckdb")
 
 from profiler_wrapper.ranks.database import open_database
-from profiler_wrapper.ranks.model import OWN_KINDS, OwnTimes
-from profiler_wrapper.ranks.times import common_name, communication, layer_times, match_collectives, own_times, prepare
+from profiler_wrapper.ranks.model import SELF_KINDS, SelfTimes
+from profiler_wrapper.ranks.times import common_name, communication, layer_times, match_collectives, prepare, self_times
 from span_tables import span, span_database
 
 
-def own_of(rows: list[dict[str, Any]], **how: Any) -> OwnTimes:
+def own_of(rows: list[dict[str, Any]], **how: Any) -> SelfTimes:
     with span_database(rows) as database:
         prepare(database)
-        return own_times(database, **how)
+        return self_times(database, **how)
 
 
-def told(own: OwnTimes, step: int = 0, rank: int = 0) -> dict[str, float]:
+def told(own: SelfTimes, step: int = 0, rank: int = 0) -> dict[str, float]:
     """The kinds that took time, and waiting."""
-    values = {kind: float(own.own_ns[step, rank, place]) for place, kind in enumerate(OWN_KINDS)}
+    values = {kind: float(own.self_ns[step, rank, place]) for place, kind in enumerate(SELF_KINDS)}
     return {kind: value for kind, value in values.items() if value} | {"waiting": float(own.waiting_ns[step, rank])}
 
 
-def exact(own: OwnTimes) -> None:
-    total = own.own_ns.sum(axis=2) + own.waiting_ns
+def exact(own: SelfTimes) -> None:
+    total = own.self_ns.sum(axis=2) + own.waiting_ns
     assert np.array_equal(total[np.isfinite(total)], own.wall_ns[np.isfinite(own.wall_ns)])
 
 
@@ -181,7 +181,7 @@ def test_a_send_and_its_receive_are_one() -> None:
 def test_a_rank_without_a_step_is_not_known() -> None:
     own = own_of([*PLAIN, span(1, 6, "step", 0, 10)])
     assert np.isnan(own.wall_ns).tolist() == [[False, True], [True, False]]
-    assert np.isnan(own.own_ns[0, 1]).all()
+    assert np.isnan(own.self_ns[0, 1]).all()
     assert np.isnan(own.waiting_ns[0, 1])
 
 
@@ -218,9 +218,9 @@ def test_layers_over_steps() -> None:
         found = layer_times(database)
     assert found is not None
     assert found.layers == ("b", "a")  # in the order in which they run
-    assert found.own_ns[0, :, 0].tolist() == [12.0, 14.0]  # medians over steps, sums over micro-batches
-    assert found.own_ns[1, :, 2].tolist()[0] == 7.0
-    assert np.isnan(found.own_ns[1, 1]).all()
+    assert found.self_ns[0, :, 0].tolist() == [12.0, 14.0]  # medians over steps, sums over micro-batches
+    assert found.self_ns[1, :, 2].tolist()[0] == 7.0
+    assert np.isnan(found.self_ns[1, 1]).all()
 
 
 def test_no_layers_and_no_collectives() -> None:

@@ -50,7 +50,7 @@ def test_layers_tell_who_stands_out() -> None:
     rows = {(row["layer"], row["kind"]): row for row in replace(report_of(own), layers=layers).to_dict()["layers"]}
     slow, other = rows["model.layers.2", "forward"], rows["model.layers.3", "forward"]
     assert slow["outliers"] == [5] == [slow["slowest_rank"]] and other["outliers"] == []
-    times = layers.own_ns[:, layers.layers.index("model.layers.2"), 0] / 1e6
+    times = layers.self_ns[:, layers.layers.index("model.layers.2"), 0] / 1e6
     deviation = 1.4826 * np.median(np.abs(times - np.median(times)))
     assert np.isclose(slow["typical_deviation_ms"], deviation) and np.isclose(slow["quickest_ms"], times.min())
 
@@ -62,7 +62,7 @@ def test_what_is_unknown_says_why() -> None:
 
 def test_it_is_json_though_nothing_is_known() -> None:
     own = simulated(seed=0, steps=3)
-    own = replace(own, own_ns=np.full_like(own.own_ns, np.nan), wall_ns=np.full_like(own.wall_ns, np.nan))
+    own = replace(own, self_ns=np.full_like(own.self_ns, np.nan), wall_ns=np.full_like(own.wall_ns, np.nan))
     found = report_of(own, missing=(Gap(what="rank 1", reason="no file", rank=1),)).to_dict()
     text = json.dumps(found, allow_nan=False)
     assert "no file" in text and found["ranks"][0]["wall_ms_per_step"] is None

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline_jobs import Job, Length, Op, connect, job_tables, makespan, span_rows
 from profiler_wrapper.ranks.model import Replay
-from profiler_wrapper.ranks.replay.what_if import what_if
+from profiler_wrapper.ranks.replay import what_if
 from shared_traces import TRACES
 from straggler_tables import SMALL_JOB, read_job
 
@@ -366,7 +366,6 @@ def test_pipeline_with_groups_told() -> None:
 
 def test_communication_within_computes_is_not_replayed() -> None:
     connection = connect(span_rows(JOBS["no pipeline"], [table(forward_compute=10, backward_compute=20)]), FIVE)
-    connection.execute("ALTER TABLE spans ADD COLUMN waiting_ns BIGINT")
     connection.execute("UPDATE spans SET waiting_ns = duration_ns // 100 WHERE kind = 'backward'")
     assert isinstance(what_if(connection), Replay)
     connection.execute("UPDATE spans SET waiting_ns = duration_ns // 2 WHERE kind = 'backward'")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from profiler_wrapper.ranks.replay.orders import role_of
+from profiler_wrapper.ranks.operations import role_of
 
 
 @pytest.mark.parametrize(

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from profiler_wrapper.ranks.model import OWN_KINDS, OwnTimes
+from profiler_wrapper.ranks.model import SELF_KINDS, SelfTimes
 from profiler_wrapper.ranks.stragglers import diagnose
 from profiler_wrapper.ranks.times import subtract_transfer_waiting
 
 MS = 1e6
 
 
-def job(transfers: list[list[float]], *, forward: list[float], stages: list[int] | None = None) -> OwnTimes:
+def job(transfers: list[list[float]], *, forward: list[float], stages: list[int] | None = None) -> SelfTimes:
     """Milliseconds of transfers (S, R), and of a forward (R,) that is the same in all steps."""
     seen = np.array(transfers, dtype=float) * MS
-    own = np.zeros((*seen.shape, len(OWN_KINDS)))
-    own[:, :, OWN_KINDS.index("communication")] = seen
-    own[:, :, OWN_KINDS.index("forward")] = np.array(forward) * MS
+    own = np.zeros((*seen.shape, len(SELF_KINDS)))
+    own[:, :, SELF_KINDS.index("communication")] = seen
+    own[:, :, SELF_KINDS.index("forward")] = np.array(forward) * MS
     ranks = seen.shape[1]
-    return OwnTimes(
+    return SelfTimes(
         ranks=np.arange(ranks),
         stages=np.array(stages or [0] * ranks),
         steps=np.arange(len(seen)),
-        own_ns=own,
+        self_ns=own,
         waiting_ns=np.zeros(seen.shape),
         wall_ns=own.sum(axis=2),
     )
@@ -32,7 +32,7 @@ def test_what_others_see_beyond_the_least_is_waiting() -> None:
     found = subtract_transfer_waiting(job([[90, 60, 95], [40, 60, 50]], forward=[3, 50, 3]))
     assert (found.of("communication") / MS).tolist() == [[60, 60, 60], [40, 40, 40]]
     assert (found.waiting_ns / MS).tolist() == [[30, 0, 35], [0, 20, 10]]
-    assert np.array_equal(found.own_ns.sum(axis=2) + found.waiting_ns, found.wall_ns)
+    assert np.array_equal(found.self_ns.sum(axis=2) + found.waiting_ns, found.wall_ns)
 
 
 def test_stages_have_their_own_and_a_missing_step_stays_missing() -> None:

@@ -19,7 +19,7 @@ def layers(times: dict[str, list[float]], *, stages: list[int] | None = None) ->
         stages=np.array(stages or [0] * len(own)),
         layers=tuple(times),
         kinds=("forward",),
-        own_ns=own,
+        self_ns=own,
     )
 
 
@@ -29,7 +29,7 @@ ALIKE = {f"h.{at}": [10, 10, 10, 10] for at in range(6)}
 def test_the_layer_that_explains_a_ranks_excess() -> None:
     found = layer_of_rank(layers({**ALIKE, "h.2": [10, 90, 10, 10]}), 1, 80 * MS)
     assert found is not None
-    assert (found.layer, found.excess_ns, found.own_ns, found.typical_ns) == ("h.2", 80 * MS, 90 * MS, 10 * MS)
+    assert (found.layer, found.excess_ns, found.self_ns, found.typical_ns) == ("h.2", 80 * MS, 90 * MS, 10 * MS)
 
 
 def test_a_layer_that_explains_little_is_none() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from profiler_wrapper.errors import BrokenTrace, WrongUse
-from profiler_wrapper.ranks.sources import find_sources, rank_in_name
+from profiler_wrapper.ranks.load import find_sources, rank_in_name
 from profiler_wrapper.trace.spans import absent_ranks, parse_ranks, ranges
 
 
@@ -47,7 +47,7 @@ def test_logs_of_timers(tmp_path: Path) -> None:
 
 def test_the_timed_trace_of_each_rank_and_of_later_windows(tmp_path: Path) -> None:
     traced(tmp_path, "rank0_dp0_tp1_pp0")
-    last = traced(tmp_path, "rank10_dp1_tp0_pp1")
+    last = traced(tmp_path, "rank10_dp1_tp0_pp1", coordinates={"dp": 1, "tp": 0, "pp": 1})
     window = traced(last, "rank10_steps").rename(last / "steps_500-502")
     found = find_sources(tmp_path)
     assert [trace.path.parent.name for trace in found.traces] == ["rank0_dp0_tp1_pp0", last.name, window.name]

@@ -7,18 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from profiler_wrapper.ranks.model import OwnTimes
+from profiler_wrapper.ranks.model import SelfTimes
 from profiler_wrapper.ranks.times import WAITING, account
 
 
-def times(own: np.ndarray, *, stages: list[int] | None = None, waiting: np.ndarray | None = None) -> OwnTimes:
+def times(own: np.ndarray, *, stages: list[int] | None = None, waiting: np.ndarray | None = None) -> SelfTimes:
     steps, ranks, kinds = own.shape
     waiting = np.zeros((steps, ranks)) if waiting is None else waiting
-    return OwnTimes(
+    return SelfTimes(
         ranks=np.arange(ranks) * 10,
         stages=np.array(stages or [0] * ranks),
         steps=np.arange(steps),
-        own_ns=own.astype(float),
+        self_ns=own.astype(float),
         waiting_ns=waiting.astype(float),
         wall_ns=own.sum(axis=2) + waiting,
         kinds=("data", "forward", "backward", "other")[:kinds],

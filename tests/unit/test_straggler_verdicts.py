@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from profiler_wrapper.ranks.model import Arrivals, OwnTimes, Verdict
+from profiler_wrapper.ranks.model import Arrivals, SelfTimes, Verdict
 from profiler_wrapper.ranks.stragglers import diagnose
 from profiler_wrapper.ranks.times import account, score
 from simulated_jobs import QUIET, Noise, layer_times, simulated
@@ -86,15 +86,15 @@ def test_large_jobs_have_no_straggler_by_chance() -> None:
 def test_waiting_within_backward_is_not_taken_for_slowness(seed: int) -> None:
     """Nobody recorded communication: whoever is early waits in backward, and only the late rank's is its own."""
     known = simulated("forward", seed=seed, rank=2, noise=Noise(burst=0))
-    own = known.own_ns.copy()
+    own = known.self_ns.copy()
     own[:, :, known.kinds.index("backward")] += known.waiting_ns
-    mixed = replace(known, own_ns=own, waiting_ns=np.zeros_like(known.waiting_ns), waiting_known=False)
+    mixed = replace(known, self_ns=own, waiting_ns=np.zeros_like(known.waiting_ns), waiting_known=False)
     verdict = diagnose(mixed)
     assert answer(verdict) == ("rank", "forward", 2)
     assert any("no communication was recorded" in line for line in verdict.evidence)
 
 
-def late(own: OwnTimes, rank: int) -> Arrivals:
+def late(own: SelfTimes, rank: int) -> Arrivals:
     """One collective a step, to which one rank comes late by 60 ms."""
     steps, ranks = own.waiting_ns.shape
     return Arrivals(
@@ -129,9 +129,9 @@ def test_a_layer_of_one_rank() -> None:
 def test_slow_layers_all_alike_on_a_rank_are_no_slow_layer() -> None:
     own = simulated("forward", seed=4, rank=6)
     layers = layer_times(own)
-    times = layers.own_ns.copy()
+    times = layers.self_ns.copy()
     times[6] *= 4
-    verdict = diagnose(own, None, replace(layers, own_ns=times))
+    verdict = diagnose(own, None, replace(layers, self_ns=times))
     assert (verdict.cause, verdict.layer) == ("forward", None)
 
 
@@ -155,12 +155,12 @@ def test_too_few_steps_have_no_verdict(steps: int) -> None:
     assert "too few" in verdict.sentence
 
 
-def _no_steps() -> OwnTimes:
+def _no_steps() -> SelfTimes:
     own = simulated(seed=0, steps=1)
     return replace(
         own,
         steps=own.steps[:0],
-        own_ns=own.own_ns[:0],
+        self_ns=own.self_ns[:0],
         waiting_ns=own.waiting_ns[:0],
         wall_ns=own.wall_ns[:0],
     )
@@ -181,11 +181,11 @@ def test_one_rank_alone_is_no_straggler() -> None:
 
 def test_ranks_and_steps_that_are_missing() -> None:
     own = simulated("forward", seed=0, rank=3)
-    times = own.own_ns.copy()
+    times = own.self_ns.copy()
     times[:, 0] = np.nan  # never reported
     times[10:, 1] = np.nan  # killed
     times[5] = np.nan  # nobody has it
-    verdict = diagnose(replace(own, own_ns=times))
+    verdict = diagnose(replace(own, self_ns=times))
     assert answer(verdict) == ("rank", "forward", 3)
     assert any("1 steps were not judged" in line for line in verdict.evidence)
 

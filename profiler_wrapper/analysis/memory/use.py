@@ -53,7 +53,7 @@ def memory_curve(use: MemoryUse) -> Curve:
     first_ns, last_ns = (int(times[0]), int(times[-1])) if len(times) else (0, 0)
     begin_ns = first_ns if use.begin_ns is None else use.begin_ns
     end_ns = last_ns if use.end_ns is None else use.end_ns
-    events = points_of(use)
+    events = points_of(use, most=_MOST_POINTS)
     held = dict(zip(CATEGORIES, timeline.bytes_by_category, strict=True))
     phases = timeline.phase_starts if len(timeline.phase_starts) <= _MOST_PHASES else ()
     return {
@@ -73,15 +73,15 @@ def memory_curve(use: MemoryUse) -> Curve:
     }
 
 
-def points_of(use: MemoryUse) -> Int64:
-    """The events to show, ascending: all of them, or where there are too many, those that matter."""
+def points_of(use: MemoryUse, *, most: int) -> Int64:
+    """The events to show, ascending: all of them, or where there are more than `most`, those that matter."""
     times, total, reserved = use.timeline.time_ns, use.timeline.total_bytes, use.timeline.reserved_bytes
     count = len(times)
-    if count <= _MOST_POINTS:
+    if count <= most:
         return np.arange(count)
     marked = [0, count - 1, int(total.argmax()), *([] if reserved is None else [int(reserved.argmax())])]
-    pauses = np.argpartition(np.diff(times), count - 1 - _PAUSES)[-_PAUSES:]
-    bounds = np.linspace(0, count, min(_STRETCHES, (_MOST_POINTS - _PAUSES - len(marked)) // 2) + 1).astype(np.int64)
+    pauses = np.argsort(-np.diff(times), kind="stable")[:_PAUSES]  # the same ones of equal pauses on any machine
+    bounds = np.linspace(0, count, min(_STRETCHES, (most - _PAUSES - len(marked)) // 2) + 1).astype(np.int64)
     extremes = [
         first + int(find(total[first:end]))
         for first, end in pairwise(bounds.tolist())
@@ -90,7 +90,7 @@ def points_of(use: MemoryUse) -> Int64:
     chosen = np.unique(np.concatenate([marked, pauses, extremes]))
     in_steps = [np.searchsorted(times, [step.start_ns, step.end_ns]).tolist() for step in use.steps]
     peaks = [first + int(total[first:end].argmax()) for first, end in in_steps if end > first]
-    room = max(0, _MOST_POINTS - len(chosen))
+    room = max(0, most - len(chosen))
     return np.sort(np.append(chosen, np.setdiff1d(np.array(peaks, dtype=np.int64), chosen)[:room])).astype(np.int64)
 
 

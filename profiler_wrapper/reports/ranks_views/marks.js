@@ -6,7 +6,7 @@
  *   page.rankCell(key)            the `cell` of a column with the number of a rank
  *   page.msColumn(key, title, more)   a column of milliseconds
  *   page.culpritColor()
- *   page.rankBars(element, data)  small bar charts over all ranks: own time, waiting, peak memory and MFU; those that
+ *   page.rankBars(element, data)  small bar charts over all ranks: self time, waiting, peak memory and MFU; those that
  *                                 the verdict names stand out, and what is not known says why
  */
 (function () {
@@ -46,7 +46,7 @@
       const odd = new Set(shown.flatMap((i, at) => named.has(i) ? [at] : []));
       if (values.some(known)) page.bars(place, { title, values: shown.map(i => values[i]), labels: shown.map(i => `rank ${rows[i].rank}`), format, odd, help, short: at => `rank ${rows[shown[at]].rank}` });
     };
-    draw("Own time", own, page.format.us, "of a step: what a rank did itself");
+    draw("Self time", own, page.format.us, "of a step: what a rank did itself");
     draw("Waiting", row => known(row.waiting_ms_per_step) ? row.waiting_ms_per_step * MS : null, page.format.us, "of a step: for others, in communication");
     draw("Peak memory", row => row.peak_bytes, page.format.bytes, "the highest allocated");
     draw("MFU", row => row.mfu, page.format.share, "model FLOPs utilization of a step");

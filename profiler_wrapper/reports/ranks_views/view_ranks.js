@@ -23,7 +23,7 @@
       ...(staged ? [{ key: "stage", title: "Stage", kind: "count" }] : []),
       ...PLACES.filter(place => any(rows, row => row[place])).map(place => ({ key: place, title: place, kind: "count" })),
       ...(any(rows, row => row.host) ? [{ key: "host", title: "Host", kind: "text", longest: 24, shrinks: true }] : []),
-      ...used.map(kind => page.msColumn(kind, kind, { of: row => row.own_ms_per_step[kind] || 0, help: "own time per step" })),
+      ...used.map(kind => page.msColumn(kind, kind, { of: row => row.own_ms_per_step[kind] || 0, help: "self time per step" })),
       page.msColumn("waiting_ms_per_step", "Waiting", { help: "for others, per step", missing: unknown.waiting_ms_per_step }),
       page.msColumn("wall_ms_per_step", "Step"),
       { key: "relative_score", title: "Score", kind: "number", help: `the quickest rank${staged ? " of its stage" : ""} over this one; ! below 0.75, * below it for some windows of steps in a row`, cell: scored("relative_score", "flagged_relative") },

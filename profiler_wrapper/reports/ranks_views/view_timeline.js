@@ -1,7 +1,7 @@
 "use strict";
 /** Timeline: a lane for each rank, what it did in a few steps. */
 (function () {
-  const NAMES = { waiting: "waiting for others", gc: "garbage collection", held: "longest of its step" };
+  const NAMES = { waiting: "waiting for others", gc: "garbage collection" };
 
   const largest = data => Math.max(...data.timeline.bars.map(one => one.starts_us.reduce((most, start, i) => Math.max(most, start + one.lengths_us[i]), 0)), 1);
 
@@ -14,21 +14,19 @@
   function bars(data) {
     const [size, unit] = page.timeUnit(largest(data));
     const seen = new Set();
-    const order = [...Object.keys(data.page.colors.kind), "layer", "held"];
-    const { held, lanes } = data.timeline;
-    const frames = held.length ? [{ kind: "held", lanes: held.map(one => one.lane), starts_us: held.map(one => one.start_us), lengths_us: held.map(one => one.length_us) }] : [];
-    return [...data.timeline.bars, ...frames].map(one => {
-      const framed = one.kind === "layer" || one.kind === "held";
+    const order = [...Object.keys(data.page.colors.kind), "layer"];
+    const { lanes } = data.timeline;
+    return data.timeline.bars.map(one => {
+      const framed = one.kind === "layer";
       const name = nameOf(one.kind, data);
       const isFirst = !seen.has(one.kind);
       seen.add(one.kind);
       return {
-        type: "bar", orientation: "h", name, width: one.kind === "held" ? 0.96 : 0.8,
+        type: "bar", orientation: "h", name, width: 0.8,
         legendgroup: one.kind, showlegend: isFirst, legendrank: order.indexOf(one.kind),
         y: one.lanes, base: one.starts_us.map(start => start / size), x: one.lengths_us.map(length => length / size),
         customdata: one.lengths_us.map((length, i) => [page.format.us(length), lanes[one.lanes[i]]]),
         hovertemplate: `%{customdata[1]}: ${name}<br>%{customdata[0]} from %{base:.4g} ${unit}<extra></extra>`,
-        ...(one.kind === "held" ? { hoverinfo: "skip", hovertemplate: undefined } : {}),
         marker: { color: framed ? "rgba(0,0,0,0)" : page.color.kind(one.kind), line: framed ? { color: page.culpritColor(), width: 2 } : { width: 0 } },
       };
     });

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from profiler_wrapper.analysis.statistics import median
+from profiler_wrapper.ranks.model import Bool, Float, Int
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 # --------------------------------------------------------------------------------------------------
 # Where ranks are in a job: which are the stages of one pipeline, which replicas of one stage.
-
-Int = npt.NDArray[np.int64]
 
 COORDINATES: Final = ("dp", "tp", "cp", "ep")
 
@@ -34,8 +33,7 @@ def read_places(connection: DuckDBPyConnection, present: Int) -> dict[str, Int]:
     Raises:
         NotReplayable: which ranks belong together is not known.
     """
-    known = {row[0] for row in connection.execute("DESCRIBE ranks").fetchall()}
-    wanted = ", ".join(f"max({name})" if name in known else "NULL" for name in COORDINATES)
+    wanted = ", ".join(f"max({name})" for name in COORDINATES)
     rows = connection.execute(
         f"SELECT rank, max(coalesce(stage, 0)), {wanted} FROM ranks GROUP BY rank ORDER BY rank"
     ).fetchall()
@@ -70,7 +68,6 @@ def read_places(connection: DuckDBPyConnection, present: Int) -> dict[str, Int]:
 # A slot is the n-th operation of a name within a step. Ranks and steps with the same slots stand beside one another, so
 # that the replay works on whole arrays.
 
-Float = npt.NDArray[np.float64]
 Align = Callable[[Int, Int], Int]  # (ranks, own times) -> times by the common clock
 
 ROWS_AT_ONCE: Final = 500_000
@@ -148,17 +145,16 @@ def _choose_steps(connection: DuckDBPyConnection, found: Int, most_rows: int) ->
 
 def _read_rows(connection: DuckDBPyConnection) -> None:
     """A table of the operations of the chosen steps: the spans may lie in many files, which are read once."""
-    columns = {row[0] for row in connection.execute("DESCRIBE spans").fetchall()}
     computes = "s.kind IN ('forward', 'backward')"
-    waiting = f"CASE WHEN {computes} THEN coalesce(waiting_ns, 0) ELSE 0 END" if "waiting_ns" in columns else "0"
     connection.execute(
         f"""CREATE OR REPLACE TEMP TABLE replay_rows AS
         SELECT r.place AS rank, t.place AS step, name, kind, start_ns, duration_ns::FLOAT AS length, sequence,
             coalesce(microbatch, -1)::SMALLINT AS microbatch,
-            {"coalesce(chunk, -1)" if "chunk" in columns else "-1"}::SMALLINT AS chunk,
+            coalesce(chunk, -1)::SMALLINT AS chunk,
             CASE WHEN s.kind = 'communication' AND "group" IS NOT NULL
                 THEN (hash("group") >> 1)::BIGINT ELSE -1 END AS of,
-            ({waiting})::FLOAT AS waiting, CASE WHEN {computes} THEN duration_ns ELSE 0 END::FLOAT AS computing
+            CASE WHEN {computes} THEN coalesce(waiting_ns, 0) ELSE 0 END::FLOAT AS waiting,
+            CASE WHEN {computes} THEN duration_ns ELSE 0 END::FLOAT AS computing
         FROM spans s JOIN replay_steps t ON s.step = t.step JOIN replay_ranks r ON s.rank = r.rank
         WHERE {_OF_SPANS}"""
     )
@@ -405,7 +401,7 @@ def stage_order(cells: Cells, roles: list[Role], stage: int, steps: Int) -> Stag
     return StageOrder(operations, starts[:, order], ends[:, order])
 
 
-def _chosen(there: npt.NDArray[np.bool_]) -> Int:
+def _chosen(there: Bool) -> Int:
     """Cells that have most, evenly spread, and some for each operation that only others have."""
     counts = there.sum(axis=0)
     full = np.flatnonzero(counts == counts.max())
@@ -451,7 +447,6 @@ class Transfers:
 
 class _Compute(NamedTuple):
     number: int  # of the operation
-    microbatch: int
     part: int  # of the whole model, from 0
 
 
@@ -467,13 +462,13 @@ def match_transfers(orders: list[StageOrder], first: list[int]) -> Transfers:
     chunks = [_chunks(order) for order in orders]
     found.chunks = max([1, *(1 + chunk for each in chunks for chunk in each.values())])
     stages, parts = len(orders), found.chunks * len(orders)
-    ends: dict[tuple[int, Verb, Direction], list[tuple[_Compute, End]]] = {}
+    ends: dict[tuple[int, Verb, Direction], list[End]] = {}
     for stage, order in enumerate(orders):
         found.chunk_of.update({first[stage] + index: chunk for index, chunk in chunks[stage].items()})
         directions: tuple[Direction, ...] = ("forward", "backward")
         for direction in directions:
             computes = [
-                _Compute(first[stage] + index, order.operations[index].microbatch, chunk * stages + stage)
+                _Compute(first[stage] + index, chunk * stages + stage)
                 for index, chunk in chunks[stage].items()
                 if order.operations[index].role.direction == direction
             ]
@@ -488,7 +483,7 @@ def match_transfers(orders: list[StageOrder], first: list[int]) -> Transfers:
                 (found.sends if verb == "send" else found.receives).extend(
                     End(compute, transfer) for compute, transfer in matched.items()
                 )
-                ends[stage, verb, direction] = [(each, End(each.number, matched.get(each.number))) for each in needing]
+                ends[stage, verb, direction] = [End(each.number, matched.get(each.number)) for each in needing]
     found.crossings = _pair(ends, stages)
     return found
 
@@ -532,9 +527,6 @@ def _match(
         kept = [index for index in wanted if order.ends_after(index, earliest) >= -SLACK_NS]
     if not kept:
         return {}
-    by_identity = _by_microbatch(order, kept, first, computes)
-    if by_identity:
-        return by_identity
     if len(kept) == len(computes):
         chosen = computes
     elif len(kept) == len(needing):
@@ -547,18 +539,6 @@ def _match(
             f"for {len(computes)} of {direction}: which belongs to which is not known"
         )
     return {compute.number: first + index for compute, index in zip(chosen, kept, strict=True)}
-
-
-def _by_microbatch(order: StageOrder, kept: list[int], first: int, computes: list[_Compute]) -> dict[int, int]:
-    """By microbatch and chunk where the transfers tell them and each is there once; else empty."""
-    own = {
-        (order.operations[each.number - first].microbatch, order.operations[each.number - first].chunk): each.number
-        for each in computes
-    }
-    known = {(order.operations[index].microbatch, order.operations[index].chunk): first + index for index in kept}
-    if len(own) < len(computes) or len(known) < len(kept) or any(key[0] < 0 or key not in own for key in known):
-        return {}
-    return {own[key]: transfer for key, transfer in known.items()}
 
 
 def _transfer_parts(order: StageOrder, index: int) -> tuple[tuple[str, str], ...]:
@@ -576,23 +556,12 @@ def _transfer_parts(order: StageOrder, index: int) -> tuple[tuple[str, str], ...
     return tuple(parts)
 
 
-def _pair(ends: dict[tuple[int, Verb, Direction], list[tuple[_Compute, End]]], stages: int) -> list[tuple[End, End]]:
-    senders = {key: value for key, value in ends.items() if key[1] == "send"}
-    by_what: dict[tuple[str, int, int], End] = {}
-    receivers: dict[tuple[str, int, int], End] = {}
-    count = 0
-    for (_, verb, direction), each in ends.items():
-        for compute, end in each:
-            count += 1
-            if verb == "send":
-                by_what[direction, compute.microbatch, compute.part] = end
-            else:
-                receivers[direction, compute.microbatch, _other_part(compute.part, verb, direction)] = end
-    known = all(microbatch >= 0 for _, microbatch, _ in by_what) and len(by_what) + len(receivers) == count
-    if known and by_what.keys() == receivers.keys():
-        return [(end, receivers[key]) for key, end in by_what.items()]
+def _pair(ends: dict[tuple[int, Verb, Direction], list[End]], stages: int) -> list[tuple[End, End]]:
+    """Sender and receiver of each transfer: what one stage sends to another is received in the same order."""
     crossings = []
-    for (stage, _, direction), sent in senders.items():
+    for (stage, verb, direction), sent in ends.items():
+        if verb == "receive":
+            continue
         peer = (stage + (1 if direction == "forward" else -1)) % stages
         received = ends[peer, "receive", direction]
         if len(sent) != len(received):
@@ -600,5 +569,5 @@ def _pair(ends: dict[tuple[int, Verb, Direction], list[tuple[_Compute, End]]], s
                 f"stage {stage} sends {len(sent)} times {direction} a step and stage {peer} receives {len(received)} "
                 "times: which belongs to which is not known"
             )
-        crossings += [(one[1], other[1]) for one, other in zip(sent, received, strict=True)]
+        crossings += list(zip(sent, received, strict=True))
     return crossings
