@@ -23,7 +23,8 @@ from profiler_wrapper.errors import (
 )
 
 if TYPE_CHECKING:
-    from profiler_wrapper.comparison.api import compare, guard
+    from profiler_wrapper.comparison.compare import compare
+    from profiler_wrapper.comparison.guard import guard
     from profiler_wrapper.config_flops.model_flops import model_flops
     from profiler_wrapper.config_flops.registry import register_family
     from profiler_wrapper.marking import mark, trace_handler
@@ -77,9 +78,9 @@ _HOMES = {
     "Timer": "profiler_wrapper.timer.timer",
     "TrainingMonitor": "profiler_wrapper.monitor.monitor",
     "add_perf_monitor_arguments": "profiler_wrapper.monitor.config",
-    "compare": "profiler_wrapper.comparison.api",
+    "compare": "profiler_wrapper.comparison.compare",
     "global_timer": "profiler_wrapper.timer.timer",
-    "guard": "profiler_wrapper.comparison.api",
+    "guard": "profiler_wrapper.comparison.guard",
     "load_ranks": "profiler_wrapper.ranks.load",
     "mark": "profiler_wrapper.marking",
     "model_flops": "profiler_wrapper.config_flops.model_flops",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +14,15 @@ import numpy as np
 from profiler_wrapper.analysis.model import Analysis, Phase
 from profiler_wrapper.analysis.statistics import sum_if_all_known, sum_of_known
 from profiler_wrapper.analysis.steps import step_times_ns
-from profiler_wrapper.comparison.match import Side, folded_name, like_name, pair_rows, side_of
+from profiler_wrapper.comparison.match import (
+    Side,
+    differences,
+    folded_name,
+    like_name,
+    pair_rows,
+    side_of,
+    traits,
+)
 from profiler_wrapper.comparison.model import (
     ComparedClass,
     ComparedReason,
@@ -24,6 +33,7 @@ from profiler_wrapper.comparison.model import (
     WorkChange,
 )
 from profiler_wrapper.comparison.noise import FEWEST_STEPS, LEAST_CHANGE_UNKNOWN, series_change
+from profiler_wrapper.comparison.text import CLOCK, MOST_OF_IT, PEAK, SURE, explained, verdict_of
 from profiler_wrapper.comparison.times import (
     LEAST_SHARED,
     TimeChanges,
@@ -32,17 +42,10 @@ from profiler_wrapper.comparison.times import (
     shared_time,
     time_changes,
 )
-from profiler_wrapper.comparison.verdict import (
-    CLOCK,
-    MOST_OF_IT,
-    NO_BACKEND,
-    PEAK,
-    SURE,
-    differences,
-    explained,
-    traits,
-    verdict_of,
-)
+from profiler_wrapper.result import load
+
+Source = Analysis | str | os.PathLike[str]  # a result, or what `load` reads
+NO_BACKEND = "no attention kernel"  # single ops, where there is attention
 
 # --------------------------------------------------------------------------------------------------
 # What does other work on both sides, exactly: FLOPs, ops or device events, calls and memory kept, layer by layer.
@@ -120,11 +123,21 @@ EVENTS = {"cpu": "ops", "device": "device events", "cpu / device": "ops / device
 EVENTS["device / cpu"] = "device events / ops"
 
 
-def compare(a: Analysis, b: Analysis, *, name_a: str = "a", name_b: str = "b") -> Comparison:
-    """What is otherwise in `b` than in `a`.
+def compare(a: Source, b: Source, *, name_a: str = "", name_b: str = "") -> Comparison:
+    """What is otherwise in `b` than in `a`: time, memory, FLOPs and calls of every layer, phase and class.
 
-    Nothing is dropped: self times of `rows` and `unattributed` add up to the total of each side, to the nanosecond.
+    A difference in time counts where it is beyond the noise that the steps show; see `Comparison.decision`. Self times
+    of `rows` and `unattributed` add up to the total of each side, to the nanosecond.
+
+    Args:
+        a, b: results, or what `load` reads: traces, directories of runs, result.json.
+        name_a, name_b: what they are called; else their paths.
+
+    Raises:
+        BrokenTrace, EmptyRecording, OSError: as `load`.
     """
+    name_a, name_b = name_a or name_of(a, "a"), name_b or name_of(b, "b")
+    a, b = (source if isinstance(source, Analysis) else load(source) for source in (a, b))
     side_a, side_b = side_of(a), side_of(b)
     pairs = pair_rows(a, b)
     backend_changes = _backend_changes(pairs)
@@ -160,8 +173,16 @@ def compare(a: Analysis, b: Analysis, *, name_a: str = "a", name_b: str = "b") -
         classes=_classes(a, b),
         unattributed=_reasons(a, b),
         backend_changes=backend_changes,
-        common=changes.left_out,
+        common=changes.common,
     )
+
+
+def name_of(source: Source, default: str) -> str:
+    """What a side is called: its path, else the trace that its run names."""
+    if not isinstance(source, Analysis):
+        return os.fspath(source)
+    trace = source.run.get("trace")
+    return trace if isinstance(trace, str) and trace else default
 
 
 def _decision(shift: float, beyond_noise: bool) -> Decision:
@@ -181,7 +202,7 @@ def _decided(pair: ComparedRow, side_a: Side, side_b: Side, changes: TimeChanges
         pair,
         change=mean_b / mean_a - 1 if mean_a and mean_b and same_basis else None,
         error=unit.error if unit is not None else None,
-        decision=_decision(unit.delta_ns, unit.beyond_noise) if unit is not None and known else "not judged",
+        decision=_decision(unit.apart_ns, unit.apart) if unit is not None and known else "not judged",
     )
 
 
@@ -312,8 +333,3 @@ def _notes(side_a: Side, side_b: Side, changes: TimeChanges) -> Iterable[str]:
         yield f"{'b' if side_a.marked else 'a'} marks no steps: its times and counts are of all of it, not of one step"
     if changes.shared < LEAST_SHARED:
         yield f"only {100 * changes.shared:.0f} % of the time is in layers and phases that both have by name or class"
-    if changes.common_beyond_noise:
-        yield (
-            f"all layers alike changed by {100 * changes.common:+.1f} %: software does that, but so do the clock, heat "
-            "and other load of the machine"
-        )

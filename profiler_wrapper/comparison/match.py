@@ -1,16 +1,17 @@
-"""Which layer of one result is which of another, whatever the wrappers, the root or the tracer made of the names."""
+"""Which layer of one result is which of another, whatever made its name; and what makes two results hard to compare."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from profiler_wrapper.analysis.model import PHASES, Analysis, LayerRow, Phase
 from profiler_wrapper.analysis.statistics import fill_numbers, split_number
-from profiler_wrapper.comparison.model import ComparedRow
+from profiler_wrapper.comparison.model import ComparedRow, Difference
 from profiler_wrapper.comparison.noise import Float
 
 WRAPPERS = frozenset(
@@ -198,26 +199,23 @@ def side_of(analysis: Analysis) -> Side:
 
 
 def pair_rows(a: Analysis, b: Analysis) -> tuple[ComparedRow, ...]:
-    """Every row of both results, once, in the order of `b`; what only `a` has follows what it follows there."""
+    """Every row of both results, once: layers in the order of `b`, behind them those that only `a` has."""
     shown_of_a = _shown_names(a, b)
     rows_a = {(shown_of_a[row.layer], row.phase): row for row in a.layers}
     rows_b = {(row.layer, row.phase): row for row in b.layers}
     backends_a, backends_b = _backends(a), _backends(b)
-    places = _places(b, a, shown_of_a)
-    pairs = []
-    for key in sorted({*rows_a, *rows_b}, key=lambda key: (places[key[0]], PHASES.index(key[1]))):
-        one, other = rows_a.get(key), rows_b.get(key)
-        pairs.append(
-            ComparedRow(
-                layer=key[0],
-                phase=key[1],
-                a=one,
-                b=other,
-                backends_a=() if one is None else backends_a.get((one.layer, one.phase), ()),
-                backends_b=backends_b.get(key, ()) if other is not None else (),
-            )
+    order = {layer: place for place, layer in enumerate(dict.fromkeys(layer for layer, _ in (*rows_b, *rows_a)))}
+    return tuple(
+        ComparedRow(
+            layer=key[0],
+            phase=key[1],
+            a=rows_a.get(key),
+            b=rows_b.get(key),
+            backends_a=backends_a.get((rows_a[key].layer, key[1]), ()) if key in rows_a else (),
+            backends_b=backends_b.get(key, ()),
         )
-    return tuple(pairs)
+        for key in sorted({*rows_a, *rows_b}, key=lambda key: (order[key[0]], PHASES.index(key[1])))
+    )
 
 
 def _backends(analysis: Analysis) -> dict[tuple[str, Phase], tuple[str, ...]]:
@@ -238,18 +236,69 @@ def _shown_names(a: Analysis, b: Analysis) -> dict[str, str]:
     return shown
 
 
-def _places(b: Analysis, a: Analysis, shown_of_a: dict[str, str]) -> dict[str, float]:
-    """Where each layer stands: as in `b`, and what it does not have right behind what stands before it in `a`."""
-    places: dict[str, float] = {}
-    for row in b.layers:
-        places.setdefault(row.layer, float(len(places)))
-    behind: defaultdict[float, int] = defaultdict(int)
-    here = -1.0
-    for row in a.layers:
-        name = shown_of_a[row.layer]
-        if name in places:
-            here = float(int(places[name]))
+# --------------------------------------------------------------------------------------------------
+# What makes two results hard to compare.
+
+BASIS = "time basis"
+SIZES = "sizes of linear layers' products"  # known by digests
+_SAME_COVERAGE = 0.02  # coverages that are nearer are as good as equal
+
+# By the keys of a result's `comparable`, in the order in which they are said: words, and whether times alone differ.
+_TRAITS: Mapping[str, tuple[str, bool]] = {
+    "time_basis": (BASIS, True),
+    "model": ("model", False),
+    "layers": ("layers", False),
+    "blocks": ("blocks", False),
+    "parameters": ("parameters", False),
+    "shapes": (SIZES, False),
+    "attention_shape": ("attention shape", False),
+    "dtypes": ("types of numbers", False),
+    "phases": ("phases", False),
+    "device": ("device", True),
+    "device_count": ("devices", True),
+    "cpu_name": ("CPU", True),
+    "world_size": ("world size", False),
+    "torch": ("torch", False),
+    "python": ("Python", True),
+    "steps": ("timed steps", True),
+    "shapes_in_timed_steps": ("shapes in the timed steps", True),
+    "memory_in_timed_steps": ("allocations in the timed steps", True),
+    "complete": ("complete", False),
+    "coverage": ("coverage", True),
+}
+HARMLESS = frozenset({"timed steps"})  # to be said, but no reason not to judge
+OF_MACHINE = frozenset({"device", "devices", "CPU", "world size", "torch", "Python", BASIS})
+
+
+def traits(analysis: Analysis) -> dict[str, Any]:
+    """What makes a result comparable, as far as it is known."""
+    known = {**(analysis.summary.get("comparable") or {}), "time_basis": analysis.time_basis}
+    return {key: value for key, value in known.items() if value is not None}
+
+
+def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[Difference, ...]:
+    """Where two results' traits differ: the work first, then the machine, then how it was recorded.
+
+    What is not known on a side is no difference.
+    """
+    found = []
+    for key, (words, of_time_only) in _TRAITS.items():
+        one, other = a.get(key), b.get(key)
+        if one is None or other is None or one == other:
             continue
-        behind[here] += 1
-        places[name] = here + behind[here] / (len(a.layers) + 1)
-    return places
+        if key == "coverage" and abs(float(one) - float(other)) <= _SAME_COVERAGE:
+            continue
+        if key == "cpu_name" and a.get("time_basis") == b.get("time_basis") == "device":
+            continue
+        found.append(Difference(what=words, a=_words(key, one), b=_words(key, other), of_time_only=of_time_only))
+    return tuple(found)
+
+
+def _words(key: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if key == "coverage" and isinstance(value, (int, float)):
+        return f"{100 * value:.1f} %"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)
