@@ -226,13 +226,13 @@ class _Tree:
         folds = {self._fold_of.get(layer, (layer,)): None for layer in layers}
         parts: dict[UnitKey, None] = {}
         for fold in folds:
-            if present.issuperset(fold) and self._alike(fold):
+            if present.issuperset(fold) and self._one_change(fold):
                 parts[UnitKey(fold, None)] = None
             else:
                 parts |= {UnitKey((layer,), None): None for layer in fold if layer in present}
         return list(parts)
 
-    def _alike(self, fold: tuple[str, ...]) -> bool:
+    def _one_change(self, fold: tuple[str, ...]) -> bool:
         """None of them changed; or all together, most of them in one direction, and the typical one about as all."""
         whole, single = UnitKey(fold, None), [UnitKey((layer,), None) for layer in fold]
         if not self._apart(whole):

@@ -81,7 +81,7 @@ def by_hand() -> dict[str, Any]:
         {"action": "segment_alloc", "addr": 8192, "size": 2048},
         {"action": "alloc", "addr": 1024, "size": 400, "frames": MLP_STACK},
         {"action": "free_requested", "addr": 1024, "size": 400},
-        {"action": "alloc", "addr": 1536, "size": 100, "frames": MLP_STACK, "user_metadata": "mlp"},
+        {"action": "alloc", "addr": 1536, "size": 100, "frames": MLP_STACK},
         {"action": "oom", "size": 9000, "device_free": 50, "frames": ATTENTION_STACK},
         {"action": "free_requested", "addr": 2048, "size": 300},
         {"action": "free_completed", "addr": 2048, "size": 300},
@@ -105,9 +105,9 @@ def test_the_state_at_the_end(by_hand: dict[str, Any]) -> None:
     assert one.largest_free_bytes == 2048
     assert one.rounding_bytes == 24 + 412
     assert one.blocks == 2
-    assert [(owner.size_bytes, owner.place.line, owner.metadata) for owner in one.owners] == [
-        (1024, "run/model.py:5 __init__", ""),
-        (512, "run/model.py:12 forward", "mlp"),
+    assert [(owner.size_bytes, owner.place.line) for owner in one.owners] == [
+        (1024, "run/model.py:5 __init__"),
+        (512, "run/model.py:12 forward"),
     ]
     assert [(row.layer, row.origin, row.size_bytes) for row in one.layers] == [
         ("", "other", 1024),
@@ -138,12 +138,10 @@ def test_what_could_not_be_had(by_hand: dict[str, Any]) -> None:
     assert (failure.requested_bytes, failure.device_free_bytes) == (9000, 50)
     assert failure.place.line == "run/model.py:31 forward"
     assert failure.moment.allocated_bytes == 1800
-    by_key = {(owner.place.line, owner.metadata): owner.size_bytes for owner in failure.moment.owners}
-    assert by_key == {
-        ("run/model.py:5 __init__", ""): 1000,
-        ("run/model.py:12 forward", ""): 400,
-        ("run/model.py:31 forward", ""): 300,
-        ("run/model.py:12 forward", "mlp"): 100,
+    assert {owner.place.line: owner.size_bytes for owner in failure.moment.owners} == {
+        "run/model.py:5 __init__": 1000,
+        "run/model.py:12 forward": 500,
+        "run/model.py:31 forward": 300,
     }
     assert failure.unallocated_bytes == 6144 - 1800
     assert not failure.fragmented
@@ -359,11 +357,6 @@ def test_many_failures_are_counted_and_the_last_are_kept() -> None:
     assert [one.requested_bytes // MIB for one in history.failures] == list(range(32, 40))
 
 
-def test_metadata_of_the_history_is_known_of_blocks_alive() -> None:
-    (one,) = report_of(snapshot(training())).devices
-    assert {owner.metadata: owner.blocks for owner in one.owners if owner.metadata} == {"params": 4}
-
-
 def test_an_empty_snapshot_has_no_devices() -> None:
     assert report_of({"segments": [], "device_traces": [[]]}).devices == ()
 
@@ -461,12 +454,6 @@ CPP2 = frame("/pytorch/c10/core/StorageImpl.h", 12, "make_storage")
 )
 def test_the_line_that_matters_of_a_stack(stack: list[dict[str, Any]], expected: Place) -> None:
     assert place(frames(*stack)) == expected
-
-
-def test_generated_code_is_named_by_the_line_of_the_model() -> None:
-    stack = [Frame("<eval_with_key>.1", 4, "forward", "/home/me/run/model.py:9 forward"), *frames(MAIN)]
-    assert place(stack).line == "run/model.py:9 forward"
-    assert place(stack).caller == "run/train.py:40 main"
 
 
 @pytest.mark.parametrize(
