@@ -6,7 +6,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
-from typing import Literal
 
 import msgspec
 import numpy as np
@@ -15,8 +14,6 @@ from profiler_wrapper.snapshot.read import ACTIONS, UNKNOWN, AllocatorEvents, Fr
 from profiler_wrapper.trace.recording import Bool, Int64
 
 # -- which line of a stack asked for memory ---------------------------------------------------------
-
-Origin = Literal["forward", "backward", "optimizer", "other", "no stack"]
 
 NO_LINE = "(no Python stack)"  # autograd's own threads and C++ have none
 BEFORE_HISTORY = "(allocated before the history begins)"
@@ -34,13 +31,11 @@ class Place(msgspec.Struct, frozen=True):
 
     line: str  # the innermost line outside of torch and Python itself; NO_LINE, BEFORE_HISTORY
     inside: str  # what of torch that line was in: the nn module, the optimizer, compiled code
-    layer: str  # the innermost `forward`, the user's before torch's
     caller: str  # the innermost line that is not of an installed package, where that is another one than `line`
-    origin: Origin
 
 
-NOWHERE = Place(NO_LINE, "", "", "", "no stack")
-LONG_AGO = Place(BEFORE_HISTORY, "", "", "", "no stack")
+NOWHERE = Place(NO_LINE, "", "")
+LONG_AGO = Place(BEFORE_HISTORY, "", "")
 
 
 def place(stack: Sequence[Frame]) -> Place:
@@ -57,9 +52,7 @@ def place(stack: Sequence[Frame]) -> Place:
     return Place(
         line=line,
         inside=_inside(python[:below], files, torch),
-        layer=_layer(python, torch, outside),
         caller=caller if caller != line else "",
-        origin=_origin(python, torch),
     )
 
 
@@ -84,27 +77,6 @@ def _inside(below: Sequence[Frame], files: Sequence[str], torch: Sequence[str]) 
             text = _text(below[chosen[0]])
             return f"compiled code, {text}" if chosen is compiled else text
     return ""
-
-
-def _layer(python: Sequence[Frame], torch: Sequence[str], outside: Sequence[int]) -> str:
-    forwards = [i for i in outside if python[i].name == "forward"] or [
-        i
-        for i, file in enumerate(torch)
-        if python[i].name == "forward" and file.startswith("torch/nn/") and not file.startswith(_PLUMBING)
-    ]
-    return _text(python[forwards[0]]) if forwards else ""
-
-
-def _origin(python: Sequence[Frame], torch: Sequence[str]) -> Origin:
-    """The innermost frame that tells decides: a checkpointed forward within backward counts as forward."""
-    for frame, file in zip(python, torch, strict=True):
-        if file.startswith("torch/optim/"):
-            return "optimizer"
-        if frame.name == "forward":
-            return "forward"
-        if file.startswith(("torch/autograd/", "torch/_tensor.py")) and "backward" in frame.name:
-            return "backward"
-    return "other"
 
 
 def _text(frame: Frame) -> str:
@@ -150,15 +122,6 @@ class MemoryOwner(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int
     largest_bytes: int
     frames: tuple[Frame, ...]
-
-
-class LayerMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """What is held by all that was asked for in one `forward`, or outside of any: `layer` is then ""."""
-
-    layer: str
-    origin: str
-    size_bytes: int
-    blocks: int
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
@@ -227,7 +190,6 @@ class DeviceMemory(Reserved, frozen=True, kw_only=True, eq=False):
     blocks: int  # that are allocated
     pools: tuple[PoolMemory, ...]  # largest first
     owners: tuple[MemoryOwner, ...]  # of what is allocated, largest first; they add up to `allocated_bytes`
-    layers: tuple[LayerMemory, ...]  # of the same
     history: MemoryHistory | None  # None: none was recorded
 
     @property
@@ -393,7 +355,6 @@ def _device(number: int, segments: Sequence[Segment], events: AllocatorEvents | 
         blocks=len(held),
         pools=_pools(segments),
         owners=owners,
-        layers=_layers(owners),
         history=_history(events, segments, sums["reserved_bytes"], stacks)
         if events is not None and len(events)
         else None,
@@ -429,25 +390,6 @@ def _pools(segments: Iterable[Segment]) -> tuple[PoolMemory, ...]:
             )
         )
     return tuple(sorted(rows, key=lambda row: -row.reserved_bytes))
-
-
-def _layers(owners: Iterable[MemoryOwner]) -> tuple[LayerMemory, ...]:
-    """By the line of the innermost `forward`; what has none, by where it came from."""
-    groups: dict[tuple[str, str], list[MemoryOwner]] = defaultdict(list)
-    for owner in owners:
-        origin = owner.place.origin
-        layer = owner.place.layer if origin == "forward" else ""
-        groups[layer, origin].append(owner)
-    rows = [
-        LayerMemory(
-            layer=layer,
-            origin=origin,
-            size_bytes=sum(owner.size_bytes for owner in members),
-            blocks=sum(owner.blocks for owner in members),
-        )
-        for (layer, origin), members in groups.items()
-    ]
-    return tuple(sorted(rows, key=lambda row: -row.size_bytes))
 
 
 # -- before ---------------------------------------------------------------------------------------

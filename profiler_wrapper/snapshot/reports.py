@@ -7,12 +7,12 @@ Keys of the JSON (bytes; times in microseconds since 1970, null where the file d
               rounding_bytes, blocks,
               pools[{pool, stream, kind, expandable, segments, reserved_bytes, allocated_bytes,
                      awaiting_free_bytes, free_bytes, largest_free_bytes}],
-              owners[OWNER], layers[{layer, origin, size_bytes, blocks}],
+              owners[OWNER],
               history: null | {entries, before_bytes, before_unknown_bytes, inconsistent, failed,
                                peak: MOMENT, failures[{requested_bytes, device_free_bytes, fragmented, line,
                                                        moment: MOMENT}],
                                curve{state[], time_us[] | null, allocated_bytes[], reserved_bytes[] | null}}}]}
-    OWNER  = {line, inside, layer, caller, origin, size_bytes, blocks, largest_bytes, stack[{file, line, name}]}
+    OWNER  = {line, inside, caller, size_bytes, blocks, largest_bytes, stack[{file, line, name}]}
     MOMENT = {state, time_us, allocated_bytes, reserved_bytes, owners[OWNER]}
 
 `allocated_bytes` of a device and its owners count what was given, those of a history what was asked for. State k is
@@ -36,7 +36,6 @@ from profiler_wrapper.reports.text import cells, clean, grid, shorten, wrap
 from profiler_wrapper.snapshot.analyse import (
     AllocatorReport,
     DeviceMemory,
-    LayerMemory,
     MemoryHistory,
     MemoryOwner,
     Moment,
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
 # -- text -------------------------------------------------------------------------------------------
 
 WIDTH, LINES = 100, 40
-_ROWS = {"pools": 4, "owners": 8, "now": 5, "layers": 5, "devices": 4, "notes": 3}
+_ROWS = {"pools": 4, "owners": 8, "now": 5, "devices": 4, "notes": 3}
 _FULL_WIDTH, _FULL_ROWS = 200, 1_000_000
 _FULL_STACKS = 30  # of the largest owners
 
@@ -148,7 +147,6 @@ def _details(
             yield from wrap(_peak_line(one.history), width, 2)
         if at_failure is None or one.history is None or at_failure.moment.state < one.history.entries:
             yield from _now(one, width, most["now"], unicode)
-        yield from _layer_table(one.layers, one.allocated_bytes, width, most["layers"], unicode)
 
 
 def _now(one: DeviceMemory, width: int, most: int, unicode: bool) -> Iterator[str]:
@@ -206,20 +204,8 @@ def _peak_line(history: MemoryHistory) -> str:
 
 
 def _owner_table(owners: Sequence[MemoryOwner], total: int, width: int, most: int, unicode: bool) -> list[str]:
+    """Bytes, blocks and name, a line each; of more than `most` owners, the last line is the sum of the rest."""
     rows = [(one.size_bytes, one.blocks, owner_name(one.place, unicode=unicode)) for one in owners]
-    return _share_table(rows, total, width, most)
-
-
-def _layer_table(layers: Sequence[LayerMemory], total: int, width: int, most: int, unicode: bool) -> list[str]:
-    if not any(one.layer for one in layers):
-        return []
-    rows = [(one.size_bytes, one.blocks, clean(one.layer, unicode=unicode) or f"({one.origin})") for one in layers]
-    title = "Now, by layer: the innermost `forward` (like layers share their line)"
-    return ["", title, *_share_table(rows, total, width, most)]
-
-
-def _share_table(rows: Sequence[tuple[int, int, str]], total: int, width: int, most: int) -> list[str]:
-    """Bytes, blocks and name, a line each; of more than `most` rows, the last line is the sum of the rest."""
     if not rows:
         return ["  nothing"]
     if len(rows) > most:
@@ -276,7 +262,6 @@ def _device(one: DeviceMemory) -> dict[str, Any]:
     return asdict(one) | {
         "pools": [asdict(pool) for pool in one.pools],
         "owners": [_owner(owner) for owner in one.owners],
-        "layers": [asdict(layer) for layer in one.layers],
         "history": _history(one.history) if one.history is not None else None,
     }
 

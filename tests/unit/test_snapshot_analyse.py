@@ -109,10 +109,6 @@ def test_the_state_at_the_end(by_hand: dict[str, Any]) -> None:
         (1024, "run/model.py:5 __init__"),
         (512, "run/model.py:12 forward"),
     ]
-    assert [(row.layer, row.origin, row.size_bytes) for row in one.layers] == [
-        ("", "other", 1024),
-        ("run/model.py:12 forward", "forward", 512),
-    ]
 
 
 def test_the_course_and_its_peak(by_hand: dict[str, Any]) -> None:
@@ -210,7 +206,6 @@ def test_any_course_of_events_is_followed_exactly(acts: list[tuple[str, int]], e
     for moment in (history.peak, *(failure.moment for failure in history.failures)):
         assert sum(owner.size_bytes for owner in moment.owners) == moment.allocated_bytes
     assert sum(owner.size_bytes for owner in one.owners) == one.allocated_bytes
-    assert sum(row.size_bytes for row in one.layers) == one.allocated_bytes
     for name in ("reserved_bytes", "allocated_bytes", "awaiting_free_bytes", "free_bytes"):
         assert sum(getattr(pool, name) for pool in one.pools) == getattr(one, name)
 
@@ -386,52 +381,36 @@ CPP2 = frame("/pytorch/c10/core/StorageImpl.h", 12, "make_storage")
 @pytest.mark.parametrize(
     ("stack", "expected"),
     [
-        ([], Place(NO_LINE, "", "", "", "no stack")),
-        ([CPP, CPP2], Place(NO_LINE, "", "", "", "no stack")),
+        ([], Place(NO_LINE, "", "")),
+        ([CPP, CPP2], Place(NO_LINE, "", "")),
         (
             MLP_STACK,
-            Place(
-                "run/model.py:12 forward",
-                "torch/nn/modules/linear.py:134 forward",
-                "run/model.py:12 forward",
-                "",
-                "forward",
-            ),
+            Place("run/model.py:12 forward", "torch/nn/modules/linear.py:134 forward", ""),
         ),
-        ([CPP, *ADAM_STACK], Place("run/train.py:44 main", "torch/optim/adam.py:166 _init_group", "", "", "optimizer")),
+        ([CPP, *ADAM_STACK], Place("run/train.py:44 main", "torch/optim/adam.py:166 _init_group", "")),
         (
             [LINEAR, MODULE_CALL, HF, MODULE_CALL, MAIN],
             Place(
                 "transformers/models/llama/modeling_llama.py:180 forward",
                 "torch/nn/modules/linear.py:134 forward",
-                "transformers/models/llama/modeling_llama.py:180 forward",
                 "run/train.py:40 main",
-                "forward",
             ),
         ),
         (
             [BACKWARD, MAIN],
-            Place("run/train.py:40 main", "torch/autograd/__init__.py:354 backward", "", "", "backward"),
+            Place("run/train.py:40 main", "torch/autograd/__init__.py:354 backward", ""),
         ),
         (
             [LINEAR, MODULE_CALL, MAIN],
-            Place(
-                "run/train.py:40 main",
-                "torch/nn/modules/linear.py:134 forward",
-                "torch/nn/modules/linear.py:134 forward",
-                "",
-                "forward",
-            ),
+            Place("run/train.py:40 main", "torch/nn/modules/linear.py:134 forward", ""),
         ),
         (
             [LINEAR, MODULE_CALL],
-            Place(
-                "torch/nn/modules/linear.py:134 forward", "", "torch/nn/modules/linear.py:134 forward", "", "forward"
-            ),
+            Place("torch/nn/modules/linear.py:134 forward", "", ""),
         ),
         (
             [frame("/usr/lib/python3.11/contextlib.py", 81, "inner"), frame(f"{TORCH}_ops.py", 1, "__call__"), MAIN],
-            Place("run/train.py:40 main", "", "", "", "other"),
+            Place("run/train.py:40 main", "", ""),
         ),
         (
             [
@@ -439,16 +418,16 @@ CPP2 = frame("/pytorch/c10/core/StorageImpl.h", 12, "make_storage")
                 frame(f"{TORCH}_dynamo/eval_frame.py", 9, "f"),
                 MAIN,
             ],
-            Place("run/train.py:40 main", "compiled code, c4/c4x.py:120 call", "", "", "other"),
+            Place("run/train.py:40 main", "compiled code, c4/c4x.py:120 call", ""),
         ),
         (
             [frame("<ipython-input-3-abc>", 2, "<module>")],
-            Place("<ipython-input-3-abc>:2 <module>", "", "", "", "other"),
+            Place("<ipython-input-3-abc>:2 <module>", "", ""),
         ),
-        ([frame("<frozen runpy>", 88, "_run_code"), MAIN], Place("run/train.py:40 main", "", "", "", "other")),
+        ([frame("<frozen runpy>", 88, "_run_code"), MAIN], Place("run/train.py:40 main", "", "")),
         (
             [frame("C:\\me\\run\\train.py", 3, "main")],
-            Place("run/train.py:3 main", "", "", "", "other"),
+            Place("run/train.py:3 main", "", ""),
         ),
     ],
 )
