@@ -1,7 +1,7 @@
 """What a guard compares a run with: of one run, or of several of the same thing, what is exact and the times of steps.
 
-What is exact is a range, (least, most) over the runs. Layers go by the names that the first run has for them. A
-baseline's file holds the results of its runs, with what a guard looks at.
+What is exact is a range, (least, most) over the runs. A baseline's file holds the results of its runs, with what a
+guard looks at.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 from profiler_wrapper.analysis.model import Analysis, LayerRow, Phase
 from profiler_wrapper.comparison.compare import Source, peak_bytes
-from profiler_wrapper.comparison.match import Side, match_names, side_of, traits
+from profiler_wrapper.comparison.match import Side, side_of, traits
 from profiler_wrapper.comparison.noise import FEWEST_STEPS
 from profiler_wrapper.errors import BrokenTrace, WrongUse
 from profiler_wrapper.reports.result_json import from_dict, to_dict
@@ -79,24 +79,6 @@ class Baseline:
         """Of a whole step; None where it is not known."""
         return self.ranges.get(Amount(what))
 
-    def renamed_like(self, other: Baseline) -> Baseline:
-        """The same with its layers by the names of `other`, whatever wraps the model."""
-        names = match_names(filter(None, self.blocks), filter(None, other.blocks))
-
-        def name(layer: str | None) -> Any:
-            return None if layer is None else names.get(layer, layer)
-
-        return replace(
-            self,
-            ranges={
-                amount._replace(name=name(amount.name)) if amount.of_layer else amount: known
-                for amount, known in self.ranges.items()
-            },
-            backends={(name(layer), phase): known for (layer, phase), known in self.backends.items()},
-            blocks={name(layer): name(block) for layer, block in self.blocks.items()},
-            times={(name(layer), phase): row for (layer, phase), row in self.times.items()},
-        )
-
 
 def make_baseline(runs: Sequence[Source], *, read: Callable[[str | os.PathLike[str]], Analysis] = load) -> Baseline:
     """What to compare later runs with, from runs of one thing: with several, what varies among them is let pass.
@@ -113,12 +95,11 @@ def make_baseline(runs: Sequence[Source], *, read: Callable[[str | os.PathLike[s
 
 
 def _baseline_of(analyses: tuple[Analysis, ...], sources: tuple[str, ...]) -> Baseline:
-    first, *others = map(_measured, analyses)
-    models = {str(one.traits.get("model")) for one in (first, *others)}
+    sides = [_measured(one) for one in analyses]
+    models = {str(one.traits.get("model")) for one in sides}
     if len(models) > 1:
         raise WrongUse(f"a baseline is of runs of one thing, but these are of {', '.join(sorted(models))}")
-    together = _together([first, *(one.renamed_like(first) for one in others)])
-    return replace(together, sources=sources, results=analyses)
+    return replace(_together(sides), sources=sources, results=analyses)
 
 
 def _measured(analysis: Analysis) -> Baseline:
@@ -213,7 +194,7 @@ def _together(sides: Sequence[Baseline]) -> Baseline:
     """The ranges over several runs, and the steps of all of them."""
     timed = [one for one in sides if not one.no_times]
     timed = [one for one in timed if not one.traits.get("memory_in_timed_steps")] or timed  # never both in one mean
-    times = [[one.times[key] for one in timed if key in one.times] for key in (timed[0].times if timed else ())]
+    common = [key for key in timed[0].times if all(key in one.times for one in timed)] if timed else []
     return Baseline(
         runs=len(sides),
         traits=(timed or sides)[0].traits,
@@ -225,9 +206,8 @@ def _together(sides: Sequence[Baseline]) -> Baseline:
         breaks=tuple(dict.fromkeys(chain(*(one.breaks for one in sides))))[:_MOST_BREAKS],
         blocks={layer: block for one in reversed(sides) for layer, block in one.blocks.items()},
         times={
-            key: LayerTime(tuple(chain(*(one.steps_ns for one in known))), known[0].own)
-            for key, known in zip(timed[0].times if timed else (), times, strict=True)
-            if len(known) == len(timed)
+            key: LayerTime(tuple(chain(*(one.times[key].steps_ns for one in timed))), timed[0].times[key].own)
+            for key in common
         },
         steps_ns=tuple(chain(*(one.steps_ns for one in timed))),
         no_times="" if timed else sides[0].no_times,

@@ -170,7 +170,7 @@ def guard(
         baseline=baseline_name or _name_of(baseline),
         run=run_name or (_name_of(runs) if isinstance(runs, Baseline) else ", ".join(map(_name_of, runs))),
         baseline_runs=base.runs,
-        checks=_checks(base, run.renamed_like(base), found),
+        checks=_checks(base, run, found),
         differences=tuple((one.what, one.a, one.b) for one in found),
     )
 

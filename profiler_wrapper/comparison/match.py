@@ -39,15 +39,6 @@ def match_layers(a: Analysis, b: Analysis) -> dict[str, str]:
     return matched
 
 
-def match_names(a: Iterable[str], b: Iterable[str]) -> dict[str, str]:
-    """As `match_layers`, where only names are known."""
-
-    def plain(name: str) -> str:
-        return ".".join(part for part in name.split(".") if part not in WRAPPERS) or name
-
-    return _match(_unique(a, plain, None), _unique(b, plain, None))
-
-
 def like_name(layer: str, block: str | None) -> tuple[str, int | None]:
     """A name with the number of its block left open, outside of blocks with its last number, and that number."""
     if block and (layer == block or layer.startswith(block + ".")):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.comparison.match import folded_name, like_name, match_layers, match_names
+from profiler_wrapper.comparison.match import folded_name, like_name, match_layers
 from sample_results import Layer, analysis_of
 
 PARTS = {"": "Block", ".self_attn": "Attention", ".mlp": "MLP", ".norm_1": "Norm", ".norm_2": "Norm"}
@@ -67,11 +67,12 @@ def test_what_data_parallel_wraps_is_the_model() -> None:
 
 
 def test_wrappers_inside_a_name() -> None:
-    plain = match_layers(named("layers"), named("layers"))
-    assert match_names(["layers.0._checkpoint_wrapped_module.mlp"], ["layers.0.mlp"]) == {
-        "layers.0._checkpoint_wrapped_module.mlp": "layers.0.mlp"
-    }
-    assert len(plain) == 16
+    one, other = (
+        analysis_of([Layer("Net", "Net", self_us={"forward": 1}), Layer(name, "MLP", self_us={"forward": 1})])
+        for name in ("layers.0._checkpoint_wrapped_module.mlp", "layers.0.mlp")
+    )
+    assert match_layers(one, other)["layers.0._checkpoint_wrapped_module.mlp"] == "layers.0.mlp"
+    assert len(match_layers(named("layers"), named("layers"))) == 16
 
 
 def test_a_foreign_trace_goes_by_classes_and_their_order() -> None:
