@@ -33,6 +33,8 @@ Range = tuple[float, float]
 NOTHING: Range = (0.0, 0.0)
 TimeKey = tuple[str, Phase | None]  # all phases of a layer together; of what has no module each
 What = Literal["flops", "events", "retained_bytes", "peak_bytes", "graph_breaks", "op", "class", "wait"]
+_OF_STEP: tuple[What, ...] = ("events", "flops", "peak_bytes", "graph_breaks")
+_OF_LAYER: tuple[What, ...] = ("flops", "events", "retained_bytes")
 _COUNTS = frozenset({"events", "op", "class", "wait"})  # 0 in a run that has none; of others nothing is known then
 
 
@@ -305,9 +307,9 @@ def _of_version_2(data: Mapping[str, Any]) -> Baseline:
 
     There a range of one number is that number, and like layers are one row: `*` in a pattern stands for their numbers.
     """
-    ranges = {Amount(what): _range(data.get(what)) for what in ("events", "flops", "peak_bytes", "graph_breaks")}
-    for what, named in (("class", data["classes"]), ("wait", data.get("synchronisations") or {})):
-        ranges |= {Amount(what, name): _range(value) for name, value in named.items()}
+    ranges = {Amount(what): _range(data.get(what)) for what in _OF_STEP}
+    ranges |= {Amount("class", name): _range(value) for name, value in data["classes"].items()}
+    ranges |= {Amount("wait", name): _range(value) for name, value in (data.get("synchronisations") or {}).items()}
     for phase, ops in data["ops"].items():
         ranges |= {Amount("op", op, phase): _range(value) for op, value in ops.items()}
     blocks: dict[str, str | None] = {}
@@ -316,7 +318,7 @@ def _of_version_2(data: Mapping[str, Any]) -> Baseline:
     for row in data["rows"]:
         blocks |= (layers := _layers(row["names"]))
         for layer in layers:
-            for what in ("flops", "events", "retained_bytes"):
+            for what in _OF_LAYER:
                 ranges[Amount(what, layer, row["phase"])] = _range(row.get(what))
             if row.get("backends"):
                 backends[layer, row["phase"]] = tuple(row["backends"])

@@ -16,10 +16,10 @@ from profiler_wrapper.analysis.statistics import sum_if_all_known, sum_of_known
 from profiler_wrapper.analysis.steps import step_times_ns
 from profiler_wrapper.comparison.match import (
     Side,
+    blocks_of,
     differences,
-    folded_name,
-    like_name,
     pair_rows,
+    siblings_together,
     side_of,
     traits,
 )
@@ -65,15 +65,22 @@ def work_changes(pairs: Sequence[ComparedRow], a: Side, b: Side) -> tuple[WorkCh
     members: dict[tuple[str, Phase | None], list[ComparedRow]] = defaultdict(list)
     for pair in pairs:
         members[pair.layer, None if pair.layer else pair.phase].append(pair)
-    siblings: dict[tuple[object, ...], list[WorkChange]] = defaultdict(list)
-    for (layer, phase), rows in members.items():
-        change = _change(layer, phase, rows, a, b)
+    changed: dict[tuple[str, Phase | None], WorkChange] = {}
+    for key, rows in members.items():
+        change = _change(*key, rows, a, b)
         if change is not None:
-            pattern, _ = like_name(layer, rows[0].row.block)
-            deltas = (change.delta("flops"), round(change.delta("events")), round(change.delta("calls")))
-            siblings[pattern, phase, deltas].append(change)
-    block = {pair.layer: pair.row.block for pair in pairs}
-    found = [_together(changes, block) for changes in siblings.values()]
+            changed[key] = change
+    deltas = (
+        (layer, (phase, one.delta("flops"), round(one.delta("events")), round(one.delta("calls"))))
+        for (layer, phase), one in changed.items()
+    )
+    found = []
+    for name, layers, (phase, *_) in siblings_together(deltas, blocks_of(pairs)):
+        work: Any = {
+            key: sum_of_known(getattr(changed[layer, phase], key) for layer in layers)
+            for key in (f"{what}_{side}" for what in ("flops", "events", "calls", "retained") for side in "ab")
+        }
+        found.append(WorkChange(layer=name, layers=layers, phase=phase, **work))
     flops = max(1, *(sum(row.flops_per_step for row in side.analysis.flops) for side in (a, b)))
     events = max(1, *(_per_step(side, side.analysis.classes) for side in (a, b)))
     return tuple(sorted(found, key=lambda one: -abs(one.delta("flops")) / flops - abs(one.delta("events")) / events))
@@ -102,17 +109,6 @@ def _change(layer: str, phase: Phase | None, pairs: Sequence[ComparedRow], a: Si
     if not change.delta("flops") and not other_memory and all(abs(delta) < _SAME_COUNT for delta in counts):
         return None
     return change
-
-
-def _together(changes: Sequence[WorkChange], block: dict[str, str | None]) -> WorkChange:
-    """The same change of sibling layers as one."""
-    layers = tuple(layer for one in changes for layer in one.layers)
-    work: dict[str, Any] = {
-        name: sum_of_known(getattr(one, name) for one in changes)
-        for name in (f"{what}_{side}" for what in ("flops", "events", "calls", "retained") for side in "ab")
-    }
-    name = folded_name({layer: block.get(layer) for layer in layers})
-    return WorkChange(layer=name, layers=layers, phase=changes[0].phase, **work)
 
 
 EVENTS = {"cpu": "ops", "device": "device events", "cpu / device": "ops / device events"}
@@ -295,12 +291,12 @@ def _reasons(a: Analysis, b: Analysis) -> tuple[ComparedReason, ...]:
 
 def _backend_changes(pairs: Sequence[ComparedRow]) -> tuple[tuple[str, str, str], ...]:
     """Where attention runs otherwise: sibling layers together, backends in `a` and in `b`."""
-    groups: dict[tuple[str, str, str], dict[str, str | None]] = defaultdict(dict)
+    changed = []
     for pair in pairs:
         one, other = (" + ".join(sorted(backends)) or NO_BACKEND for backends in (pair.backends_a, pair.backends_b))
         if one != other and pair.a is not None and pair.b is not None:
-            groups[like_name(pair.layer, pair.row.block)[0], one, other][pair.layer] = pair.row.block
-    return tuple((folded_name(layers), one, other) for (_, one, other), layers in groups.items())
+            changed.append((pair.layer, (one, other)))
+    return tuple((name, *backends) for name, _, backends in siblings_together(changed, blocks_of(pairs)))
 
 
 def _notes(side_a: Side, side_b: Side, changes: TimeChanges) -> Iterable[str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import os
 import textwrap
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -30,7 +29,7 @@ from profiler_wrapper.comparison.baseline import (
     read_baseline,
 )
 from profiler_wrapper.comparison.compare import Source, name_of
-from profiler_wrapper.comparison.match import OF_MACHINE, differences, folded_name, like_name
+from profiler_wrapper.comparison.match import OF_MACHINE, differences, siblings_together
 from profiler_wrapper.comparison.model import Difference
 from profiler_wrapper.comparison.noise import BUSY, beside_the_rest, layer_shifts, limit, series_change, step_spread
 from profiler_wrapper.reports.text import clean
@@ -180,14 +179,14 @@ def _name_of(source: Source | Baseline) -> str:
 
 
 def _checks(base: Baseline, run: Baseline, found: Sequence[Difference]) -> tuple[GuardCheck, ...]:
-    model = next((one for one in found if one.what == "model"), None)
-    if model is not None:
-        return _undecided(f"the baseline is of {model.a}, the run of {model.b}", "FLOPs", *_EXACT, "time")
+    reason = "".join(f"the baseline is of {one.a}, the run of {one.b}" for one in found if one.what == "model")
     if bool(base.traits.get("steps")) != bool(run.traits.get("steps")):
         who = "the run" if base.traits.get("steps") else "the baseline"
-        return _undecided(f"{who} marks no steps, so that nothing of it is per step", "FLOPs", *_EXACT, "time")
+        reason = reason or f"{who} marks no steps, so that nothing of it is per step"
+    if reason:
+        return tuple(_undecided(name, reason) for name in ("FLOPs", *_EXACT, "time"))
     if other_machine := _in_words(found, _OF_COUNTS):
-        exact = _undecided(other_machine, *_EXACT)
+        exact = tuple(_undecided(name, other_machine) for name in _EXACT)
     else:
         causes = _better_attention(base, run)
         exact = (
@@ -197,16 +196,15 @@ def _checks(base: Baseline, run: Baseline, found: Sequence[Difference]) -> tuple
             _check_memory(base, run, causes),
             _check_backends(base, run),
         )
-    if why := _in_words(found, _OF_TIMES) or _no_times(base, run):
-        return (_check_flops(base, run), *exact, *_undecided(why, "time"))
-    return (_check_flops(base, run), *exact, _check_time(base, run))
+    why = _in_words(found, _OF_TIMES) or _no_times(base, run)
+    return (_check_flops(base, run), *exact, _undecided("time", why) if why else _check_time(base, run))
 
 
 _EXACT = ("kernels or ops", "synchronisations", "graph breaks", "memory", "attention")
 
 
-def _undecided(reason: str, *names: str) -> tuple[GuardCheck, ...]:
-    return tuple(GuardCheck(name=name, status="not judged", reason=reason) for name in names)
+def _undecided(name: str, reason: str) -> GuardCheck:
+    return GuardCheck(name=name, status="not judged", reason=reason)
 
 
 def _in_words(found: Iterable[Difference], of: frozenset[str]) -> str:
@@ -248,21 +246,17 @@ def _layer_rows(
 
     `causes`: of layers, what is for the better there and explains more of the amount.
     """
-    groups: dict[tuple[str, Phase, float, float, float, str], dict[str, str | None]] = defaultdict(dict)
-    blocks = {**run.blocks, **base.blocks}
+    found = []
     for key in dict.fromkeys((*base.ranges, *run.ranges)):
-        _, layer, phase = key
         before, after = (side.ranges.get(key, NOTHING) for side in (base, run))
-        if key.what != amount or phase is None or before is None or after is None:
+        if key.what != amount or key.phase is None or before is None or after is None:
             continue
-        found = _outside(limit_of(before), after, before)
-        if found is not None:
-            (one, other), block = found, blocks.get(layer)
-            cause = causes.get(layer, "") if other > one else ""
-            groups[like_name(layer, block)[0], phase, one, other, limit_of(before)[1], cause][layer] = block
+        limits = limit_of(before)
+        if (changed := _outside(limits, after, before)) is not None:
+            cause = causes.get(key.name, "") if changed[1] > changed[0] else ""
+            found.append((key.name, (key.phase, changed, limits[1], cause)))
     rows = []
-    for (_, phase, one, other, most, cause), layers in groups.items():
-        name = folded_name(layers)
+    for name, layers, (phase, (one, other), most, cause) in siblings_together(found, {**run.blocks, **base.blocks}):
         text = f"{name or 'outside of layers'} ({phase}): {what} {_change_text(amount, one, other)}"
         text += f", with {cause}" if cause else ""
         finding = GuardFinding(layer=name, phase=phase, what=what, before=one, after=other, limit=most, text=text)
@@ -334,7 +328,7 @@ def _check_flops(base: Baseline, run: Baseline) -> GuardCheck:
     `recompute` all FLOPs count.
     """
     if silent := _silent(base, run, "flops"):
-        return _undecided(f"{silent} recorded no shapes (record_shapes='auto' is enough)", "FLOPs")[0]
+        return _undecided("FLOPs", f"{silent} recorded no shapes (record_shapes='auto' is enough)")
     check = _check_of("FLOPs", _layer_rows(base, run, "flops", "FLOPs", _nearly, {}))
     if _unknown_flops(base, run) and not check.regressions:
         return replace(check, reason="where both sides know them: some layers have an op without a FLOP formula")
@@ -388,7 +382,7 @@ def _check_memory(base: Baseline, run: Baseline, causes: Mapping[str, str]) -> G
     `causes`: see `_better_attention`; they excuse no higher peak.
     """
     if silent := _silent(base, run, "peak_bytes"):
-        return _undecided(f"{silent} recorded no allocations (profile_memory=True does)", "memory")[0]
+        return _undecided("memory", f"{silent} recorded no allocations (profile_memory=True does)")
     before, after = (side.of_step("peak_bytes") or NOTHING for side in (base, run))
     slack = max(MEMORY_SLACK * before[1], MEMORY_SLACK_BYTES, before[1] - before[0])
     rows = _layer_rows(base, run, "retained_bytes", "retained", lambda range_: range_, causes)
@@ -406,13 +400,8 @@ def _check_backends(base: Baseline, run: Baseline) -> GuardCheck:
     """Which implementation attention runs."""
     if not base.backends:
         return GuardCheck(name="attention", status="ok", reason="the baseline has no attention")
-    changed: dict[tuple[str, Phase, str, str], dict[str, str | None]] = defaultdict(dict)
-    for layer, phase, one, other in _changed_backends(base, run):
-        block = base.blocks.get(layer)
-        changed[like_name(layer, block)[0], phase, one, other][layer] = block
     rows = []
-    for (_, phase, one, other), layers in changed.items():
-        name = folded_name(layers)
+    for name, _, (phase, one, other) in siblings_together(_changed_backends(base, run), base.blocks):
         text = f"attention of {name} ({phase}): {one} -> {other}"
         finding = GuardFinding(layer=name, phase=phase, what="attention", text=text)
         rows.append(_Row(finding, _is_worse(one, other)))
@@ -425,17 +414,17 @@ def _better_attention(base: Baseline, run: Baseline) -> dict[str, str]:
     Another implementation has other ops and keeps other tensors: that follows from it, and is no regression there.
     """
     changed = _changed_backends(base, run)
-    worse = {layer for layer, _, one, other in changed if _is_worse(one, other)}
-    return {layer: f"attention {one} -> {other}" for layer, _, one, other in changed if layer not in worse}
+    worse = {layer for layer, (_, one, other) in changed if _is_worse(one, other)}
+    return {layer: f"attention {one} -> {other}" for layer, (_, one, other) in changed if layer not in worse}
 
 
-def _changed_backends(base: Baseline, run: Baseline) -> list[tuple[str, Phase, str, str]]:
-    """Layer, phase, backends before and now; "none" for what has no attention any more."""
+def _changed_backends(base: Baseline, run: Baseline) -> list[tuple[str, tuple[Phase, str, str]]]:
+    """Layer; phase, backends before and now; "none" for what has no attention any more."""
     changed = []
     for (layer, phase), before in base.backends.items():
         now = run.backends.get((layer, phase), ())
         if not now or not set(now) <= set(before):
-            changed.append((layer, phase, " + ".join(before), " + ".join(now) or "none"))
+            changed.append((layer, (phase, " + ".join(before), " + ".join(now) or "none")))
     return changed
 
 
@@ -448,7 +437,7 @@ def _check_synchronisations(base: Baseline, run: Baseline) -> GuardCheck:
     """Waits of the CPU for the device."""
     name = "synchronisations"
     if not base.on_device or not run.on_device:
-        return _undecided("there is no device to wait for; on a CPU an .item() shows among the ops", name)[0]
+        return _undecided(name, "there is no device to wait for; on a CPU an .item() shows among the ops")
     rows = []
     for wait, found in _changed("wait", base, run).items():
         text = f"waits for the device, {wait.name}: {found[0]:g} -> {found[1]:g} a step"
@@ -462,7 +451,7 @@ def _check_breaks(base: Baseline, run: Baseline) -> GuardCheck:
     name = "graph breaks"
     before, after = (side.of_step("graph_breaks") for side in (base, run))
     if before is None or after is None:
-        return _undecided("the run does not tell of them", name)[0]
+        return _undecided(name, "the run does not tell of them")
     found = _outside(before, after, before)
     if found is None:
         return GuardCheck(name=name, status="ok")
@@ -506,11 +495,9 @@ def _check_time(base: Baseline, run: Baseline) -> GuardCheck:
         if whole.beyond_noise and abs(whole.shift) > _limit(spread):
             rows.append(_time_row(("", None), float(np.median(step_before)), whole.shift, _limit(spread), spread))
     elif abs(moved) > BUSY and not any(row.worse for row in rows):
-        return _undecided(f"all layers alike changed by {100 * moved:+.0f} %, as on a busy machine: try again", "time")[
-            0
-        ]
+        return _undecided("time", f"all layers alike changed by {100 * moved:+.0f} %, as on a busy machine: try again")
     elif unsteady == len(keys):
-        return _undecided(f"{reason}, as on a busy machine: try again", "time")[0]
+        return _undecided("time", f"{reason}, as on a busy machine: try again")
     return _check_of("time", rows, reason)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,7 @@ _FEWEST_VOTES = 2  # a prefix that puts fewer names together is chance, unless t
 _ENOUGH = 0.5  # of the names of the smaller side: with fewer, classes are tried
 _OWN = "\0"  # begins the name of a layer whose short name is another's
 _Parts = tuple[str, ...]  # of a name
+Key = TypeVar("Key")
 
 
 def match_layers(a: Analysis, b: Analysis) -> dict[str, str]:
@@ -52,6 +53,18 @@ def folded_name(layers: Mapping[str, str | None]) -> str:
     split = [like_name(layer, block) for layer, block in layers.items()]
     numbers = [number for _, number in split if number is not None]
     return fill_numbers(split[0][0], numbers) if len(numbers) > 1 else next(iter(layers))
+
+
+def siblings_together(
+    found: Iterable[tuple[str, Key]], blocks: Mapping[str, str | None]
+) -> Iterator[tuple[str, tuple[str, ...], Key]]:
+    """Layers of which the same was found, siblings under one name: that name, the layers, and what was found."""
+    groups: dict[tuple[str, Key], dict[str, str | None]] = defaultdict(dict)
+    for layer, what in found:
+        block = blocks.get(layer)
+        groups[like_name(layer, block)[0], what][layer] = block
+    for (_, what), layers in groups.items():
+        yield folded_name(layers), tuple(layers), what
 
 
 def _named(analysis: Analysis) -> dict[str, LayerRow]:
@@ -207,6 +220,11 @@ def pair_rows(a: Analysis, b: Analysis) -> tuple[ComparedRow, ...]:
         )
         for key in sorted({*rows_a, *rows_b}, key=lambda key: (order[key[0]], PHASES.index(key[1])))
     )
+
+
+def blocks_of(pairs: Iterable[ComparedRow]) -> dict[str, str | None]:
+    """The block of each layer."""
+    return {pair.layer: pair.row.block for pair in pairs}
 
 
 def _backends(analysis: Analysis) -> dict[tuple[str, Phase], tuple[str, ...]]:

@@ -85,7 +85,8 @@ def layer_shifts(a: Float, b: Float, weight: Float) -> Shifts:
         spread = np.maximum(spread, _of_neighbours(spread, size))
         error = spread * scale
         if len(shift) >= _FEWEST_LAYERS:
-            error = error * max(1.0, weighted_deviation((shift - common) / np.maximum(error, 1e-12), weight))
+            scatter = np.abs(shift - common) / np.maximum(error, 1e-12)
+            error = error * max(1.0, MAD_TO_SIGMA * weighted_median(scatter, weight))
     common_error = float(step_spread(factor_a[None, :], factor_b[None, :])[0]) * scale
     return Shifts(
         common=common,
@@ -167,11 +168,6 @@ def weighted_median(values: Float, weight: Float) -> float:
     reached = np.cumsum(weight[order])
     place = int(np.searchsorted(reached, reached[-1] / 2))
     return float(values[order][min(place, len(values) - 1)])
-
-
-def weighted_deviation(values: Float, weight: Float) -> float:
-    """Standard deviation of a normal distribution with this median absolute deviation from the median."""
-    return MAD_TO_SIGMA * weighted_median(np.abs(values - weighted_median(values, weight)), weight)
 
 
 def _error_scale(steps_a: int, steps_b: int) -> float:

@@ -39,7 +39,6 @@ LIKE_LOAD = "all layers alike (as under other load or clock; low confidence)"
 _MOST_DIFFERENCES = 3
 _MOST_LAYERS = 2  # with other work
 _SAME_FLOPS = 0.01  # FLOPs that are nearer are as good as equal
-_LEAST_PART = 0.2  # of a change: what explains less is not where it is
 _LEAST_MEMORY_BYTES = 64 << 10
 _LONGEST_VALUE = 40
 
@@ -137,9 +136,7 @@ def _where(changed: Sequence[ChangedLayer], total: ComparedTotal, flops: str) ->
     same_way = [one for one in changed if (one.change_ns > 0) == (total.decision == "slower")]
     if not same_way:
         return "" if flops else "and no layer stands out"
-    share = min(same_way[0].share or 0.0, 1.0)
-    said = "and no layer explains much of it: most" if share < _LEAST_PART else ""
-    return f"{said} {100 * share:.0f} % of it in {place_of(same_way[0])}".strip()
+    return f"{100 * min(same_way[0].share or 0.0, 1.0):.0f} % of it in {place_of(same_way[0])}"
 
 
 def _beside_the_rest(changed: Sequence[ChangedLayer], common: float) -> str:

@@ -14,7 +14,7 @@ from statistics import median
 import numpy as np
 
 from profiler_wrapper.analysis.model import Phase
-from profiler_wrapper.comparison.match import Side, folded_name, like_name
+from profiler_wrapper.comparison.match import Side, blocks_of, folded_name, like_name
 from profiler_wrapper.comparison.model import ChangedLayer, ComparedRow
 from profiler_wrapper.comparison.noise import (
     NO_CHANGE,
@@ -195,7 +195,7 @@ class _Tree:
         for layer in filter(None, parents):
             above = parents[layer]
             self._children[above if above and above in parents else None].append(layer)
-        self._block = {pair.layer: pair.row.block for pair in pairs}
+        self._blocks = blocks_of(pairs)
         self._fold_of = {layer: fold for fold in folds(pairs) for layer in fold}
 
     def roots(self) -> list[UnitKey]:
@@ -249,7 +249,7 @@ class _Tree:
             phase, change = self._phase_of(key, change)
         share = change.apart_ns / total_delta_ns if total_delta_ns else math.nan
         return ChangedLayer(
-            layer=folded_name({layer: self._block.get(layer) for layer in key.layers}),
+            layer=folded_name({layer: self._blocks.get(layer) for layer in key.layers}),
             layers=key.layers,
             phase=phase,
             change=change.change,
