@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,12 +14,8 @@ from profiler_wrapper.analysis.statistics import fill_numbers, split_number
 from profiler_wrapper.comparison.model import ComparedRow, Difference
 from profiler_wrapper.comparison.noise import Float
 
-WRAPPERS = frozenset(
-    {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module", "_fpw_module"}
-)
 _FEWEST_VOTES = 2  # a prefix that puts fewer names together is chance, unless they are all there is
 _ENOUGH = 0.5  # of the names of the smaller side: with fewer, classes are tried
-_OWN = "\0"  # begins the name of a layer whose short name is another's
 _Parts = tuple[str, ...]  # of a name
 Key = TypeVar("Key")
 
@@ -27,16 +23,13 @@ Key = TypeVar("Key")
 def match_layers(a: Analysis, b: Analysis) -> dict[str, str]:
     """Layers of `a` and the same ones of `b`, by full name; what has no counterpart is left out.
 
-    By name without the wrappers' parts and the root; then with a prefix exchanged for another, where most names
-    agree then; last by the classes on the way from the root and the place among siblings of one class, which is all
-    that a foreign trace tells. No layer is matched twice.
+    By name; then with a prefix exchanged for another, where most names agree then; last by the classes on the way from
+    the root and the place among siblings of one class. No layer is matched twice.
     """
     layers_a, layers_b = _named(a), _named(b)
-    matched = _match(_plain_names(layers_a), _plain_names(layers_b))
+    matched = _match(_from_root(layers_a), _from_root(layers_b))
     if len(matched) < _ENOUGH * min(len(layers_a), len(layers_b)):
-        by_class = _match(_class_paths(layers_a), _class_paths(layers_b))
-        if len(by_class) > len(matched):
-            matched = by_class
+        matched = max(matched, _match(_class_paths(layers_a), _class_paths(layers_b)), key=len)
     return matched
 
 
@@ -75,30 +68,10 @@ def _named(analysis: Analysis) -> dict[str, LayerRow]:
     return named
 
 
-def _plain_names(layers: Mapping[str, LayerRow]) -> dict[str, str]:
-    """Plain name -> layer: without wrappers and without the root, which is "" itself where there is one."""
+def _from_root(layers: Mapping[str, LayerRow]) -> dict[str, str]:
+    """Name -> layer, where "" is the root, if there is one."""
     roots = [layer for layer, named in layers.items() if named.parent not in layers]
-    root = roots[0] if len(roots) == 1 else None
-
-    def plain(layer: str) -> str:
-        if layer == root:
-            return ""
-        below = layer[len(root) + 1 :] if root is not None and layer.startswith(root + ".") else layer
-        return ".".join(part for part in below.split(".") if part not in WRAPPERS)
-
-    return _unique(layers, plain, root)
-
-
-def _unique(layers: Iterable[str], short: Callable[[str], str], root: str | None) -> dict[str, str]:
-    """Short name -> layer. Of layers with one short name the innermost has it (what DDP wraps); others keep theirs."""
-    named: dict[str, list[str]] = defaultdict(list)
-    for layer in layers:
-        named[short(layer)].append(layer)
-    unique: dict[str, str] = {}
-    for name, same in named.items():
-        inner = max(same, key=lambda layer: (layer != root, layer.count(".")))
-        unique |= {name if layer == inner else _OWN + layer: layer for layer in same}
-    return unique
+    return {"" if [layer] == roots else layer: layer for layer in layers}
 
 
 def _class_paths(layers: Mapping[str, LayerRow]) -> dict[str, str]:

@@ -66,15 +66,6 @@ def test_what_data_parallel_wraps_is_the_model() -> None:
     assert match_layers(wrapped, named())["module"] == "Net"
 
 
-def test_wrappers_inside_a_name() -> None:
-    one, other = (
-        analysis_of([Layer("Net", "Net", self_us={"forward": 1}), Layer(name, "MLP", self_us={"forward": 1})])
-        for name in ("layers.0._checkpoint_wrapped_module.mlp", "layers.0.mlp")
-    )
-    assert match_layers(one, other)["layers.0._checkpoint_wrapped_module.mlp"] == "layers.0.mlp"
-    assert len(match_layers(named("layers"), named("layers"))) == 16
-
-
 def test_a_foreign_trace_goes_by_classes_and_their_order() -> None:
     matched = match_layers(foreign(), named(root="Net"))
     assert matched["Net.Block_2.Attention"] == "layers.2.self_attn"
