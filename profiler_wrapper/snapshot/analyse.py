@@ -154,13 +154,6 @@ class FailedAllocation(msgspec.Struct, frozen=True, kw_only=True):
         return (self.unallocated_bytes or 0) >= self.requested_bytes
 
 
-class Band(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What one line of code held over time."""
-
-    place: Place
-    allocated_bytes: Int64  # by state
-
-
 class MemoryHistory(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A device's history. Courses have one value more than there are entries: the state before the first."""
 
@@ -173,7 +166,7 @@ class MemoryHistory(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     peak: Moment
     failed: int  # allocations that could not be met
     failures: tuple[FailedAllocation, ...]  # the last of them, in order
-    bands: tuple[Band, ...]  # the largest owners at `worst`, largest first
+    bands: tuple[tuple[Place, Int64], ...]  # what the largest owners at `worst` held, by state
     inconsistent: int  # entries and blocks that contradict one another
 
     @property
@@ -206,11 +199,6 @@ class AllocatorReport(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     devices: tuple[DeviceMemory, ...]  # those with any memory or history; those that ran out first, then by reserved
     settings: Mapping[str, str]
     notes: tuple[str, ...]
-
-    @property
-    def expandable(self) -> bool:
-        """Whether the allocator was set to use expandable segments."""
-        return self.settings.get("expandable_segments", "").lower() == "true"
 
 
 # -- lifetimes: what a history says -----------------------------------------------------------------
@@ -441,15 +429,9 @@ def _history(
     )
 
 
-def _bands(lives: Lifetimes, worst: Moment, stacks: _Stacks, states: int) -> tuple[Band, ...]:
-    places = stacks.of_stack[lives.stack]
-    return tuple(
-        Band(
-            place=owner.place,
-            allocated_bytes=lives.allocated(states, places == stacks.places.index(owner.place)),
-        )
-        for owner in worst.owners[:_BANDS]
-    )
+def _bands(lives: Lifetimes, worst: Moment, stacks: _Stacks, states: int) -> tuple[tuple[Place, Int64], ...]:
+    owners, places = worst.owners[:_BANDS], stacks.of_stack[lives.stack]
+    return tuple((one.place, lives.allocated(states, places == stacks.places.index(one.place))) for one in owners)
 
 
 def _notes(devices: Iterable[DeviceMemory]) -> list[str]:

@@ -62,7 +62,7 @@ def console_text(report: AllocatorReport, *, unicode: bool = False, width: int =
 
     In detail: the one that ran out of memory, else the one that holds most.
     """
-    lines = [*_title(report, unicode), *_details(report.devices[:1], report, unicode, width, _ROWS)]
+    lines = [_title(report, unicode), *_details(report.devices[:1], report, unicode, width, _ROWS)]
     others = report.devices[1 : 1 + _ROWS["devices"]]
     tail = [shorten(f"also {failure_line(other) or _held(other)}", width) for other in others]
     hidden = len(report.devices) - 1 - len(others)
@@ -74,7 +74,7 @@ def console_text(report: AllocatorReport, *, unicode: bool = False, width: int =
 def full_text(report: AllocatorReport) -> str:
     """Every device, row and note, and the whole stacks of the largest owners."""
     rows = dict.fromkeys(_ROWS, _FULL_ROWS)
-    lines = [*_title(report, True), *_details(report.devices, report, True, _FULL_WIDTH, rows)]
+    lines = [_title(report, True), *_details(report.devices, report, True, _FULL_WIDTH, rows)]
     for one in report.devices:
         owners = one.history.peak.owners if one.history else one.owners
         lines += [*_whole_stacks(owners[:_FULL_STACKS], f"cuda:{one.device}, at the peak" if one.history else "now")]
@@ -106,7 +106,7 @@ def cure(one: DeviceMemory, report: AllocatorReport) -> str:
     if not failure.fragmented:
         return f"Memory was full: only {unused} of what is reserved was unused. The owners below are what to lower."
     lost = f"Fragmentation: {unused} were reserved and unused, but in pieces or other pools"
-    if report.expandable:
+    if report.settings.get("expandable_segments", "").lower() == "true":
         return f"{lost}, though expandable_segments is on."
     return f"{lost}. Try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
@@ -120,12 +120,10 @@ def owner_name(place: Place, *, unicode: bool) -> str:
 # -- parts ----------------------------------------------------------------------------------------
 
 
-def _title(report: AllocatorReport, unicode: bool) -> list[str]:
-    devices = len(report.devices)
-    name = shorten(clean(report.name, unicode=unicode), 50)
-    return [
-        f"Memory snapshot {name} ({file_size(report.file_bytes)}), {devices} device{'s' * (devices != 1)} with memory"
-    ]
+def _title(report: AllocatorReport, unicode: bool) -> str:
+    name, devices = shorten(clean(report.name, unicode=unicode), 50), len(report.devices)
+    size = file_size(report.file_bytes)
+    return f"Memory snapshot {name} ({size}), {devices} device{'s' * (devices != 1)} with memory"
 
 
 def _details(
@@ -348,23 +346,16 @@ def _draw_history(axes: Axes, one: DeviceMemory, history: MemoryHistory, cured: 
     x = _x(history, states)
     states, x = np.append(states, states[-1]), np.append(x, x[-1] + (_END * (x[-1] - x[0]) or 1.0))
     allocated = history.allocated_bytes[states] / MIB
-    shown = [band.allocated_bytes[states] / MIB for band in history.bands]
+    shown = [held[states] / MIB for _, held in history.bands]
     rest = allocated - sum(shown, np.zeros(len(states)))
-    worst = [int(band.allocated_bytes[history.worst.state]) for band in history.bands]
     names = [
-        figures.literal(shorten(f"{mebibytes(size)} MiB  {owner_name(band.place, unicode=True)}", _NAME_LETTERS))
-        for size, band in zip(worst, history.bands, strict=True)
+        f"{mebibytes(int(held[history.worst.state]))} MiB  {owner_name(place, unicode=True)}"
+        for place, held in history.bands
     ]
     colors = [*_COLORS[: len(shown)], _REST]
-    axes.stackplot(
-        x,
-        *shown,
-        rest,
-        step="post",
-        linewidth=0,
-        colors=colors,
-        labels=[*names, *["all other lines"] * bool(rest.any())],
-    )
+    labels = [figures.literal(shorten(name, _NAME_LETTERS)) for name in names]
+    labels += ["all other lines"] * bool(rest.any())
+    axes.stackplot(x, *shown, rest, step="post", linewidth=0, colors=colors, labels=labels)
     axes.plot(x, allocated, color=figures.INK, linewidth=0.9, drawstyle="steps-post")
     top = history.peak.allocated_bytes / MIB
     if history.reserved_bytes is not None:
