@@ -35,7 +35,7 @@ TimeKey = tuple[str, Phase | None]  # all phases of a layer together; of what ha
 What = Literal["flops", "events", "retained_bytes", "peak_bytes", "graph_breaks", "op", "class", "wait"]
 _OF_STEP: tuple[What, ...] = ("events", "flops", "peak_bytes", "graph_breaks")
 _OF_LAYER: tuple[What, ...] = ("flops", "events", "retained_bytes")
-_COUNTS = frozenset({"events", "op", "class", "wait"})  # 0 in a run that has none; of others nothing is known then
+COUNTS = frozenset({"events", "op", "class", "wait"})  # 0 in a run that has none; of others nothing is known then
 
 
 class Amount(NamedTuple):
@@ -217,7 +217,7 @@ def _together(sides: Sequence[Baseline]) -> Baseline:
 
 
 def _span(amount: Amount, sides: Sequence[Baseline]) -> Range | None:
-    missing = NOTHING if amount.what in _COUNTS else None
+    missing = NOTHING if amount.what in COUNTS else None
     known = [one for side in sides if (one := side.ranges.get(amount, missing)) is not None]
     return (min(one[0] for one in known), max(one[1] for one in known)) if known else None
 

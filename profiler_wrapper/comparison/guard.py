@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -19,10 +19,10 @@ import numpy as np
 from profiler_wrapper.analysis.attention_ops import SLOWER_BACKENDS
 from profiler_wrapper.analysis.model import Analysis, Phase
 from profiler_wrapper.comparison.baseline import (
+    COUNTS,
     NOTHING,
     Amount,
     Baseline,
-    Range,
     TimeKey,
     What,
     make_baseline,
@@ -228,66 +228,48 @@ class _Row(NamedTuple):
         return ((self.finding.after or 0.0) - (self.finding.before or 0.0)) * self.layers
 
 
-def _of_step(what: str, text: str, found: tuple[float, float], most: float, *, layer: str = "") -> _Row:
+def _of_step(what: str, text: str, change: tuple[float, float, float], *, layer: str = "") -> _Row:
     """The row of something that is no layer's own."""
-    finding = GuardFinding(layer=layer, what=what, before=found[0], after=found[1], limit=most, text=text)
-    return _Row(finding, found[1] > found[0])
+    before, after, most = change
+    finding = GuardFinding(layer=layer, what=what, before=before, after=after, limit=most, text=text)
+    return _Row(finding, after > before)
 
 
-def _layer_rows(
-    base: Baseline,
-    run: Baseline,
-    amount: What,
-    what: str,
-    limit_of: Callable[[Range], Range],
-    causes: Mapping[str, str],
-) -> list[_Row]:
+def _changed(what: What, base: Baseline, run: Baseline) -> dict[Amount, tuple[float, float, float]]:
+    """Where all of the run is beyond what is fine: before and now, the nearer ends, and the most that would be fine."""
+    changed = {}
+    for amount in dict.fromkeys((*run.ranges, *base.ranges)):
+        before, now = (side.ranges.get(amount, NOTHING) for side in (base, run))
+        if amount.what != what or before is None or now is None:
+            continue
+        # Counts are exact where every step had as many; else what a step had on average may differ.
+        uneven = what in COUNTS and not all(value.is_integer() for value in before)
+        slack = FLOPS_SLACK if what == "flops" else UNEVEN_SLACK if uneven else 0.0
+        least, most = before[0] * (1 - slack), before[1] * (1 + slack)
+        if now[0] > most:
+            changed[amount] = before[1], now[0], most
+        elif now[1] < least:
+            changed[amount] = before[0], now[1], most
+    return changed
+
+
+def _layer_rows(base: Baseline, run: Baseline, amount: What, what: str, causes: Mapping[str, str]) -> list[_Row]:
     """The layers whose `amount` left the baseline's range; like layers that changed alike together.
 
     `causes`: of layers, what is for the better there and explains more of the amount.
     """
-    found = []
-    for key in dict.fromkeys((*base.ranges, *run.ranges)):
-        before, after = (side.ranges.get(key, NOTHING) for side in (base, run))
-        if key.what != amount or key.phase is None or before is None or after is None:
-            continue
-        limits = limit_of(before)
-        if (changed := _outside(limits, after, before)) is not None:
-            cause = causes.get(key.name, "") if changed[1] > changed[0] else ""
-            found.append((key.name, (key.phase, changed, limits[1], cause)))
+    found = [
+        (key.name, (key.phase, *change, causes.get(key.name, "") if change[1] > change[0] else ""))
+        for key, change in _changed(amount, base, run).items()
+        if key.phase is not None
+    ]
     rows = []
-    for name, layers, (phase, (one, other), most, cause) in siblings_together(found, {**run.blocks, **base.blocks}):
+    for name, layers, (phase, one, other, most, cause) in siblings_together(found, {**run.blocks, **base.blocks}):
         text = f"{name or 'outside of layers'} ({phase}): {what} {_change_text(amount, one, other)}"
         text += f", with {cause}" if cause else ""
         finding = GuardFinding(layer=name, phase=phase, what=what, before=one, after=other, limit=most, text=text)
         rows.append(_Row(finding, other > one, len(layers), follows=bool(cause)))
     return rows
-
-
-def _outside(limit: Range, now: Range, before: Range) -> tuple[float, float] | None:
-    """(before, now) where all of the run is beyond what is fine: the nearer ends of both; else None."""
-    if now[0] > limit[1]:
-        return before[1], now[0]
-    return (before[0], now[1]) if now[1] < limit[0] else None
-
-
-def _nearly(before: Range, slack: float = FLOPS_SLACK) -> Range:
-    return before[0] * (1 - slack), before[1] * (1 + slack)
-
-
-def _events_limit(before: Range) -> Range:
-    """Exact where every step had as many; else what a step had on average may differ."""
-    return before if all(float(value).is_integer() for value in before) else _nearly(before, UNEVEN_SLACK)
-
-
-def _changed(what: What, base: Baseline, run: Baseline) -> dict[Amount, tuple[float, float]]:
-    """Ops, classes or waits whose number left its limits: before and now."""
-    changed = {}
-    for amount in dict.fromkeys((*run.ranges, *base.ranges)):
-        before, after = (side.ranges.get(amount) or NOTHING for side in (base, run))
-        if amount.what == what and (found := _outside(_events_limit(before), after, before)) is not None:
-            changed[amount] = found
-    return changed
 
 
 def _check_of(name: str, rows: Iterable[_Row], reason: str = "") -> GuardCheck:
@@ -329,7 +311,7 @@ def _check_flops(base: Baseline, run: Baseline) -> GuardCheck:
     """
     if silent := _silent(base, run, "flops"):
         return _undecided("FLOPs", f"{silent} recorded no shapes (record_shapes='auto' is enough)")
-    check = _check_of("FLOPs", _layer_rows(base, run, "flops", "FLOPs", _nearly, {}))
+    check = _check_of("FLOPs", _layer_rows(base, run, "flops", "FLOPs", {}))
     if _unknown_flops(base, run) and not check.regressions:
         return replace(check, reason="where both sides know them: some layers have an op without a FLOP formula")
     return check
@@ -354,10 +336,10 @@ def _unknown_flops(base: Baseline, run: Baseline) -> bool:
 def _check_events(base: Baseline, run: Baseline, causes: Mapping[str, str]) -> GuardCheck:
     """Kernels of each layer, on a CPU ops; with the ops of a step that are called more often. `causes`: see below."""
     what = "kernels" if run.on_device else "ops"
-    check = _check_of(what, _layer_rows(base, run, "events", what, _events_limit, causes))
+    check = _check_of(what, _layer_rows(base, run, "events", what, causes))
     if check.status != "regression":
         return check
-    more = {amount: now - before for amount, (before, now) in _changed("op", base, run).items() if now > before}
+    more = {amount: now - before for amount, (before, now, _) in _changed("op", base, run).items() if now > before}
     if not more and _only_autotuned(base, run):
         reason = "other kernels were chosen for the same products: as many of all other classes, and the same FLOPs"
         return GuardCheck(name=what, status="ok", reason=reason)
@@ -369,11 +351,10 @@ def _check_events(base: Baseline, run: Baseline, causes: Mapping[str, str]) -> G
 
 def _only_autotuned(base: Baseline, run: Baseline) -> bool:
     """On a device: the same FLOPs, and other numbers of events only in classes whose kernels libraries choose."""
-    before, after = (side.of_step("flops") for side in (base, run))
-    if not run.on_device or before is None or after is None or _unknown_flops(base, run):
+    if not run.on_device or _silent(base, run, "flops") or _unknown_flops(base, run):
         return False
     changed = {amount.name for amount in _changed("class", base, run)}
-    return _outside(_nearly(before), after, before) is None and bool(changed) and changed <= _AUTOTUNED
+    return bool(changed) and changed <= _AUTOTUNED and Amount("flops") not in _changed("flops", base, run)
 
 
 def _check_memory(base: Baseline, run: Baseline, causes: Mapping[str, str]) -> GuardCheck:
@@ -385,14 +366,14 @@ def _check_memory(base: Baseline, run: Baseline, causes: Mapping[str, str]) -> G
         return _undecided("memory", f"{silent} recorded no allocations (profile_memory=True does)")
     before, after = (side.of_step("peak_bytes") or NOTHING for side in (base, run))
     slack = max(MEMORY_SLACK * before[1], MEMORY_SLACK_BYTES, before[1] - before[0])
-    rows = _layer_rows(base, run, "retained_bytes", "retained", lambda range_: range_, causes)
+    rows = _layer_rows(base, run, "retained_bytes", "retained", causes)
     rows = [row for row in rows if abs(row.size) > slack]
-    found = _outside((before[0] - slack, before[1] + slack), after, before)
-    if found is not None:
-        text = f"peak memory {_change_text('peak_bytes', *found)}"
-        if rows and found[1] > found[0]:
+    change = (before[1], after[0]) if after[0] > before[1] else (before[0], after[1])
+    if after[0] > before[1] + slack or after[1] < before[0] - slack:
+        text = f"peak memory {_change_text('peak_bytes', *change)}"
+        if rows and change[1] > change[0]:
             text += f", with {max(rows, key=lambda row: row.size).finding.text}"
-        rows.append(_of_step("peak memory", text, found, before[1] + slack))
+        rows.append(_of_step("peak memory", text, (*change, before[1] + slack)))
     return _check_of("memory", rows)
 
 
@@ -439,25 +420,25 @@ def _check_synchronisations(base: Baseline, run: Baseline) -> GuardCheck:
     if not base.on_device or not run.on_device:
         return _undecided(name, "there is no device to wait for; on a CPU an .item() shows among the ops")
     rows = []
-    for wait, found in _changed("wait", base, run).items():
-        text = f"waits for the device, {wait.name}: {found[0]:g} -> {found[1]:g} a step"
-        layer = wait.name.partition(" in ")[2].rpartition(", ")[0]
-        rows.append(_of_step(name, text, found, _events_limit(base.ranges.get(wait) or NOTHING)[1], layer=layer))
+    for wait, change in _changed("wait", base, run).items():
+        text = f"waits for the device, {wait.name}: {change[0]:g} -> {change[1]:g} a step"
+        rows.append(_of_step(name, text, change, layer=wait.name.partition(" in ")[2].rpartition(", ")[0]))
     return _check_of(name, rows)
 
 
 def _check_breaks(base: Baseline, run: Baseline) -> GuardCheck:
     """Places where torch.compile could not go on."""
     name = "graph breaks"
-    before, after = (side.of_step("graph_breaks") for side in (base, run))
-    if before is None or after is None:
+    if _silent(base, run, "graph_breaks"):
         return _undecided(name, "the run does not tell of them")
-    found = _outside(before, after, before)
-    if found is None:
-        return GuardCheck(name=name, status="ok")
-    fresh = [place for place in run.breaks if place not in base.breaks]
-    text = f"graph breaks: {found[0]:g} -> {found[1]:g}" + (f", {fresh[0]}" if fresh else "")
-    return _check_of(name, [_of_step(name, text, found, before[1])])
+    fresh = [f", {place}" for place in run.breaks if place not in base.breaks][:1]
+    return _check_of(
+        name,
+        [
+            _of_step(name, f"graph breaks: {change[0]:g} -> {change[1]:g}{''.join(fresh)}", change)
+            for change in _changed("graph_breaks", base, run).values()
+        ],
+    )
 
 
 # -- time -----------------------------------------------------------------------------------------
