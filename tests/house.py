@@ -48,7 +48,7 @@ ROOMS = {
     "reports": _room(16, 4900, "analysis trace"),
     "comparison": _room(9, 2700, "analysis reports result trace"),
     "ranks": _room(20, 8350, "analysis reports trace"),
-    "snapshot": _room(4, 1220, "reports trace"),
+    "snapshot": _room(4, 1270, "reports trace"),
     "timer": _room(9, 3200, "capture trace"),
     "config_flops": _room(5, 1100, ""),
     "monitor": _room(15, 4600, "analysis capture config_flops reports timer trace"),

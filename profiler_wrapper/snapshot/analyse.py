@@ -6,14 +6,17 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
+from typing import Literal
 
 import msgspec
 import numpy as np
 
-from profiler_wrapper.snapshot.read import ACTIONS, UNKNOWN, AllocatorEvents, Frame, MemorySnapshot, Segment
+from profiler_wrapper.snapshot.read import ACTIONS, UNKNOWN, AllocatorEvents, Frame, MemorySnapshot, Segment, Stack
 from profiler_wrapper.trace.recording import Bool, Int64
 
 # -- which line of a stack asked for memory ---------------------------------------------------------
+
+Origin = Literal["forward", "backward", "optimizer", "other", "no stack"]
 
 NO_LINE = "(no Python stack)"  # autograd's own threads and C++ have none
 BEFORE_HISTORY = "(allocated before the history begins)"
@@ -22,6 +25,7 @@ _INSTALLED = re.compile(r".*/(?:site|dist)-packages/(.*)")
 _STANDARD_LIBRARY = re.compile(r"/lib/python3\.\d+/(?!site-packages/|dist-packages/)")
 _OWN = re.compile(r"(?:^|/)profiler_wrapper/(?:capture/|\w+\.py)")
 _COMPILED = re.compile(r"/torchinductor_[^/]*/")
+_GENERATED = "<eval_with_key"  # by torch.fx
 _PLUMBING = ("torch/nn/modules/module.py", "torch/nn/modules/container.py", "torch/utils/_", "torch/_", "torch/fx/")
 _KEPT_DIRECTORIES = 1  # of the path of a file that is not installed
 
@@ -30,41 +34,50 @@ class Place(msgspec.Struct, frozen=True):
     """Where memory was asked for. Texts are `"file.py:12 function"`, "" where the stack has none."""
 
     line: str  # the innermost line outside of torch and Python itself; NO_LINE, BEFORE_HISTORY
-    inside: str  # what of torch that line was in: the nn module, the optimizer, compiled code
-    caller: str  # the innermost line that is not of an installed package, where that is another one than `line`
+    inside: str = ""  # what of torch that line was in: the nn module, the optimizer, compiled code
+    layer: str = ""  # the innermost `forward`, the user's before torch's
+    caller: str = ""  # the innermost line that is not of an installed package, where that is another one than `line`
+    origin: Origin = "no stack"
+    metadata: str = ""  # that it was stamped with
 
 
-NOWHERE = Place(NO_LINE, "", "")
-LONG_AGO = Place(BEFORE_HISTORY, "", "")
-
-
-def place(stack: Sequence[Frame]) -> Place:
-    """The lines that matter of a stack, innermost frame first."""
-    python = [frame for frame in stack if _is_python(frame)]
+def place(stack: Stack) -> Place:
+    """The lines that matter of a stack."""
+    python = [frame for frame in stack.frames if _is_python(frame)]
     if not python:
-        return NOWHERE
+        return Place(NO_LINE, metadata=stack.metadata)
     files = [frame.file.replace("\\", "/") for frame in python]
     torch = [match[1] if (match := _TORCH.search(file)) else "" for file in files]
     outside = [i for i, file in enumerate(files) if not torch[i] and not _is_plumbing(file)]
     own = next((i for i in outside if not _INSTALLED.match(files[i])), None)
     below = outside[0] if outside else 0
     line, caller = _text(python[below]), _text(python[own]) if own is not None else ""
+    if source := next((frame.source for frame in python if frame.source), ""):
+        file, _, rest = source.rpartition(":")
+        line, below = f"{short_file(file)}:{rest}", len(python)
+    forwards = [i for i, frame in enumerate(python) if frame.name == "forward"]
+    modules = [i for i in forwards if torch[i].startswith("torch/nn/") and not torch[i].startswith(_PLUMBING)]
+    layers = [i for i in forwards if i in outside] or modules
     return Place(
         line=line,
         inside=_inside(python[:below], files, torch),
+        layer=_text(python[layers[0]]) if layers else "",
         caller=caller if caller != line else "",
+        origin=_origin(python, torch),
+        metadata=stack.metadata,
     )
 
 
 def _is_python(frame: Frame) -> bool:
     """A file of C++ that `stacks="all"` adds is none; cells of a notebook are named `<ipython-input-...>`."""
     if frame.file.startswith("<"):
-        return not frame.file.startswith(("<frozen", "<__array", "<eval_with_key"))
+        return bool(frame.source) or not frame.file.startswith(("<frozen", "<__array", _GENERATED))
     return frame.file.endswith((".py", ".ipynb", ".pyx"))
 
 
 def _is_plumbing(file: str) -> bool:
-    return bool(_STANDARD_LIBRARY.search(file) or _OWN.search(file) or _COMPILED.search(file))
+    patterns = (_STANDARD_LIBRARY, _OWN, _COMPILED)
+    return file.startswith(_GENERATED) or any(pattern.search(file) for pattern in patterns)
 
 
 def _inside(below: Sequence[Frame], files: Sequence[str], torch: Sequence[str]) -> str:
@@ -77,6 +90,18 @@ def _inside(below: Sequence[Frame], files: Sequence[str], torch: Sequence[str]) 
             text = _text(below[chosen[0]])
             return f"compiled code, {text}" if chosen is compiled else text
     return ""
+
+
+def _origin(python: Sequence[Frame], torch: Sequence[str]) -> Origin:
+    """The innermost frame that tells decides: a checkpointed forward within backward counts as forward."""
+    for frame, file in zip(python, torch, strict=True):
+        if file.startswith("torch/optim/"):
+            return "optimizer"
+        if frame.name == "forward":
+            return "forward"
+        if file.startswith(("torch/autograd/", "torch/_tensor.py")) and "backward" in frame.name:
+            return "backward"
+    return "other"
 
 
 def _text(frame: Frame) -> str:
@@ -256,8 +281,8 @@ def lifetimes(events: AllocatorEvents, segments: Iterable[Segment]) -> Lifetimes
     for block in (block for segment in segments for block in segment.blocks):
         if block.state == "free" or (block.state == "awaiting_free" and not completes):
             continue
-        born, size, stack = live.pop(block.address, (0, block.requested_bytes, block.stack))
-        rows.append((born, end, size, stack or block.stack))
+        born, size, stack = live.pop(block.address, (0, block.requested_bytes, 0))
+        rows.append((born, end, size, block.stack or stack))
     rows += [(born, end, size, stack) for born, size, stack in live.values()]  # not freed, and in no block
     born, died, size_bytes, stacks = np.array(rows, np.int64).reshape(-1, 4).T.copy()
     inconsistent += len(live)
@@ -303,9 +328,9 @@ class _Stacks:
     """The places of all stacks, each worked out once, and the owners that follow."""
 
     def __init__(self, snapshot: MemorySnapshot) -> None:
-        self._snapshot = snapshot
+        self._stacks = snapshot.stacks
         numbers: dict[Place, int] = {}
-        places = [*(place(snapshot.stack(i)) for i in range(len(snapshot.stacks))), LONG_AGO]  # BEFORE is -1: the last
+        places = [*map(place, snapshot.stacks), Place(BEFORE_HISTORY)]  # BEFORE is -1: the last
         self.of_stack = np.array([numbers.setdefault(one, len(numbers)) for one in places], np.int64)
         self.places = tuple(numbers)
 
@@ -323,7 +348,7 @@ class _Stacks:
                     size_bytes=sum(size for size, _ in blocks),
                     blocks=len(blocks),
                     largest_bytes=largest,
-                    frames=self._snapshot.stack(example) if example >= 0 else (),
+                    frames=self._stacks[example].frames if example >= 0 else (),
                 )
             )
         return tuple(sorted(owners, key=lambda owner: -owner.size_bytes))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,6 +18,7 @@ from typing import Annotated, Any, BinaryIO, Literal, NoReturn
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from profiler_wrapper.errors import BrokenSnapshot
 from profiler_wrapper.trace.json_stream import no_garbage_collection
@@ -42,12 +44,13 @@ ACTIONS = (
 UNKNOWN = -1  # where a time, the address of an entry or the free memory is not given
 
 
-class Frame(msgspec.Struct, frozen=True, rename={"file": "filename"}):
+class Frame(msgspec.Struct, frozen=True, rename={"file": "filename", "source": "fx_original_trace"}):
     """One call of a stack."""
 
     file: str = ""
     line: int = 0
     name: str = ""
+    source: str = ""  # the line of the model that generated code stands for: "/home/me/model.py:12 forward"
 
 
 _Int = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
@@ -61,7 +64,7 @@ class Block(msgspec.Struct, rename={"size_bytes": "size", "requested_bytes": "re
     address: _Int = UNKNOWN  # behind the block before it, where the file does not say
     requested_bytes: _Int = UNKNOWN  # asked for
     state: str = ""  # a BlockState
-    stack: Any = None  # for MemorySnapshot.stack; in the file the frames
+    stack: Any = None  # into MemorySnapshot.stacks; in the file the frames
 
 
 _NAMES = {"size_bytes": "total_size", "pool": "segment_pool_id", "kind": "segment_type", "expandable": "is_expandable"}
@@ -80,6 +83,13 @@ class Segment(msgspec.Struct, rename=_NAMES):
     expandable: bool = False
 
 
+class Stack(msgspec.Struct, frozen=True):
+    """What an allocation says of the code that asked for it."""
+
+    frames: tuple[Frame, ...] = ()  # innermost first
+    metadata: str = ""  # of `torch.cuda.memory._set_memory_metadata`
+
+
 class AllocatorEvents(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What a device's allocator did, oldest first, as columns of equal length.
 
@@ -91,7 +101,7 @@ class AllocatorEvents(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     size_bytes: Int64
     device_free_bytes: Int64  # of an oom, else UNKNOWN
     time_us: Int64  # since 1970, UNKNOWN in old files
-    stack: Int64  # for MemorySnapshot.stack
+    stack: Int64  # into MemorySnapshot.stacks
 
     def __len__(self) -> int:
         return len(self.action)
@@ -104,14 +114,9 @@ class MemorySnapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     file_bytes: int
     segments: tuple[Segment, ...]
     events: Mapping[int, AllocatorEvents]  # by device, those with any
-    frames: tuple[Frame, ...]
-    stacks: tuple[tuple[int, ...], ...]  # into `frames`, innermost first; the first stack is the empty one
+    stacks: tuple[Stack, ...]  # the first is empty
     settings: Mapping[str, str]  # of the allocator, as far as the file has them
     notes: tuple[str, ...]  # what was missing or odd
-
-    def stack(self, number: int) -> tuple[Frame, ...]:
-        """The calls of a stack, innermost first."""
-        return tuple(self.frames[frame] for frame in self.stacks[number])
 
 
 # -- reading a file -------------------------------------------------------------------------------
@@ -150,19 +155,18 @@ def read_snapshot(path: str | os.PathLike[str]) -> MemorySnapshot:
             if start.startswith(other):
                 raise BrokenSnapshot(f"{path} is no memory snapshot: {what}")
         file.seek(0)
-        with no_garbage_collection(), _limited_memory(status.st_size):
-            return read_pickle(file, status.st_size, path)
+        return read_pickle(file, status.st_size, path)
 
 
 def read_pickle(file: BinaryIO, file_bytes: int, path: Path) -> MemorySnapshot:
-    """What a file of a snapshot holds, without a limit on memory; `path` is for its name and for errors.
+    """What a file of a snapshot holds; `path` is for its name and for errors.
 
     Raises:
         BrokenSnapshot: as `read_snapshot`.
     """
     try:
-        root = _PlainUnpickler(file).load()
-        return snapshot_of(root, file_bytes=file_bytes, name=path.name)
+        with no_garbage_collection(), _limited_memory(file_bytes):
+            return snapshot_of(_PlainUnpickler(file).load(), file_bytes=file_bytes, name=path.name)
     except MemoryError:
         much = f"more memory than a snapshot of {file_size(file_bytes)} should, or than there is"
         error = f"asks for {much}. {_COPY_AGAIN}"
@@ -225,9 +229,10 @@ _STATES: dict[str, BlockState] = {
 }
 _ACTION_NUMBERS: dict[str | None, int] = {action: number for number, action in enumerate(ACTIONS)}
 _MOST_FRAMES = 512  # of one stack: Python itself stops at 1000 calls
+_SOURCE = re.compile(r'File "([^"\n]+)", line (\d+), in ([^\n]+)')
 
 
-class _Stack(msgspec.Struct):
+class _Frames(msgspec.Struct):
     frames: list[Frame]
 
 
@@ -238,6 +243,7 @@ class _Entry(msgspec.Struct):
     device_free: _Int = UNKNOWN
     time_us: _Int = UNKNOWN
     frames: Any = None
+    user_metadata: str = ""
 
 
 class _Root(msgspec.Struct):
@@ -260,14 +266,15 @@ def snapshot_of(root: Any, *, file_bytes: int, name: str) -> MemorySnapshot:
         # Each takes a byte at least, unless the file holds them once and names them often.
         raise msgspec.ValidationError("it repeats a few values so often that they are more than the file has bytes")
     shared = _Shared()
+    # torch writes metadata into the history only: the last of an address is that of its block.
+    last = [{one.addr: one.user_metadata for one in trace if one.action == "alloc"} for trace in traces]
     for segment in read.segments:
-        _complete(segment, shared)
+        _complete(segment, last[segment.device] if 0 <= segment.device < len(last) else {}, shared)
     return MemorySnapshot(
         name=name,
         file_bytes=file_bytes,
         segments=tuple(read.segments),
         events={device: _events(trace, shared) for device, trace in enumerate(traces) if trace},
-        frames=tuple(shared.frames),
         stacks=tuple(shared.stacks),
         settings=_settings(read.allocator_settings or {}),
         notes=tuple(f"{count} {what}" for what, count in shared.notes.items()),
@@ -278,25 +285,31 @@ class _Shared:
     """What blocks and entries have in common, each kept once and known by its number."""
 
     def __init__(self) -> None:
-        self.frames: dict[Frame, int] = {}
-        self.stacks: dict[tuple[int, ...], int] = {(): 0}
+        self.frames: dict[Frame, Frame] = {}
+        self.stacks: dict[Stack, int] = {Stack(): 0}
         self.notes: Counter[str] = Counter()
-        self._stacks_by_ids: dict[tuple[int, ...], int] = {}  # of the frames as the file shares them
+        self._stacks_by_ids: dict[tuple[str, tuple[int, ...] | None], int] = {}  # of frames as the file shares them
 
-    def stack(self, frames: Any) -> int:
-        if not frames:
-            return 0
-        same = tuple(map(id, frames[:_MOST_FRAMES])) if isinstance(frames, list | tuple) else ()
+    def stack(self, frames: Any, metadata: str) -> int:
+        frames = frames or []
+        same = metadata, tuple(map(id, frames[:_MOST_FRAMES])) if isinstance(frames, list | tuple) else None
         number = self._stacks_by_ids.get(same)
         if number is None:
-            read = msgspec.convert({"frames": frames}, _Stack).frames[:_MOST_FRAMES]
-            stack = tuple(self.frames.setdefault(frame, len(self.frames)) for frame in read)
-            number = self.stacks.setdefault(stack, len(self.stacks))
-            self._stacks_by_ids[same] = number
+            read = msgspec.convert({"frames": frames}, _Frames).frames[:_MOST_FRAMES]
+            stack = Stack(tuple(self.frames.setdefault(one, one) for one in map(_with_source, read)), metadata)
+            number = self._stacks_by_ids[same] = self.stacks.setdefault(stack, len(self.stacks))
         return number
 
 
-def _complete(segment: Segment, shared: _Shared) -> None:
+def _with_source(frame: Frame) -> Frame:
+    """Of the stack that torch writes of the model, the innermost line."""
+    if not frame.source:
+        return frame
+    lines = _SOURCE.findall(frame.source)
+    return replace(frame, source="{}:{} {}".format(*lines[-1]) if lines else "")
+
+
+def _complete(segment: Segment, metadata: Mapping[int, str], shared: _Shared) -> None:
     """Give its blocks their states, addresses, sizes asked for, and the numbers of their stacks."""
     at = segment.address
     for block in segment.blocks:
@@ -306,7 +319,7 @@ def _complete(segment: Segment, shared: _Shared) -> None:
         block.address = at if block.address == UNKNOWN else block.address
         asked = block.size_bytes if block.requested_bytes == UNKNOWN else min(block.requested_bytes, block.size_bytes)
         block.requested_bytes = 0 if block.state == "free" else asked
-        block.stack = shared.stack(block.stack)
+        block.stack = shared.stack(block.stack, metadata.get(block.address, ""))
         at += block.size_bytes
 
 
@@ -317,7 +330,7 @@ def _events(trace: Iterable[_Entry], shared: _Shared) -> AllocatorEvents:
         if action is None:
             shared.notes["entries of the history are of a kind that is not known; they are left out"] += 1
             continue
-        stack = shared.stack(entry.frames)
+        stack = shared.stack(entry.frames, entry.user_metadata)
         rows.append((action, entry.addr, entry.size, entry.device_free, entry.time_us, stack))
     columns = np.array(rows, np.int64).reshape(-1, len(AllocatorEvents.__struct_fields__)).T
     return AllocatorEvents(**dict(zip(AllocatorEvents.__struct_fields__, columns.copy(), strict=True)))

@@ -7,12 +7,13 @@ Keys of the JSON (bytes; times in microseconds since 1970, null where the file d
               rounding_bytes, blocks,
               pools[{pool, stream, kind, expandable, segments, reserved_bytes, allocated_bytes,
                      awaiting_free_bytes, free_bytes, largest_free_bytes}],
-              owners[OWNER],
+              owners[OWNER], layers[{layer, origin, size_bytes, blocks}],
               history: null | {entries, before_bytes, before_unknown_bytes, inconsistent, failed,
                                peak: MOMENT, failures[{requested_bytes, device_free_bytes, fragmented, line,
                                                        moment: MOMENT}],
                                curve{state[], time_us[] | null, allocated_bytes[], reserved_bytes[] | null}}}]}
-    OWNER  = {line, inside, caller, size_bytes, blocks, largest_bytes, stack[{file, line, name}]}
+    OWNER  = {line, inside, layer, caller, origin, metadata, size_bytes, blocks, largest_bytes,
+              stack[{file, line, name, source}]}
     MOMENT = {state, time_us, allocated_bytes, reserved_bytes, owners[OWNER]}
 
 `allocated_bytes` of a device and its owners count what was given, those of a history what was asked for. State k is
@@ -22,7 +23,7 @@ that after k entries; a curve has the highest state of each of at most 1000 stre
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from textwrap import fill
@@ -112,9 +113,10 @@ def cure(one: DeviceMemory, report: AllocatorReport) -> str:
 
 
 def owner_name(place: Place, *, unicode: bool) -> str:
-    """`"run/model.py:12 forward, in torch/nn/modules/linear.py:134 forward, from run/train.py:40 main"`."""
+    """`"[metadata] run/model.py:12 forward, in torch/nn/modules/linear.py:134 forward, from run/train.py:40 main"`."""
+    stamped = f"[{place.metadata}] " if place.metadata else ""
     parts = [place.line, f"in {place.inside}" if place.inside else "", f"from {place.caller}" if place.caller else ""]
-    return clean(", ".join(part for part in parts if part), unicode=unicode)
+    return clean(stamped + ", ".join(part for part in parts if part), unicode=unicode)
 
 
 # -- parts ----------------------------------------------------------------------------------------
@@ -260,6 +262,7 @@ def _device(one: DeviceMemory) -> dict[str, Any]:
     return asdict(one) | {
         "pools": [asdict(pool) for pool in one.pools],
         "owners": [_owner(owner) for owner in one.owners],
+        "layers": layer_rows(one.owners),
         "history": _history(one.history) if one.history is not None else None,
     }
 
@@ -268,6 +271,17 @@ def _owner(owner: MemoryOwner) -> dict[str, Any]:
     row = asdict(owner)
     place, frames = row.pop("place"), row.pop("frames")
     return {**asdict(place), **row, "stack": [asdict(frame) for frame in frames[:_FRAMES]]}
+
+
+def layer_rows(owners: Iterable[MemoryOwner]) -> list[dict[str, Any]]:
+    """By the line of the innermost `forward`; what has none, by where it came from. Largest first."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for one in owners:
+        layer, origin = one.place.layer if one.place.origin == "forward" else "", one.place.origin
+        row = rows.setdefault((layer, origin), {"layer": layer, "origin": origin, "size_bytes": 0, "blocks": 0})
+        row["size_bytes"] += one.size_bytes
+        row["blocks"] += one.blocks
+    return sorted(rows.values(), key=lambda row: -row["size_bytes"])
 
 
 def _moment_row(moment: Moment) -> dict[str, Any]:

@@ -27,7 +27,8 @@ from profiler_wrapper.snapshot.analyse import (
     place,
     short_file,
 )
-from profiler_wrapper.snapshot.read import Frame
+from profiler_wrapper.snapshot.read import Frame, Stack
+from profiler_wrapper.snapshot.reports import layer_rows
 from snapshots import (
     ADAM_STACK,
     ATTENTION_STACK,
@@ -81,7 +82,7 @@ def by_hand() -> dict[str, Any]:
         {"action": "segment_alloc", "addr": 8192, "size": 2048},
         {"action": "alloc", "addr": 1024, "size": 400, "frames": MLP_STACK},
         {"action": "free_requested", "addr": 1024, "size": 400},
-        {"action": "alloc", "addr": 1536, "size": 100, "frames": MLP_STACK},
+        {"action": "alloc", "addr": 1536, "size": 100, "frames": MLP_STACK, "user_metadata": "mlp"},
         {"action": "oom", "size": 9000, "device_free": 50, "frames": ATTENTION_STACK},
         {"action": "free_requested", "addr": 2048, "size": 300},
         {"action": "free_completed", "addr": 2048, "size": 300},
@@ -105,9 +106,13 @@ def test_the_state_at_the_end(by_hand: dict[str, Any]) -> None:
     assert one.largest_free_bytes == 2048
     assert one.rounding_bytes == 24 + 412
     assert one.blocks == 2
-    assert [(owner.size_bytes, owner.place.line) for owner in one.owners] == [
-        (1024, "run/model.py:5 __init__"),
-        (512, "run/model.py:12 forward"),
+    assert [(owner.size_bytes, owner.place.line, owner.place.metadata) for owner in one.owners] == [
+        (1024, "run/model.py:5 __init__", ""),
+        (512, "run/model.py:12 forward", "mlp"),
+    ]
+    assert [(row["layer"], row["origin"], row["size_bytes"]) for row in layer_rows(one.owners)] == [
+        ("", "other", 1024),
+        ("run/model.py:12 forward", "forward", 512),
     ]
 
 
@@ -134,10 +139,12 @@ def test_what_could_not_be_had(by_hand: dict[str, Any]) -> None:
     assert (failure.requested_bytes, failure.device_free_bytes) == (9000, 50)
     assert failure.place.line == "run/model.py:31 forward"
     assert failure.moment.allocated_bytes == 1800
-    assert {owner.place.line: owner.size_bytes for owner in failure.moment.owners} == {
-        "run/model.py:5 __init__": 1000,
-        "run/model.py:12 forward": 500,
-        "run/model.py:31 forward": 300,
+    by_key = {(owner.place.line, owner.place.metadata): owner.size_bytes for owner in failure.moment.owners}
+    assert by_key == {
+        ("run/model.py:5 __init__", ""): 1000,
+        ("run/model.py:12 forward", ""): 400,
+        ("run/model.py:31 forward", ""): 300,
+        ("run/model.py:12 forward", "mlp"): 100,
     }
     assert failure.unallocated_bytes == 6144 - 1800
     assert not failure.fragmented
@@ -206,6 +213,7 @@ def test_any_course_of_events_is_followed_exactly(acts: list[tuple[str, int]], e
     for moment in (history.peak, *(failure.moment for failure in history.failures)):
         assert sum(owner.size_bytes for owner in moment.owners) == moment.allocated_bytes
     assert sum(owner.size_bytes for owner in one.owners) == one.allocated_bytes
+    assert sum(row["size_bytes"] for row in layer_rows(one.owners)) == one.allocated_bytes
     for name in ("reserved_bytes", "allocated_bytes", "awaiting_free_bytes", "free_bytes"):
         assert sum(getattr(pool, name) for pool in one.pools) == getattr(one, name)
 
@@ -240,7 +248,7 @@ def test_blocks_by_stack_are_those_of_torchs_flamegraph() -> None:
     for segment in read(value).segments:
         for block in segment.blocks:
             if block.state == "allocated":
-                frames = read(value).stack(block.stack)
+                frames = read(value).stacks[block.stack].frames
                 names = [f"{Path(one.file).name}:{one.line}:{one.name}" for one in reversed(frames)]
                 ours[";".join(names) or "<non-python>"] += block.requested_bytes
     assert ours == torchs
@@ -352,6 +360,11 @@ def test_many_failures_are_counted_and_the_last_are_kept() -> None:
     assert [one.requested_bytes // MIB for one in history.failures] == list(range(32, 40))
 
 
+def test_metadata_of_the_history_is_known_of_blocks_alive() -> None:
+    (one,) = report_of(snapshot(training())).devices
+    assert {owner.place.metadata: owner.blocks for owner in one.owners if owner.place.metadata} == {"params": 4}
+
+
 def test_an_empty_snapshot_has_no_devices() -> None:
     assert report_of({"segments": [], "device_traces": [[]]}).devices == ()
 
@@ -369,8 +382,8 @@ def test_a_long_history_of_one_place() -> None:
 # -- which line of a stack ------------------------------------------------------------------------
 
 
-def frames(*values: dict[str, Any]) -> list[Frame]:
-    return [Frame(value["filename"], value["line"], value["name"]) for value in values]
+def frames(*values: dict[str, Any]) -> tuple[Frame, ...]:
+    return tuple(Frame(value["filename"], value["line"], value["name"]) for value in values)
 
 
 HF = frame("/opt/venv/lib/python3.11/site-packages/transformers/models/llama/modeling_llama.py", 180, "forward")
@@ -381,36 +394,52 @@ CPP2 = frame("/pytorch/c10/core/StorageImpl.h", 12, "make_storage")
 @pytest.mark.parametrize(
     ("stack", "expected"),
     [
-        ([], Place(NO_LINE, "", "")),
-        ([CPP, CPP2], Place(NO_LINE, "", "")),
+        ([], Place(NO_LINE, "", "", "", "no stack")),
+        ([CPP, CPP2], Place(NO_LINE, "", "", "", "no stack")),
         (
             MLP_STACK,
-            Place("run/model.py:12 forward", "torch/nn/modules/linear.py:134 forward", ""),
+            Place(
+                "run/model.py:12 forward",
+                "torch/nn/modules/linear.py:134 forward",
+                "run/model.py:12 forward",
+                "",
+                "forward",
+            ),
         ),
-        ([CPP, *ADAM_STACK], Place("run/train.py:44 main", "torch/optim/adam.py:166 _init_group", "")),
+        ([CPP, *ADAM_STACK], Place("run/train.py:44 main", "torch/optim/adam.py:166 _init_group", "", "", "optimizer")),
         (
             [LINEAR, MODULE_CALL, HF, MODULE_CALL, MAIN],
             Place(
                 "transformers/models/llama/modeling_llama.py:180 forward",
                 "torch/nn/modules/linear.py:134 forward",
+                "transformers/models/llama/modeling_llama.py:180 forward",
                 "run/train.py:40 main",
+                "forward",
             ),
         ),
         (
             [BACKWARD, MAIN],
-            Place("run/train.py:40 main", "torch/autograd/__init__.py:354 backward", ""),
+            Place("run/train.py:40 main", "torch/autograd/__init__.py:354 backward", "", "", "backward"),
         ),
         (
             [LINEAR, MODULE_CALL, MAIN],
-            Place("run/train.py:40 main", "torch/nn/modules/linear.py:134 forward", ""),
+            Place(
+                "run/train.py:40 main",
+                "torch/nn/modules/linear.py:134 forward",
+                "torch/nn/modules/linear.py:134 forward",
+                "",
+                "forward",
+            ),
         ),
         (
             [LINEAR, MODULE_CALL],
-            Place("torch/nn/modules/linear.py:134 forward", "", ""),
+            Place(
+                "torch/nn/modules/linear.py:134 forward", "", "torch/nn/modules/linear.py:134 forward", "", "forward"
+            ),
         ),
         (
             [frame("/usr/lib/python3.11/contextlib.py", 81, "inner"), frame(f"{TORCH}_ops.py", 1, "__call__"), MAIN],
-            Place("run/train.py:40 main", "", ""),
+            Place("run/train.py:40 main", "", "", "", "other"),
         ),
         (
             [
@@ -418,21 +447,27 @@ CPP2 = frame("/pytorch/c10/core/StorageImpl.h", 12, "make_storage")
                 frame(f"{TORCH}_dynamo/eval_frame.py", 9, "f"),
                 MAIN,
             ],
-            Place("run/train.py:40 main", "compiled code, c4/c4x.py:120 call", ""),
+            Place("run/train.py:40 main", "compiled code, c4/c4x.py:120 call", "", "", "other"),
         ),
         (
             [frame("<ipython-input-3-abc>", 2, "<module>")],
-            Place("<ipython-input-3-abc>:2 <module>", "", ""),
+            Place("<ipython-input-3-abc>:2 <module>", "", "", "", "other"),
         ),
-        ([frame("<frozen runpy>", 88, "_run_code"), MAIN], Place("run/train.py:40 main", "", "")),
+        ([frame("<frozen runpy>", 88, "_run_code"), MAIN], Place("run/train.py:40 main", "", "", "", "other")),
         (
             [frame("C:\\me\\run\\train.py", 3, "main")],
-            Place("run/train.py:3 main", "", ""),
+            Place("run/train.py:3 main", "", "", "", "other"),
         ),
     ],
 )
 def test_the_line_that_matters_of_a_stack(stack: list[dict[str, Any]], expected: Place) -> None:
-    assert place(frames(*stack)) == expected
+    assert place(Stack(frames(*stack))) == expected
+
+
+def test_generated_code_is_named_by_the_line_of_the_model() -> None:
+    stack = Stack((Frame("<eval_with_key>.1", 4, "forward", "/home/me/run/model.py:9 forward"), *frames(MAIN)))
+    assert place(stack).line == "run/model.py:9 forward"
+    assert place(stack).caller == "run/train.py:40 main"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from profiler_wrapper.errors import BrokenSnapshot
-from profiler_wrapper.snapshot.read import ACTIONS, read_pickle, read_snapshot
+from profiler_wrapper.snapshot.read import ACTIONS, Stack, read_pickle, read_snapshot
 from snapshots import MAIN, MIB, MLP_STACK, FakeAllocator, frame, read, snapshot, training
 
 
@@ -251,7 +251,8 @@ def test_segments_blocks_and_stacks_are_read_as_written() -> None:
     assert [segment.size_bytes for segment in found.segments] == [2 * MIB, 4 * MIB]
     first = found.segments[0].blocks[0]
     assert (first.size_bytes, first.requested_bytes, first.state) == (1024, 1000, "allocated")
-    assert [one.name for one in found.stack(first.stack)] == ["forward", "_call_impl", "forward", "_call_impl", "main"]
+    stack = found.stacks[first.stack].frames
+    assert [one.name for one in stack] == ["forward", "_call_impl", "forward", "_call_impl", "main"]
     assert [ACTIONS[i] for i in found.events[0].action] == [
         "segment_alloc", "alloc", "segment_alloc", "alloc", "free_requested", "free_completed",
     ]  # fmt: skip
@@ -264,7 +265,7 @@ def test_equal_stacks_are_kept_once() -> None:
     found = read(snapshot(training()))
     assert len(found.events[0]) > 200
     assert len(found.stacks) < 10
-    assert found.stacks[0] == ()
+    assert found.stacks[0] == Stack()
 
 
 def test_a_stack_may_be_shared_by_more_entries_than_the_file_has_bytes_for() -> None:
@@ -274,7 +275,7 @@ def test_a_stack_may_be_shared_by_more_entries_than_the_file_has_bytes_for() -> 
     value["device_traces"] = [[{"action": "alloc", "addr": i, "size": 1, "frames": deep} for i in range(5000)]]
     found = read(value)
     assert found.file_bytes < 100 * 5000
-    assert {len(found.stacks[number]) for number in found.events[0].stack} == {100}
+    assert {len(found.stacks[number].frames) for number in found.events[0].stack} == {100}
 
 
 def test_a_bare_list_of_segments_is_read() -> None:
@@ -298,6 +299,14 @@ def test_unknown_keys_and_actions_of_a_newer_torch_are_left_out() -> None:
     assert "1 entries of the history are of a kind that is not known" in found.notes[0]
 
 
+def test_code_that_fx_made_leads_to_the_line_of_the_model() -> None:
+    trace = '  File "/home/me/a.py", line 3, in main\n    x\n  File "/home/me/model.py", line 9, in forward\n    y'
+    generated = {**frame("<eval_with_key>.1", 4, "forward"), "fx_node_op": "call", "fx_original_trace": trace}
+    value = {"segments": [{**SEGMENT, "blocks": [{**BLOCK, "frames": [generated]}]}]}
+    found = read(value)
+    assert found.stacks[1].frames[0].source == "/home/me/model.py:9 forward"
+
+
 @pytest.mark.parametrize("protocol", [2, 4, 5])
 def test_a_file_holds_what_was_pickled(protocol: int, tmp_path: Path) -> None:
     """torch pads pickles that it puts into pages, and a path may have letters that are no text."""
@@ -307,7 +316,7 @@ def test_a_file_holds_what_was_pickled(protocol: int, tmp_path: Path) -> None:
     path.write_bytes(pickle.dumps(value, protocol=protocol) + struct.pack("<I", 0))
     found, expected = read_snapshot(path), read(value)
     assert (found.name, found.file_bytes) == ("a.pickle", path.stat().st_size)
-    for name in ("segments", "frames", "stacks", "settings", "notes"):
+    for name in ("segments", "stacks", "settings", "notes"):
         assert getattr(found, name) == getattr(expected, name)
     assert found.events.keys() == expected.events.keys()
     for name in found.events[0].__struct_fields__:
