@@ -21,8 +21,8 @@ from pathlib import Path
 import measuring
 from guarded_runs import OTHER_PLANTS, PLANTS
 from noisy_recordings import Noise, noisy_run
-from profiler_wrapper.comparison.api import guard, make_baseline
-from profiler_wrapper.comparison.baseline import Baseline
+from profiler_wrapper.comparison.baseline import Baseline, make_baseline
+from profiler_wrapper.comparison.guard import guard
 
 SCRIPT = measuring.ROOT / "tests" / "guarded_runs.py"
 SLOWER = (1.15, 2.0, 4.0)

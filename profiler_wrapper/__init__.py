@@ -23,8 +23,8 @@ from profiler_wrapper.errors import (
 )
 
 if TYPE_CHECKING:
-    from profiler_wrapper.comparison.api import compare as compare
-    from profiler_wrapper.comparison.api import guard as guard
+    from profiler_wrapper.comparison.compare import compare as compare
+    from profiler_wrapper.comparison.guard import guard as guard
     from profiler_wrapper.config_flops.model_flops import model_flops as model_flops
     from profiler_wrapper.config_flops.registry import register_family as register_family
     from profiler_wrapper.marking import mark as mark
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 # The other public names, by module. Imported when first asked for: reading a trace on a laptop should not wait for what
 # capture needs.
 _MODULES = {
-    "comparison.api": ("compare", "guard"),
+    "comparison.compare": ("compare",),
+    "comparison.guard": ("guard",),
     "config_flops.model_flops": ("model_flops", "register_family"),
     "marking": ("mark", "trace_handler"),
     "monitor.config": ("MonitorConfig", "add_perf_monitor_arguments"),

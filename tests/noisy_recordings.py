@@ -12,6 +12,7 @@ from functools import cache
 
 import numpy as np
 
+from comparables import comparable
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.trace.marks import ROOT_PATH
 from profiler_wrapper.trace.recording import Recording
@@ -83,4 +84,4 @@ def noisy_run(seed: int, **options: object) -> Analysis:
     """The analysis of `noisy_recording`, as a run without shapes and allocations."""
     steps = options.get("steps", 5)
     run = {"device": "NVIDIA H200", "timed_steps": list(range(int(str(steps)))), "versions": {"torch": "2.13.0"}}
-    return analyse(noisy_recording(seed, **options), run=run)  # type: ignore[arg-type]
+    return comparable(analyse(noisy_recording(seed, **options), run=run))  # type: ignore[arg-type]

@@ -214,7 +214,7 @@ def training(*, layers: int = 4, steps: int = 3, total_mib: int = 96, leak: bool
 
 
 def read(value: object) -> MemorySnapshot:
-    """As `read_snapshot` reads the pickle of `value`, but without the process that unpickles it."""
+    """As `read_snapshot` reads the pickle of `value`, but without a file."""
     from profiler_wrapper.snapshot.read import snapshot_of
 
     return snapshot_of(value, file_bytes=len(pickle.dumps(value)), name="snapshot.pickle")

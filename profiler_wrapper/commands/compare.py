@@ -21,7 +21,7 @@ from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.units import terminal_width
 
 if TYPE_CHECKING:
-    from profiler_wrapper.comparison.api import ProfileComparison
+    from profiler_wrapper.comparison.model import Comparison
 
 
 DEFAULT_ROWS = 20
@@ -43,12 +43,12 @@ def compare(options: argparse.Namespace) -> None:
     Slower and faster are said of what goes beyond the noise that the steps show. Works across renamed wrappers,
     devices and foreign traces; what makes the two unlike is said first.
     """
-    from profiler_wrapper.comparison.api import compare as compare_results
+    from profiler_wrapper.comparison.compare import compare as compare_results
 
     if options.top is not None and options.top < 1:
         raise WrongUse("--top is a number of rows, 1 or more")
     rows = options.top or DEFAULT_ROWS
-    files: dict[str, Writer[ProfileComparison]] = {
+    files: dict[str, Writer[Comparison]] = {
         "compare.txt": lambda found, path: write_text(path, found.table(rows=rows)),
         "compare.json": lambda found, path: write_text(path, json_text(found.to_dict())),
         "compare.csv": lambda found, path: found.to_csv(path),

@@ -55,9 +55,8 @@ def guard(options: argparse.Namespace) -> int:
     default, or time alone between runs that both did not. What cannot be judged is said, and why. Better is no reason
     to fail.
     """
-    from profiler_wrapper.comparison.api import guard as judge
-    from profiler_wrapper.comparison.api import make_baseline, read_baseline
-    from profiler_wrapper.comparison.guard import guard_text
+    from profiler_wrapper.comparison.baseline import make_baseline, read_baseline
+    from profiler_wrapper.comparison.guard import guard as judge
 
     if options.update:
         if options.output is not None:
@@ -71,7 +70,7 @@ def guard(options: argparse.Namespace) -> int:
         reasons = {check.reason for check in report.checks if check.reason}
         raise WrongUse(f"nothing of {options.baseline} and {report.run} can be compared: {'; '.join(sorted(reasons))}")
     as_json = options.format == "json" or (output is not None and output.suffix == ".json")
-    text = json_text(report.to_dict()) if as_json else guard_text(report, width=terminal_width())
+    text = json_text(report.to_dict()) if as_json else report.table(width=terminal_width())
     if output is None:
         print(text)
     else:
@@ -81,7 +80,7 @@ def guard(options: argparse.Namespace) -> int:
 
 def _update(options: argparse.Namespace) -> int:
     """Write the baseline."""
-    from profiler_wrapper.comparison.api import make_baseline, write_baseline
+    from profiler_wrapper.comparison.baseline import make_baseline, write_baseline
 
     path = Path(options.baseline)
     if is_directory(options.baseline):

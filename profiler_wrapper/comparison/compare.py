@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +14,15 @@ import numpy as np
 from profiler_wrapper.analysis.model import Analysis, Phase
 from profiler_wrapper.analysis.statistics import sum_if_all_known, sum_of_known
 from profiler_wrapper.analysis.steps import step_times_ns
-from profiler_wrapper.comparison.match import Side, folded_name, like_name, pair_rows, side_of
+from profiler_wrapper.comparison.match import (
+    Side,
+    blocks_of,
+    differences,
+    pair_rows,
+    siblings_together,
+    side_of,
+    traits,
+)
 from profiler_wrapper.comparison.model import (
     ComparedClass,
     ComparedReason,
@@ -24,6 +33,7 @@ from profiler_wrapper.comparison.model import (
     WorkChange,
 )
 from profiler_wrapper.comparison.noise import FEWEST_STEPS, LEAST_CHANGE_UNKNOWN, series_change
+from profiler_wrapper.comparison.text import CLOCK, MOST_OF_IT, PEAK, SURE, explained, verdict_of
 from profiler_wrapper.comparison.times import (
     LEAST_SHARED,
     TimeChanges,
@@ -32,17 +42,10 @@ from profiler_wrapper.comparison.times import (
     shared_time,
     time_changes,
 )
-from profiler_wrapper.comparison.verdict import (
-    CLOCK,
-    MOST_OF_IT,
-    NO_BACKEND,
-    PEAK,
-    SURE,
-    differences,
-    explained,
-    traits,
-    verdict_of,
-)
+from profiler_wrapper.result import load
+
+Source = Analysis | str | os.PathLike[str]  # a result, or what `load` reads
+NO_BACKEND = "no attention kernel"  # single ops, where there is attention
 
 # --------------------------------------------------------------------------------------------------
 # What does other work on both sides, exactly: FLOPs, ops or device events, calls and memory kept, layer by layer.
@@ -50,8 +53,6 @@ from profiler_wrapper.comparison.verdict import (
 _SAME_COUNT = 0.5  # per step: counts that are nearer are as good as equal
 _SAME_BYTES = 0.01  # relative, of memory kept
 _FEWEST_BYTES = 64 << 10
-
-_Key = tuple[str, Phase | None]
 
 
 def work_changes(pairs: Sequence[ComparedRow], a: Side, b: Side) -> tuple[WorkChange, ...]:
@@ -61,20 +62,27 @@ def work_changes(pairs: Sequence[ComparedRow], a: Side, b: Side) -> tuple[WorkCh
     """
     if a.marked != b.marked:
         return ()
-    members: dict[_Key, list[ComparedRow]] = defaultdict(list)
+    members: dict[tuple[str, Phase | None], list[ComparedRow]] = defaultdict(list)
     for pair in pairs:
         members[pair.layer, None if pair.layer else pair.phase].append(pair)
-    siblings: dict[tuple[object, ...], list[WorkChange]] = defaultdict(list)
-    for (layer, phase), rows in members.items():
-        change = _change(layer, phase, rows, a, b)
+    changed: dict[tuple[str, Phase | None], WorkChange] = {}
+    for key, rows in members.items():
+        change = _change(*key, rows, a, b)
         if change is not None:
-            pattern, _ = like_name(layer, rows[0].row.block)
-            deltas = (change.delta("flops"), round(change.delta("events")), round(change.delta("calls")))
-            siblings[pattern, phase, deltas].append(change)
-    block = {pair.layer: pair.row.block for pair in pairs}
-    found = [_together(changes, block) for changes in siblings.values()]
+            changed[key] = change
+    deltas = (
+        (layer, (phase, one.delta("flops"), round(one.delta("events")), round(one.delta("calls"))))
+        for (layer, phase), one in changed.items()
+    )
+    found = []
+    for name, layers, (phase, *_) in siblings_together(deltas, blocks_of(pairs)):
+        work: Any = {
+            key: sum_of_known(getattr(changed[layer, phase], key) for layer in layers)
+            for key in (f"{what}_{side}" for what in ("flops", "events", "calls", "retained") for side in "ab")
+        }
+        found.append(WorkChange(layer=name, layers=layers, phase=phase, **work))
     flops = max(1, *(sum(row.flops_per_step for row in side.analysis.flops) for side in (a, b)))
-    events = max(1, *(sum(row.count for row in side.analysis.classes) / side.steps for side in (a, b)))
+    events = max(1, *(_per_step(side, side.analysis.classes) for side in (a, b)))
     return tuple(sorted(found, key=lambda one: -abs(one.delta("flops")) / flops - abs(one.delta("events")) / events))
 
 
@@ -103,28 +111,25 @@ def _change(layer: str, phase: Phase | None, pairs: Sequence[ComparedRow], a: Si
     return change
 
 
-def _together(changes: Sequence[WorkChange], block: dict[str, str | None]) -> WorkChange:
-    """The same change of sibling layers as one."""
-    if len(changes) == 1:
-        return changes[0]
-    layers = tuple(layer for one in changes for layer in one.layers)
-    work: dict[str, Any] = {
-        name: sum_of_known(getattr(one, name) for one in changes)
-        for name in (f"{what}_{side}" for what in ("flops", "events", "calls", "retained") for side in "ab")
-    }
-    name = folded_name({layer: block.get(layer) for layer in layers})
-    return WorkChange(layer=name, layers=layers, phase=changes[0].phase, **work)
-
-
 EVENTS = {"cpu": "ops", "device": "device events", "cpu / device": "ops / device events"}
 EVENTS["device / cpu"] = "device events / ops"
 
 
-def compare(a: Analysis, b: Analysis, *, name_a: str = "a", name_b: str = "b") -> Comparison:
-    """What is otherwise in `b` than in `a`.
+def compare(a: Source, b: Source, *, name_a: str = "", name_b: str = "") -> Comparison:
+    """What is otherwise in `b` than in `a`: time, memory, FLOPs and calls of every layer, phase and class.
 
-    Nothing is dropped: self times of `rows` and `unattributed` add up to the total of each side, to the nanosecond.
+    A difference in time counts where it is beyond the noise that the steps show; see `Comparison.decision`. Self times
+    of `rows` and `unattributed` add up to the total of each side, to the nanosecond.
+
+    Args:
+        a, b: results, or what `load` reads: traces, directories of runs, result.json.
+        name_a, name_b: what they are called; else their paths.
+
+    Raises:
+        BrokenTrace, EmptyRecording, OSError: as `load`.
     """
+    name_a, name_b = name_a or name_of(a, "a"), name_b or name_of(b, "b")
+    a, b = (source if isinstance(source, Analysis) else load(source) for source in (a, b))
     side_a, side_b = side_of(a), side_of(b)
     pairs = pair_rows(a, b)
     backend_changes = _backend_changes(pairs)
@@ -160,8 +165,16 @@ def compare(a: Analysis, b: Analysis, *, name_a: str = "a", name_b: str = "b") -
         classes=_classes(a, b),
         unattributed=_reasons(a, b),
         backend_changes=backend_changes,
-        common=changes.left_out,
+        common=changes.common,
     )
+
+
+def name_of(source: Source, default: str) -> str:
+    """What a side is called: its path, else the trace that its run names."""
+    if not isinstance(source, Analysis):
+        return os.fspath(source)
+    trace = source.run.get("trace")
+    return trace if isinstance(trace, str) and trace else default
 
 
 def _decision(shift: float, beyond_noise: bool) -> Decision:
@@ -181,7 +194,7 @@ def _decided(pair: ComparedRow, side_a: Side, side_b: Side, changes: TimeChanges
         pair,
         change=mean_b / mean_a - 1 if mean_a and mean_b and same_basis else None,
         error=unit.error if unit is not None else None,
-        decision=_decision(unit.delta_ns, unit.beyond_noise) if unit is not None and known else "not judged",
+        decision=_decision(unit.apart_ns, unit.apart) if unit is not None and known else "not judged",
     )
 
 
@@ -189,66 +202,49 @@ def _totals(
     side_a: Side, side_b: Side, pairs: Sequence[ComparedRow], changes: TimeChanges, decision: Decision
 ) -> Iterable[ComparedTotal]:
     """Of a step: its time first."""
-    basis = " / ".join(dict.fromkeys((side_a.analysis.time_basis, side_b.analysis.time_basis)))
-    yield ComparedTotal(
-        name=f"{basis} time",
-        unit="ns",
-        a=side_a.total_ns,
-        b=side_b.total_ns,
-        change=side_b.total_ns / side_a.total_ns - 1 if decision != "not judged" and side_a.total_ns else None,
-        error=_finite(changes.total.mean_error),
-        decision=decision if side_a.total_ns and side_b.total_ns else "not judged",
+    a, b = side_a.analysis, side_b.analysis
+    basis = " / ".join(dict.fromkeys((a.time_basis, b.time_basis)))
+    same_basis = a.time_basis == b.time_basis
+
+    def both(name: str, unit: Any, of: Callable[[Side], float | None], *, comparable: bool = True) -> ComparedTotal:
+        return _total(name, unit, of(side_a), of(side_b), comparable=comparable)
+
+    judged = decision != "not judged"
+    time = _total(f"{basis} time", "ns", side_a.total_ns, side_b.total_ns, comparable=judged)
+    known = bool(side_a.total_ns and side_b.total_ns)
+    yield replace(time, error=_finite(changes.total.mean_error), decision=decision if known else "not judged")
+    times = [np.array(step_times_ns(one), dtype=np.float64) for one in (a, b)]
+    clock = _total(CLOCK, "ns", *(float(one.mean()) if len(one) else None for one in times), comparable=same_basis)
+    if same_basis and all(len(one) >= FEWEST_STEPS and (one > 0).all() for one in times):
+        change = series_change(*times)
+        shown = _decision(change.shift, change.beyond_noise)
+        clock = replace(clock, error=_finite(change.mean_error), decision=shown)
+    yield clock
+    yield both(PEAK, "bytes", lambda side: peak_bytes(side.analysis), comparable=same_basis)
+    flops = both("FLOPs", "flops", lambda side: flops_per_step(side.analysis))
+    yield flops
+    if None in (flops.a, flops.b) and a.flops and b.flops:
+        rows = [[0 if row is None else row.self_flops_per_step for row in (pair.a, pair.b)] for pair in pairs]
+        sums = (sum(row[i] or 0 for row in rows if None not in row) for i in (0, 1))
+        yield _total("FLOPs known on both sides", "flops", *sums)
+    yield both(EVENTS[basis], "count", lambda side: _per_step(side, side.analysis.classes), comparable=same_basis)
+    yield both(
+        "synchronisations",
+        "count",
+        lambda side: _per_step(side, side.analysis.synchronisations) if side.analysis.time_basis == "device" else None,
+        comparable=same_basis,
     )
-    yield _steps_on_the_clock(side_a, side_b)
-    quantities: Sequence[tuple[str, Any, Callable[[Side], float | None]]] = (
-        (PEAK, "bytes", lambda side: peak_bytes(side.analysis)),
-        ("FLOPs", "flops", lambda side: flops_per_step(side.analysis)),
-        (EVENTS[basis], "count", lambda side: sum(row.count for row in side.analysis.classes) / side.steps),
-        (
-            "synchronisations",
-            "count",
-            lambda side: (
-                sum(row.count for row in side.analysis.synchronisations) / side.steps
-                if side.analysis.time_basis == "device"
-                else None
-            ),
-        ),
-        ("unattributed", "share", lambda side: 1 - side.analysis.time.coverage),
-        ("MFU", "share", lambda side: side.analysis.utilization.mfu if side.analysis.utilization is not None else None),
-    )
-    for name, unit, value_of in quantities:
-        one, other = value_of(side_a), value_of(side_b)
-        same_thing = unit not in ("count", "bytes") or basis in ("cpu", "device")
-        change = other / one - 1 if one and other is not None and same_thing else None
-        yield ComparedTotal(name=name, unit=unit, a=one, b=other, change=change)
-        if name == "FLOPs" and None in (one, other) and side_a.analysis.flops and side_b.analysis.flops:
-            yield _known_flops(pairs)
+    yield both("unattributed", "share", lambda side: 1 - side.analysis.time.coverage)
+    yield both("MFU", "share", lambda side: side.analysis.utilization.mfu if side.analysis.utilization else None)
 
 
-def _known_flops(pairs: Sequence[ComparedRow]) -> ComparedTotal:
-    """Of the layers whose own FLOPs are known on both sides."""
-    sides = [[0 if row is None else row.self_flops_per_step for row in (pair.a, pair.b)] for pair in pairs]
-    one, other = (sum(side[i] or 0 for side in sides if None not in side) for i in (0, 1))
-    change = other / one - 1 if one else None
-    return ComparedTotal(name="FLOPs known on both sides", unit="flops", a=one, b=other, change=change)
+def _total(name: str, unit: Any, a: float | None, b: float | None, *, comparable: bool = True) -> ComparedTotal:
+    change = b / a - 1 if a and b is not None and comparable else None
+    return ComparedTotal(name=name, unit=unit, a=a, b=b, change=change)
 
 
-def _steps_on_the_clock(side_a: Side, side_b: Side) -> ComparedTotal:
-    """What a step takes, judged where it is known of several steps."""
-    times_a, times_b = (np.array(step_times_ns(side.analysis), dtype=np.float64) for side in (side_a, side_b))
-    same_basis = side_a.analysis.time_basis == side_b.analysis.time_basis
-    enough = min(len(times_a), len(times_b)) >= FEWEST_STEPS and bool((times_a > 0).all() and (times_b > 0).all())
-    change = series_change(times_a, times_b) if same_basis and enough else None
-    one, other = (float(times.mean()) if len(times) else None for times in (times_a, times_b))
-    return ComparedTotal(
-        name=CLOCK,
-        unit="ns",
-        a=one,
-        b=other,
-        change=other / one - 1 if one and other is not None and same_basis else None,
-        error=_finite(change.mean_error) if change else None,
-        decision=_decision(change.shift, change.beyond_noise) if change else "not judged",
-    )
+def _per_step(side: Side, rows: Iterable[Any]) -> float:
+    return float(sum(row.count for row in rows) / side.steps)
 
 
 def flops_per_step(analysis: Analysis) -> int | None:
@@ -269,19 +265,20 @@ def _finite(value: float) -> float | None:
 
 
 def _classes(a: Analysis, b: Analysis) -> tuple[ComparedClass, ...]:
-    sides = [{(row.class_name, row.phase): row for row in side.classes} for side in (a, b)]
-    rows = []
-    for name, phase in dict.fromkeys((*sides[1], *sides[0])):
-        amounts: dict[str, Any] = {}
-        for letter, side in zip("ab", sides, strict=True):
-            row = side.get((name, phase))
-            amounts |= {
-                f"time_{letter}_ns": 0 if row is None else row.time_ns,
-                f"count_{letter}": 0 if row is None else row.count,
-                f"flops_per_step_{letter}": None if row is None else row.flops_per_step,
-            }
-        rows.append(ComparedClass(class_name=name, phase=phase, **amounts))
-    return tuple(rows)
+    one, other = ({(row.class_name, row.phase): row for row in side.classes} for side in (a, b))
+    return tuple(
+        ComparedClass(
+            class_name=key[0],
+            phase=key[1],
+            time_a_ns=one[key].time_ns if key in one else 0,
+            time_b_ns=other[key].time_ns if key in other else 0,
+            count_a=one[key].count if key in one else 0,
+            count_b=other[key].count if key in other else 0,
+            flops_per_step_a=one[key].flops_per_step if key in one else None,
+            flops_per_step_b=other[key].flops_per_step if key in other else None,
+        )
+        for key in dict.fromkeys((*other, *one))
+    )
 
 
 def _reasons(a: Analysis, b: Analysis) -> tuple[ComparedReason, ...]:
@@ -294,12 +291,12 @@ def _reasons(a: Analysis, b: Analysis) -> tuple[ComparedReason, ...]:
 
 def _backend_changes(pairs: Sequence[ComparedRow]) -> tuple[tuple[str, str, str], ...]:
     """Where attention runs otherwise: sibling layers together, backends in `a` and in `b`."""
-    groups: dict[tuple[str, str, str], dict[str, str | None]] = defaultdict(dict)
+    changed = []
     for pair in pairs:
         one, other = (" + ".join(sorted(backends)) or NO_BACKEND for backends in (pair.backends_a, pair.backends_b))
         if one != other and pair.a is not None and pair.b is not None:
-            groups[like_name(pair.layer, pair.row.block)[0], one, other][pair.layer] = pair.row.block
-    return tuple((folded_name(layers), one, other) for (_, one, other), layers in groups.items())
+            changed.append((pair.layer, (one, other)))
+    return tuple((name, *backends) for name, _, backends in siblings_together(changed, blocks_of(pairs)))
 
 
 def _notes(side_a: Side, side_b: Side, changes: TimeChanges) -> Iterable[str]:
@@ -312,8 +309,3 @@ def _notes(side_a: Side, side_b: Side, changes: TimeChanges) -> Iterable[str]:
         yield f"{'b' if side_a.marked else 'a'} marks no steps: its times and counts are of all of it, not of one step"
     if changes.shared < LEAST_SHARED:
         yield f"only {100 * changes.shared:.0f} % of the time is in layers and phases that both have by name or class"
-    if changes.common_beyond_noise:
-        yield (
-            f"all layers alike changed by {100 * changes.common:+.1f} %: software does that, but so do the clock, heat "
-            "and other load of the machine"
-        )

@@ -1,27 +1,37 @@
 """A guard for continuous integration: a run against a baseline, with limits. What is exact first, then time.
 
 Exact counts (FLOPs, kernels, waits, graph breaks, memory, attention's backend) may not leave the baseline's range.
-A layer's time may change, beside the other layers, by the larger of 10 % and three times its spread (see `noise`).
+A layer's time may change, beside the other layers, by the larger of 10 % and three times its spread, if that is noise
+(see `noise`) at all.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import textwrap
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from profiler_wrapper.analysis.attention_ops import SLOWER_BACKENDS
-from profiler_wrapper.analysis.model import Phase
-from profiler_wrapper.analysis.statistics import fill_numbers
-from profiler_wrapper.comparison.baseline import NOTHING, Amount, Baseline, Range, TimeKey, What
+from profiler_wrapper.analysis.model import Analysis, Phase
+from profiler_wrapper.comparison.baseline import (
+    COUNTS,
+    NOTHING,
+    Amount,
+    Baseline,
+    TimeKey,
+    What,
+    make_baseline,
+    read_baseline,
+)
+from profiler_wrapper.comparison.compare import Source, name_of
+from profiler_wrapper.comparison.match import OF_MACHINE, differences, siblings_together
 from profiler_wrapper.comparison.model import Difference
-from profiler_wrapper.comparison.noise import BUSY, UNSTEADY, weighted_deviation, weighted_median
-from profiler_wrapper.comparison.verdict import OF_MACHINE, differences
+from profiler_wrapper.comparison.noise import BUSY, beside_the_rest, layer_shifts, limit, series_change, step_spread
 from profiler_wrapper.reports.text import clean
 from profiler_wrapper.units import MIB
 
@@ -33,15 +43,12 @@ MEMORY_SLACK = 0.01  # relative, of the peak
 MEMORY_SLACK_BYTES = 64 << 10
 LEAST_CHANGE = 0.10  # of a time
 SPREADS = 3.0
-BESIDE_LOAD = 2.0  # times what a busy machine's other layers changed by: beyond that it is the layer
-LEAST_REST = 0.1  # of a step: with less beside a layer, a CPU's load cannot be told from the layer
 _AUTOTUNED = frozenset({"gemm", "conv", "attention", "copy"})  # libraries choose kernels of these by trying
 _WAITS = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero"})
-_MOST_OPS = 3
-_NAMES = ("FLOPs", "ops", "synchronisations", "graph breaks", "memory", "attention", "time")
+_MOST_OPS = 4
 _OF_TIMES = OF_MACHINE | {"allocations in the timed steps"}  # recording those takes a few percent of a step
 _OF_COUNTS = OF_MACHINE - {"CPU", "Python"}  # what the numbers of kernels, waits and bytes depend on
-_Calls = tuple[float, float]  # in the baseline, in the run
+_MOST_FINDINGS = 8  # of one check, in the text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +73,7 @@ class GuardCheck:
     regressions: tuple[GuardFinding, ...] = ()
     improvements: tuple[GuardFinding, ...] = ()
     consequences: tuple[GuardFinding, ...] = ()  # of a better backend of attention in these layers: no regressions
-    reason: str = ""  # why it was not judged, or what was let pass
+    reason: str = ""  # why it was not judged, what was let pass, or what it may be
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +84,7 @@ class GuardReport:
     run: str
     baseline_runs: int
     checks: tuple[GuardCheck, ...]
-    differences: tuple[tuple[str, str, str], ...] = field(default=())  # what, in the baseline, in the run
+    differences: tuple[tuple[str, str, str], ...] = ()  # what, in the baseline, in the run
 
     @property
     def regressed(self) -> bool:
@@ -88,24 +95,6 @@ class GuardReport:
     def judged(self) -> bool:
         """Whether anything could be judged."""
         return any(check.status != "not judged" for check in self.checks)
-
-    def __str__(self) -> str:
-        return guard_text(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data: {verdict, regressed, judged, baseline, run, baseline_runs, differences[], checks[{name, status,
-        reason, regressions[{layer, phase, what, before, after, limit, text}], improvements[...],
-        consequences[...]}]}."""
-        return {
-            "verdict": self.verdict,
-            "regressed": self.regressed,
-            "judged": self.judged,
-            "baseline": self.baseline,
-            "run": self.run,
-            "baseline_runs": self.baseline_runs,
-            "differences": [{"what": what, "baseline": a, "run": b} for what, a, b in self.differences],
-            "checks": [asdict(check) for check in self.checks],
-        }
 
     @property
     def verdict(self) -> str:
@@ -119,35 +108,85 @@ class GuardReport:
         better = [finding for check in self.checks for finding in check.improvements]
         return f"improved: {better[0].text}" if better else "no regression"
 
+    def __str__(self) -> str:
+        return self.table()
 
-def guard(base: Baseline, run: Baseline, *, baseline_name: str = "baseline", run_name: str = "run") -> GuardReport:
-    """Whether `run` is worse than `base`: FLOPs, kernels, waits, graph breaks, memory, attention, then time.
+    def table(self, *, width: int = 100, unicode: bool = False) -> str:
+        """The verdict, then each check with what it found."""
+        runs = f"{self.baseline_runs} run{'s' if self.baseline_runs > 1 else ''}"
+        lines = [self.verdict, f"baseline {self.baseline} ({runs}), run {self.run}"]
+        lines += [f"differs: {what}: {before} -> {after}" for what, before, after in self.differences]
+        for check in self.checks:
+            status = "REGRESSION" if check.status == "regression" else check.status
+            lines.append(f"{status:10s}  {check.name}" + (f" ({check.reason})" if check.reason else ""))
+            said = ((check.regressions, "worse"), (check.improvements, "better"), (check.consequences, "follows"))
+            for findings, word in said:
+                lines += [f"    {word}: {finding.text}" for finding in findings[:_MOST_FINDINGS]]
+                more = len(findings) - _MOST_FINDINGS
+                lines += [f"    {word}: {more} more"] if more > 0 else []
+        wrapped = (textwrap.wrap(clean(line, unicode=unicode), width, subsequent_indent="      ") for line in lines)
+        return "\n".join(part for parts in wrapped for part in parts)
 
-    Over several runs a regression is what all of them show. What is not comparable is not judged, and says why.
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: {verdict, regressed, judged, baseline, run, baseline_runs, differences[], checks[{name, status,
+        reason, regressions[{layer, phase, what, before, after, limit, text}], improvements[...],
+        consequences[...]}]}."""
+        names = ("verdict", "regressed", "judged", "baseline", "run", "baseline_runs")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "differences": [{"what": what, "baseline": a, "run": b} for what, a, b in self.differences],
+            "checks": [asdict(check) for check in self.checks],
+        }
+
+
+def guard(
+    baseline: Source | Baseline,
+    runs: Source | Baseline | Sequence[Source],
+    *,
+    baseline_name: str = "",
+    run_name: str = "",
+) -> GuardReport:
+    """Whether `runs` are worse than `baseline`, as the command `guard` says it.
+
+    FLOPs, kernels, waits, graph breaks, memory and attention, then time. What is not comparable is not judged, and
+    says why.
+
+    Args:
+        baseline: the file that `baseline` is kept in, else a result, a trace or the directory of a run.
+        runs: a result, a trace or a directory of a run; several are judged together: a regression is in all of them.
+        baseline_name, run_name: what they are called; else their paths.
+
+    Raises:
+        WrongUse: they are of different models, or the file is no baseline.
+        BrokenTrace, EmptyRecording, OSError: as `load`.
     """
+    base = baseline if isinstance(baseline, Baseline) else read_baseline(baseline)
+    if isinstance(runs, (Analysis, str, os.PathLike)):
+        runs = [runs]
+    run = runs if isinstance(runs, Baseline) else make_baseline(runs)
     found = differences(base.traits, run.traits)
-    run = run.renamed_like(base)
     return GuardReport(
-        baseline=baseline_name,
-        run=run_name,
+        baseline=baseline_name or _name_of(baseline),
+        run=run_name or (_name_of(runs) if isinstance(runs, Baseline) else ", ".join(map(_name_of, runs))),
         baseline_runs=base.runs,
         checks=_checks(base, run, found),
         differences=tuple((one.what, one.a, one.b) for one in found),
     )
 
 
+def _name_of(source: Source | Baseline) -> str:
+    return ", ".join(source.sources) or "given" if isinstance(source, Baseline) else name_of(source, "given")
+
+
 def _checks(base: Baseline, run: Baseline, found: Sequence[Difference]) -> tuple[GuardCheck, ...]:
-    model = next((one for one in found if one.what == "model"), None)
-    if model is not None:
-        return _skipped(_NAMES, f"the baseline is of {model.a}, the run of {model.b}")
-    one, other = (bool(side.traits.get("steps")) for side in (base, run))
-    if one != other:
-        who = "the run" if one else "the baseline"
-        return _skipped(_NAMES, f"{who} marks no steps, so that nothing of it is per step")
-    other_machine = _in_words([one for one in found if one.what in _OF_COUNTS])
-    if other_machine:
-        names = ("kernels or ops", "synchronisations", "graph breaks", "memory", "attention")
-        exact = _skipped(names, other_machine)
+    reason = "".join(f"the baseline is of {one.a}, the run of {one.b}" for one in found if one.what == "model")
+    if bool(base.traits.get("steps")) != bool(run.traits.get("steps")):
+        who = "the run" if base.traits.get("steps") else "the baseline"
+        reason = reason or f"{who} marks no steps, so that nothing of it is per step"
+    if reason:
+        return tuple(_undecided(name, reason) for name in ("FLOPs", *_EXACT, "time"))
+    if other_machine := _in_words(found, _OF_COUNTS):
+        exact = tuple(_undecided(name, other_machine) for name in _EXACT)
     else:
         causes = _better_attention(base, run)
         exact = (
@@ -157,122 +196,100 @@ def _checks(base: Baseline, run: Baseline, found: Sequence[Difference]) -> tuple
             _check_memory(base, run, causes),
             _check_backends(base, run),
         )
-    differs = _in_words([one for one in found if one.what in _OF_TIMES])
-    return (_check_flops(base, run), *exact, _check_time(base, run, differs=differs))
+    why = _in_words(found, _OF_TIMES) or _no_times(base, run)
+    return (_check_flops(base, run), *exact, _undecided("time", why) if why else _check_time(base, run))
 
 
-def _skipped(names: Iterable[str], reason: str) -> tuple[GuardCheck, ...]:
-    return tuple(_undecided(name, reason) for name in names)
+_EXACT = ("kernels or ops", "synchronisations", "graph breaks", "memory", "attention")
 
 
-def _in_words(found: Sequence[Difference]) -> str:
-    return "; ".join(f"{one.what} was {one.a}, is {one.b}" for one in found)
+def _undecided(name: str, reason: str) -> GuardCheck:
+    return GuardCheck(name=name, status="not judged", reason=reason)
+
+
+def _in_words(found: Iterable[Difference], of: frozenset[str]) -> str:
+    return "; ".join(f"{one.what} was {one.a}, is {one.b}" for one in found if one.what in of)
 
 
 # -- rows beyond their limits ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A finding, whether it is for the worse, and for which layers it stands."""
+class _Row(NamedTuple):
+    """A finding, and whether it is for the worse."""
 
     finding: GuardFinding
     worse: bool
-    layers: tuple[str, ...] = ("",)  # that it stands for, as the baseline calls them
+    layers: int = 1  # that it stands for
     follows: bool = False  # from something that is for the better, so that it is no regression
 
     @property
     def size(self) -> float:
         """How much more there is, of all its layers together."""
-        return ((self.finding.after or 0.0) - (self.finding.before or 0.0)) * len(self.layers)
+        return ((self.finding.after or 0.0) - (self.finding.before or 0.0)) * self.layers
 
 
-def _of_step(what: str, text: str, found: tuple[float, float], most: float, *, layer: str = "") -> _Row:
+def _of_step(what: str, text: str, change: tuple[float, float, float], *, layer: str = "") -> _Row:
     """The row of something that is no layer's own."""
-    finding = GuardFinding(layer=layer, what=what, before=found[0], after=found[1], limit=most, text=text)
-    return _Row(finding, found[1] > found[0])
+    before, after, most = change
+    finding = GuardFinding(layer=layer, what=what, before=before, after=after, limit=most, text=text)
+    return _Row(finding, after > before)
 
 
-def _layer_rows(
-    base: Baseline,
-    run: Baseline,
-    amount: Literal["flops", "events", "retained_bytes"],
-    what: str,
-    limit_of: Callable[[Range], Range],
-    causes: Mapping[str, str],
-) -> list[_Row]:
+def _changed(what: What, base: Baseline, run: Baseline) -> dict[Amount, tuple[float, float, float]]:
+    """Where all of the run is beyond what is fine: before and now, the nearer ends, and the most that would be fine."""
+    changed = {}
+    for amount in dict.fromkeys((*run.ranges, *base.ranges)):
+        before, now = (side.ranges.get(amount, NOTHING) for side in (base, run))
+        if amount.what != what or before is None or now is None:
+            continue
+        # Counts are exact where every step had as many; else what a step had on average may differ.
+        uneven = what in COUNTS and not all(value.is_integer() for value in before)
+        slack = FLOPS_SLACK if what == "flops" else UNEVEN_SLACK if uneven else 0.0
+        least, most = before[0] * (1 - slack), before[1] * (1 + slack)
+        if now[0] > most:
+            changed[amount] = before[1], now[0], most
+        elif now[1] < least:
+            changed[amount] = before[0], now[1], most
+    return changed
+
+
+def _layer_rows(base: Baseline, run: Baseline, amount: What, what: str, causes: Mapping[str, str]) -> list[_Row]:
     """The layers whose `amount` left the baseline's range; like layers that changed alike together.
 
     `causes`: of layers, what is for the better there and explains more of the amount.
     """
-    groups: dict[tuple[str, Phase, float, float, float, str], list[str]] = defaultdict(list)
-    for key in dict.fromkeys((*base.ranges, *run.ranges)):
-        _, layer, phase = key
-        before, after = (side.ranges.get(key, NOTHING) for side in (base, run))
-        if key.what != amount or phase is None or before is None or after is None:
-            continue
-        found = _outside(limit_of(before), after, before)
-        if found is not None:
-            cause = causes.get(layer, "") if found[1] > found[0] else ""
-            pattern, _ = _like_name(layer, base, run)
-            groups[pattern, phase, found[0], found[1], limit_of(before)[1], cause].append(layer)
+    found = [
+        (key.name, (key.phase, *change, causes.get(key.name, "") if change[1] > change[0] else ""))
+        for key, change in _changed(amount, base, run).items()
+        if key.phase is not None
+    ]
     rows = []
-    for (_, phase, one, other, most, cause), layers in groups.items():
-        name = _folded(layers, base, run)
+    for name, layers, (phase, one, other, most, cause) in siblings_together(found, {**run.blocks, **base.blocks}):
         text = f"{name or 'outside of layers'} ({phase}): {what} {_change_text(amount, one, other)}"
         text += f", with {cause}" if cause else ""
         finding = GuardFinding(layer=name, phase=phase, what=what, before=one, after=other, limit=most, text=text)
-        rows.append(_Row(finding, other > one, tuple(layers), follows=bool(cause)))
+        rows.append(_Row(finding, other > one, len(layers), follows=bool(cause)))
     return rows
 
 
-def _like_name(layer: str, base: Baseline, run: Baseline) -> tuple[str, int | None]:
-    return base.siblings.get(layer) or run.siblings.get(layer) or (layer, None)
-
-
-def _folded(layers: Sequence[str], base: Baseline, run: Baseline) -> str:
-    """`model.layers.{0..5}.mlp`: one name for like layers."""
-    numbers = [number for _, number in (_like_name(layer, base, run) for layer in layers) if number is not None]
-    return fill_numbers(_like_name(layers[0], base, run)[0], numbers) if len(numbers) > 1 else layers[0]
-
-
-def _outside(limit: Range, now: Range, before: Range) -> tuple[float, float] | None:
-    """(before, now) where all of the run is beyond what is fine: the nearer ends of both; else None."""
-    if now[0] > limit[1]:
-        return before[1], now[0]
-    if now[1] < limit[0]:
-        return before[0], now[1]
-    return None
-
-
-def _nearly(before: Range, slack: float = FLOPS_SLACK) -> Range:
-    return before[0] * (1 - slack), before[1] * (1 + slack)
-
-
-def _events_limit(before: Range) -> Range:
-    """Exact where every step had as many; else what a step had on average may differ."""
-    return before if all(float(value).is_integer() for value in before) else _nearly(before, UNEVEN_SLACK)
-
-
-def _changed(amount: Amount, base: Baseline, run: Baseline) -> tuple[float, float] | None:
-    """Calls of an op, events of a class or waits, before and now, where they left their limits."""
-    before, after = (side.ranges.get(amount) or NOTHING for side in (base, run))
-    return _outside(_events_limit(before), after, before)
-
-
-def _check_of(name: str, rows: Iterable[_Row]) -> GuardCheck:
+def _check_of(name: str, rows: Iterable[_Row], reason: str = "") -> GuardCheck:
     """The check that found `rows`, the largest change first; what is of the whole step before all."""
     rows = sorted(
         rows, key=lambda row: -math.inf if row.finding.phase is None and not row.finding.layer else -abs(row.size)
     )
     worse = tuple(row.finding for row in rows if row.worse and not row.follows)
     better = tuple(row.finding for row in rows if not row.worse)
-    follows = tuple(row.finding for row in rows if row.worse and row.follows)
-    status: Status = "regression" if worse else "improved" if better else "ok"
-    return GuardCheck(name=name, status=status, regressions=worse, improvements=better, consequences=follows)
+    return GuardCheck(
+        name=name,
+        status="regression" if worse else "improved" if better else "ok",
+        regressions=worse,
+        improvements=better,
+        consequences=tuple(row.finding for row in rows if row.worse and row.follows),
+        reason=reason,
+    )
 
 
-def _change_text(amount: str, before: float, after: float) -> str:
+def _change_text(amount: What, before: float, after: float) -> str:
     """`5 -> 7 (+40 %)`; `new` where there was none."""
     per, unit = {"flops": (1e9, " GFLOP"), "retained_bytes": (MIB, " MiB"), "peak_bytes": (MIB, " MiB")}.get(
         amount, (1, "")
@@ -290,15 +307,13 @@ def _check_flops(base: Baseline, run: Baseline) -> GuardCheck:
 
     Those of the model: the scores that a fused attention's backward makes again are its way to save memory, and no
     more work of the model. What checkpointing computes again is work that it need not do without: of the phase
-    `recompute` all FLOPs count, as a fact of their own.
+    `recompute` all FLOPs count.
     """
     if silent := _silent(base, run, "flops"):
         return _undecided("FLOPs", f"{silent} recorded no shapes (record_shapes='auto' is enough)")
-    check = _check_of("FLOPs", _layer_rows(base, run, "flops", "FLOPs", _nearly, {}))
+    check = _check_of("FLOPs", _layer_rows(base, run, "flops", "FLOPs", {}))
     if _unknown_flops(base, run) and not check.regressions:
         return replace(check, reason="where both sides know them: some layers have an op without a FLOP formula")
-    if check.regressions and all(finding.phase == "recompute" for finding in check.regressions):
-        return replace(check, reason="the model's own are no more; these are computed again by checkpointing")
     return check
 
 
@@ -307,10 +322,6 @@ def _silent(base: Baseline, run: Baseline, what: What) -> str:
     if base.of_step(what) is None:
         return "the baseline"
     return "the run" if run.of_step(what) is None else ""
-
-
-def _undecided(name: str, reason: str) -> GuardCheck:
-    return GuardCheck(name=name, status="not judged", reason=reason)
 
 
 def _unknown_flops(base: Baseline, run: Baseline) -> bool:
@@ -323,14 +334,27 @@ def _unknown_flops(base: Baseline, run: Baseline) -> bool:
 
 
 def _check_events(base: Baseline, run: Baseline, causes: Mapping[str, str]) -> GuardCheck:
-    """Kernels of each layer, on a CPU ops. `causes`: see `_better_attention`."""
+    """Kernels of each layer, on a CPU ops; with the ops of a step that are called more often. `causes`: see below."""
     what = "kernels" if run.on_device else "ops"
-    rows = _layer_rows(base, run, "events", what, _events_limit, causes)
-    check = _check_of(what, _with_ops(rows, base, run))
-    if check.status == "regression" and _only_autotuned(base, run):
+    check = _check_of(what, _layer_rows(base, run, "events", what, causes))
+    if check.status != "regression":
+        return check
+    more = {amount: now - before for amount, (before, now, _) in _changed("op", base, run).items() if now > before}
+    if not more and _only_autotuned(base, run):
         reason = "other kernels were chosen for the same products: as many of all other classes, and the same FLOPs"
         return GuardCheck(name=what, status="ok", reason=reason)
-    return check
+    order = sorted(more, key=lambda amount: (amount.name not in _WAITS, -more[amount], amount.name))
+    named = [f"{more[amount]:+g} {amount.name} ({amount.phase})" for amount in order[:_MOST_OPS]]
+    named += [f"{len(order) - _MOST_OPS} more"] if len(order) > _MOST_OPS else []
+    return replace(check, reason=f"more calls a step: {', '.join(named)}" if named else "")
+
+
+def _only_autotuned(base: Baseline, run: Baseline) -> bool:
+    """On a device: the same FLOPs, and other numbers of events only in classes whose kernels libraries choose."""
+    if not run.on_device or _silent(base, run, "flops") or _unknown_flops(base, run):
+        return False
+    changed = {amount.name for amount in _changed("class", base, run)}
+    return bool(changed) and changed <= _AUTOTUNED and Amount("flops") not in _changed("flops", base, run)
 
 
 def _check_memory(base: Baseline, run: Baseline, causes: Mapping[str, str]) -> GuardCheck:
@@ -342,15 +366,14 @@ def _check_memory(base: Baseline, run: Baseline, causes: Mapping[str, str]) -> G
         return _undecided("memory", f"{silent} recorded no allocations (profile_memory=True does)")
     before, after = (side.of_step("peak_bytes") or NOTHING for side in (base, run))
     slack = max(MEMORY_SLACK * before[1], MEMORY_SLACK_BYTES, before[1] - before[0])
-    limit = (before[0] - slack, before[1] + slack)
-    rows = _layer_rows(base, run, "retained_bytes", "retained", lambda range_: range_, causes)
+    rows = _layer_rows(base, run, "retained_bytes", "retained", causes)
     rows = [row for row in rows if abs(row.size) > slack]
-    found = _outside(limit, after, before)
-    if found is not None:
-        text = f"peak memory {_change_text('peak_bytes', *found)}"
-        if rows and found[1] > found[0]:
+    change = (before[1], after[0]) if after[0] > before[1] else (before[0], after[1])
+    if after[0] > before[1] + slack or after[1] < before[0] - slack:
+        text = f"peak memory {_change_text('peak_bytes', *change)}"
+        if rows and change[1] > change[0]:
             text += f", with {max(rows, key=lambda row: row.size).finding.text}"
-        rows.insert(0, _of_step("peak memory", text, found, limit[1]))
+        rows.append(_of_step("peak memory", text, (*change, before[1] + slack)))
     return _check_of("memory", rows)
 
 
@@ -358,15 +381,11 @@ def _check_backends(base: Baseline, run: Baseline) -> GuardCheck:
     """Which implementation attention runs."""
     if not base.backends:
         return GuardCheck(name="attention", status="ok", reason="the baseline has no attention")
-    changed: dict[tuple[str, Phase, str, str], list[str]] = defaultdict(list)
-    for layer, phase, one, other in _changed_backends(base, run):
-        changed[_like_name(layer, base, run)[0], phase, one, other].append(layer)
     rows = []
-    for (_, phase, one, other), layers in changed.items():
-        name = _folded(layers, base, run)
+    for name, _, (phase, one, other) in siblings_together(_changed_backends(base, run), base.blocks):
         text = f"attention of {name} ({phase}): {one} -> {other}"
         finding = GuardFinding(layer=name, phase=phase, what="attention", text=text)
-        rows.append(_Row(finding, _is_worse(one, other), tuple(layers)))
+        rows.append(_Row(finding, _is_worse(one, other)))
     return _check_of("attention", rows)
 
 
@@ -376,17 +395,17 @@ def _better_attention(base: Baseline, run: Baseline) -> dict[str, str]:
     Another implementation has other ops and keeps other tensors: that follows from it, and is no regression there.
     """
     changed = _changed_backends(base, run)
-    worse = {layer for layer, _, one, other in changed if _is_worse(one, other)}
-    return {layer: f"attention {one} -> {other}" for layer, _, one, other in changed if layer not in worse}
+    worse = {layer for layer, (_, one, other) in changed if _is_worse(one, other)}
+    return {layer: f"attention {one} -> {other}" for layer, (_, one, other) in changed if layer not in worse}
 
 
-def _changed_backends(base: Baseline, run: Baseline) -> list[tuple[str, Phase, str, str]]:
-    """Layer, phase, backends before and now; "none" for what has no attention any more."""
+def _changed_backends(base: Baseline, run: Baseline) -> list[tuple[str, tuple[Phase, str, str]]]:
+    """Layer; phase, backends before and now; "none" for what has no attention any more."""
     changed = []
     for (layer, phase), before in base.backends.items():
         now = run.backends.get((layer, phase), ())
         if not now or not set(now) <= set(before):
-            changed.append((layer, phase, " + ".join(before), " + ".join(now) or "none"))
+            changed.append((layer, (phase, " + ".join(before), " + ".join(now) or "none")))
     return changed
 
 
@@ -401,194 +420,81 @@ def _check_synchronisations(base: Baseline, run: Baseline) -> GuardCheck:
     if not base.on_device or not run.on_device:
         return _undecided(name, "there is no device to wait for; on a CPU an .item() shows among the ops")
     rows = []
-    for wait in dict.fromkeys(amount for amount in (*run.ranges, *base.ranges) if amount.what == "wait"):
-        found = _changed(wait, base, run)
-        if found is not None:
-            text = f"waits for the device, {wait.name}: {found[0]:g} -> {found[1]:g} a step"
-            layer = wait.name.partition(" in ")[2].rpartition(", ")[0]
-            rows.append(_of_step(name, text, found, _events_limit(base.ranges.get(wait) or NOTHING)[1], layer=layer))
+    for wait, change in _changed("wait", base, run).items():
+        text = f"waits for the device, {wait.name}: {change[0]:g} -> {change[1]:g} a step"
+        rows.append(_of_step(name, text, change, layer=wait.name.partition(" in ")[2].rpartition(", ")[0]))
     return _check_of(name, rows)
 
 
 def _check_breaks(base: Baseline, run: Baseline) -> GuardCheck:
     """Places where torch.compile could not go on."""
     name = "graph breaks"
-    before, after = (side.of_step("graph_breaks") for side in (base, run))
-    if before is None or after is None:
+    if _silent(base, run, "graph_breaks"):
         return _undecided(name, "the run does not tell of them")
-    found = _outside(before, after, before)
-    if found is None:
-        return GuardCheck(name=name, status="ok")
-    fresh = [place for place in run.break_places if place not in base.break_places]
-    text = f"graph breaks: {found[0]:g} -> {found[1]:g}" + (f", {fresh[0]}" if fresh else "")
-    return _check_of(name, [_of_step(name, text, found, before[1])])
-
-
-def _only_autotuned(base: Baseline, run: Baseline) -> bool:
-    """On a device: the same FLOPs, and other numbers of events only in classes whose kernels libraries choose."""
-    before, after = (side.of_step("flops") for side in (base, run))
-    if not run.on_device or before is None or after is None or _unknown_flops(base, run):
-        return False
-    classes = {amount for amount in (*base.ranges, *run.ranges) if amount.what == "class"}
-    changed = {one.name for one in classes if _changed(one, base, run) is not None}
-    same_flops = _outside(_nearly(before), after, before) is None
-    return same_flops and bool(changed) and changed <= _AUTOTUNED and not _grown_ops(base, run)
-
-
-def _grown_ops(base: Baseline, run: Baseline) -> dict[tuple[Phase, str], _Calls]:
-    """The ops of a step that are called more often, by phase and op."""
-    grown: dict[tuple[Phase, str], _Calls] = {}
-    for amount in run.ranges:
-        found = _changed(amount, base, run) if amount.what == "op" else None
-        if found is not None and found[1] > found[0] and amount.phase is not None:
-            grown[amount.phase, amount.name] = found
-    return grown
-
-
-def _with_ops(rows: Sequence[_Row], base: Baseline, run: Baseline) -> list[_Row]:
-    """The rows; those with more events name the ops, as `+2 aten::item`, for each of their layers.
-
-    Named are ops that ran in this row and in no other of its phase, with their calls in the whole phase.
-    """
-    grown = _grown_ops(base, run)
-    named = []
-    for row in rows:
-        others = [one for one in rows if one.worse and one.finding.phase == row.finding.phase and one is not row]
-        own: dict[str, _Calls] = {}
-        for (phase, op), (before, after) in grown.items() if row.worse else ():
-            layers = set(run.op_layers.get((phase, op), ()))  # empty: not all are known
-            alone = (
-                not others
-                if not layers
-                else layers.issuperset(row.layers) and all(layers.isdisjoint(one.layers) for one in others)
-            )
-            if phase == row.finding.phase and alone:
-                own[op] = before / len(row.layers), after / len(row.layers)
-        finding = replace(row.finding, text=f"{row.finding.text}: {_ops_text(own)}") if own else row.finding
-        named.append(replace(row, finding=finding))
-    return named
-
-
-def _ops_text(grown: Mapping[str, _Calls]) -> str:
-    """What waits first, then what grew by the largest factor."""
-
-    def factor(op: str) -> float:
-        before, after = grown[op]
-        return after / before if before else math.inf
-
-    order = sorted(grown, key=lambda op: (op not in _WAITS, -factor(op), op))
-    more = f" and {len(order) - _MOST_OPS} more" if len(order) > _MOST_OPS else ""
-    return ", ".join(f"+{grown[op][1] - grown[op][0]:g} {op}" for op in order[:_MOST_OPS]) + more
+    fresh = [f", {place}" for place in run.breaks if place not in base.breaks][:1]
+    return _check_of(
+        name,
+        [
+            _of_step(name, f"graph breaks: {change[0]:g} -> {change[1]:g}{''.join(fresh)}", change)
+            for change in _changed("graph_breaks", base, run).values()
+        ],
+    )
 
 
 # -- time -----------------------------------------------------------------------------------------
 
 
-def _check_time(base: Baseline, run: Baseline, *, differs: str = "") -> GuardCheck:
-    """Each layer beside the others, and the step as a whole; on a CPU the step alone says too little.
-
-    Load takes more from what is long than from what is typical: on a CPU a layer has to have changed beside the rest
-    of its step too, and by more than a busy machine changed that.
-    """
-    unknown = [f"{who}: {side.no_times}" for side, who in ((base, "the baseline"), (run, "the run")) if side.no_times]
-    if differs or unknown:
-        return _undecided("time", differs or unknown[0])
-    if base.step is None or run.step is None:
-        return _undecided("time", "no step has a time")
-    before, after = base.times, run.times
-    keys = [key for key in before if key in after]
-    shift = np.array([math.log(after[key].level_us / before[key].level_us) for key in keys])
-    weight = np.array([math.sqrt(before[key].level_us * before[key].own) for key in keys])
-    common, across = weighted_median(shift, weight), weighted_deviation(shift, weight)
-    on_cpu = not run.on_device
-    findings: list[tuple[float, GuardFinding]] = []
-    unsteady = 0
-    for key, own in zip(keys, shift.tolist(), strict=True):
-        spread = max(before[key].spread, after[key].spread, across)
-        if spread > UNSTEADY:
-            unsteady += 1
-            continue
-        excess, least = own - common, 0.0
-        if on_cpu:
-            rests = [
-                max(side.step.level_us - side.times[key].level_us, LEAST_REST * side.step.level_us)
-                for side in (base, run)
-                if side.step is not None
-            ]
-            rest = math.log(rests[1] / rests[0])
-            excess = min(excess, own - rest, key=abs) if (own - rest > 0) == (excess > 0) else 0.0
-            load = max(abs(common), abs(rest))
-            least = BESIDE_LOAD * load if load > math.log1p(BUSY) else 0.0
-        findings += _beyond(key, before[key].level_us, excess, spread, least)
-    if on_cpu and abs(math.expm1(common)) > BUSY and not any(excess > 0 for excess, _ in findings):
-        amount = f"{100 * math.expm1(common):+.0f} %"
-        return _undecided(
-            "time", f"all layers alike changed by {amount}, as on a busy machine or at another clock: try again"
-        )
-    if on_cpu and unsteady and unsteady == len(keys):
-        return _undecided("time", "every layer varies too much from step to step, as on a busy machine: try again")
-    if not on_cpu:
-        whole = math.log(run.step.level_us / base.step.level_us)
-        findings += _beyond(("", None), base.step.level_us, whole, max(base.step.spread, run.step.spread))
-    reasons = ["of layers beside the rest of their step: of the whole, a CPU's load says as much"] if on_cpu else []
-    reasons += [f"{unsteady} of {len(keys)} vary too much from step to step to be judged"] if unsteady else []
-    findings.sort(key=lambda one: -abs((one[1].after or 0.0) - (one[1].before or 0.0)))
-    worse = tuple(finding for excess, finding in findings if excess > 0)
-    better = tuple(finding for excess, finding in findings if excess < 0)
-    return GuardCheck(
-        name="time",
-        status="regression" if worse else "improved" if better else "ok",
-        regressions=worse,
-        improvements=better,
-        reason="; ".join(reasons),
-    )
+def _no_times(base: Baseline, run: Baseline) -> str:
+    """Why times cannot be compared; "" where they can."""
+    for who, side in (("the baseline", base), ("the run", run)):
+        if side.no_times:
+            return f"{who}: {side.no_times}"
+    return "" if base.times.keys() & run.times.keys() else "no layer of both has a time in every step"
 
 
-def _beyond(
-    key: TimeKey, before_us: float, shift: float, spread: float, least: float = 0.0
-) -> Iterator[tuple[float, GuardFinding]]:
-    """The finding where a change, a logarithm, is beyond its limit, which is `least` or more."""
-    limit = max(math.log1p(LEAST_CHANGE), SPREADS * spread, least)
-    if abs(shift) > limit:
-        yield shift, _finding(key, before_us, shift, limit, spread)
+def _check_time(base: Baseline, run: Baseline) -> GuardCheck:
+    """Each layer beside the others, and the step as a whole; on a CPU the step alone says too little."""
+    keys = [key for key in base.times if key in run.times]
+    before, after = (np.array([side.times[key].steps_ns for key in keys]) for side in (base, run))
+    step_before, step_after = (np.array(side.steps_ns) for side in (base, run))
+    own = np.array([base.times[key].own for key in keys])
+    shifts = layer_shifts(before, after, np.sqrt(before.mean(axis=1) * own))
+    limits = np.maximum(_limit(shifts.spread), limit(shifts.error))
+    rows = []
+    for i in np.flatnonzero(shifts.beyond_noise()).tolist():
+        shift = float(shifts.excess[i])
+        if not run.on_device:
+            beside = beside_the_rest(before[i], after[i], step_before, step_after)
+            shift = min(shift, beside, key=abs) if shift * beside > 0 else 0.0
+        if abs(shift) > limits[i]:
+            rows.append(_time_row(keys[i], float(np.median(before[i])), shift, limits[i], shifts.spread[i]))
+    unsteady, moved = int((~shifts.steady).sum()), math.expm1(shifts.common)
+    reason = f"{unsteady} of {len(keys)} vary too much from step to step to be judged" if unsteady else ""
+    if run.on_device:
+        spread = float(step_spread(np.log(step_before)[None, :], np.log(step_after)[None, :])[0])
+        whole = series_change(step_before, step_after)
+        if whole.beyond_noise and abs(whole.shift) > _limit(spread):
+            rows.append(_time_row(("", None), float(np.median(step_before)), whole.shift, _limit(spread), spread))
+    elif abs(moved) > BUSY and not any(row.worse for row in rows):
+        return _undecided("time", f"all layers alike changed by {100 * moved:+.0f} %, as on a busy machine: try again")
+    elif unsteady == len(keys):
+        return _undecided("time", f"{reason}, as on a busy machine: try again")
+    return _check_of("time", rows, reason)
 
 
-def _finding(key: TimeKey, before_us: float, shift: float, limit: float, spread: float) -> GuardFinding:
+def _limit(spread: Any) -> Any:
+    """How much a time, as a logarithm, may change."""
+    return np.maximum(math.log1p(LEAST_CHANGE), SPREADS * spread)
+
+
+def _time_row(key: TimeKey, before_ns: float, shift: float, limit_: float, spread: float) -> _Row:
     layer, phase = key
-    after_us = before_us * math.exp(shift)
+    before, after = before_ns / 1000, before_ns / 1000 * math.exp(shift)
     where = layer or (f"outside of layers ({phase})" if phase else "the whole step")
     text = (
-        f"{where}: time {before_us / 1000:.4g} -> {after_us / 1000:.4g} ms a step ({100 * math.expm1(shift):+.1f} %; "
-        f"spread {100 * spread:.1f} %, limit {100 * math.expm1(limit):+.1f} %)"
+        f"{where}: time {before / 1000:.4g} -> {after / 1000:.4g} ms a step ({100 * math.expm1(shift):+.1f} %; "
+        f"spread {100 * spread:.1f} %, limit {100 * math.expm1(limit_):+.1f} %)"
     )
-    return GuardFinding(
-        layer=layer,
-        phase=phase,
-        what="time",
-        before=before_us,
-        after=after_us,
-        limit=before_us * math.exp(limit),
-        text=text,
-    )
-
-
-# --------------------------------------------------------------------------------------------------
-# What a guard says, as text.
-
-_MOST = 8  # findings of one check
-
-
-def guard_text(report: GuardReport, *, width: int = 100, unicode: bool = False) -> str:
-    """The verdict, then each check with what it found."""
-    runs = f"{report.baseline_runs} run{'s' if report.baseline_runs > 1 else ''}"
-    lines = [report.verdict, f"baseline {report.baseline} ({runs}), run {report.run}"]
-    lines += [f"differs: {what}: {before} -> {after}" for what, before, after in report.differences]
-    for check in report.checks:
-        status = "REGRESSION" if check.status == "regression" else check.status
-        lines.append(f"{status:10s}  {check.name}" + (f" ({check.reason})" if check.reason else ""))
-        said = ((check.regressions, "worse"), (check.improvements, "better"), (check.consequences, "follows"))
-        for findings, word in said:
-            lines += [f"    {word}: {finding.text}" for finding in findings[:_MOST]]
-            lines += [f"    {word}: {len(findings) - _MOST} more"] if len(findings) > _MOST else []
-    wrapped = (textwrap.wrap(clean(line, unicode=unicode), width, subsequent_indent="      ") for line in lines)
-    return "\n".join(part for parts in wrapped for part in parts)
+    most = before * math.exp(limit_)
+    finding = GuardFinding(layer=layer, phase=phase, what="time", before=before, after=after, limit=most, text=text)
+    return _Row(finding, shift > 0)

@@ -1,50 +1,36 @@
-"""Which layer of one result is which of another, whatever the wrappers, the root or the tracer made of the names."""
+"""Which layer of one result is which of another, whatever made its name; and what makes two results hard to compare."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 
 from profiler_wrapper.analysis.model import PHASES, Analysis, LayerRow, Phase
 from profiler_wrapper.analysis.statistics import fill_numbers, split_number
-from profiler_wrapper.comparison.model import ComparedRow
+from profiler_wrapper.comparison.model import ComparedRow, Difference
 from profiler_wrapper.comparison.noise import Float
 
-WRAPPERS = frozenset(
-    {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module", "_fpw_module"}
-)
 _FEWEST_VOTES = 2  # a prefix that puts fewer names together is chance, unless they are all there is
 _ENOUGH = 0.5  # of the names of the smaller side: with fewer, classes are tried
-_OWN = "\0"  # begins the name of a layer whose short name is another's
 _Parts = tuple[str, ...]  # of a name
+Key = TypeVar("Key")
 
 
 def match_layers(a: Analysis, b: Analysis) -> dict[str, str]:
     """Layers of `a` and the same ones of `b`, by full name; what has no counterpart is left out.
 
-    By name without the wrappers' parts and the root; then with a prefix exchanged for another, where most names
-    agree then; last by the classes on the way from the root and the place among siblings of one class, which is all
-    that a foreign trace tells. No layer is matched twice.
+    By name; then with a prefix exchanged for another, where most names agree then; last by the classes on the way from
+    the root and the place among siblings of one class. No layer is matched twice.
     """
     layers_a, layers_b = _named(a), _named(b)
-    matched = _match(_plain_names(layers_a), _plain_names(layers_b))
+    matched = _match(_from_root(layers_a), _from_root(layers_b))
     if len(matched) < _ENOUGH * min(len(layers_a), len(layers_b)):
-        by_class = _match(_class_paths(layers_a), _class_paths(layers_b))
-        if len(by_class) > len(matched):
-            matched = by_class
+        matched = max(matched, _match(_class_paths(layers_a), _class_paths(layers_b)), key=len)
     return matched
-
-
-def match_names(a: Iterable[str], b: Iterable[str]) -> dict[str, str]:
-    """As `match_layers`, where only names are known."""
-
-    def plain(name: str) -> str:
-        return ".".join(part for part in name.split(".") if part not in WRAPPERS) or name
-
-    return _match(_unique(a, plain, None), _unique(b, plain, None))
 
 
 def like_name(layer: str, block: str | None) -> tuple[str, int | None]:
@@ -62,6 +48,18 @@ def folded_name(layers: Mapping[str, str | None]) -> str:
     return fill_numbers(split[0][0], numbers) if len(numbers) > 1 else next(iter(layers))
 
 
+def siblings_together(
+    found: Iterable[tuple[str, Key]], blocks: Mapping[str, str | None]
+) -> Iterator[tuple[str, tuple[str, ...], Key]]:
+    """Layers of which the same was found, siblings under one name: that name, the layers, and what was found."""
+    groups: dict[tuple[str, Key], dict[str, str | None]] = defaultdict(dict)
+    for layer, what in found:
+        block = blocks.get(layer)
+        groups[like_name(layer, block)[0], what][layer] = block
+    for (_, what), layers in groups.items():
+        yield folded_name(layers), tuple(layers), what
+
+
 def _named(analysis: Analysis) -> dict[str, LayerRow]:
     named: dict[str, LayerRow] = {}
     for row in analysis.layers:
@@ -70,30 +68,10 @@ def _named(analysis: Analysis) -> dict[str, LayerRow]:
     return named
 
 
-def _plain_names(layers: Mapping[str, LayerRow]) -> dict[str, str]:
-    """Plain name -> layer: without wrappers and without the root, which is "" itself where there is one."""
+def _from_root(layers: Mapping[str, LayerRow]) -> dict[str, str]:
+    """Name -> layer, where "" is the root, if there is one."""
     roots = [layer for layer, named in layers.items() if named.parent not in layers]
-    root = roots[0] if len(roots) == 1 else None
-
-    def plain(layer: str) -> str:
-        if layer == root:
-            return ""
-        below = layer[len(root) + 1 :] if root is not None and layer.startswith(root + ".") else layer
-        return ".".join(part for part in below.split(".") if part not in WRAPPERS)
-
-    return _unique(layers, plain, root)
-
-
-def _unique(layers: Iterable[str], short: Callable[[str], str], root: str | None) -> dict[str, str]:
-    """Short name -> layer. Of layers with one short name the innermost has it (what DDP wraps); others keep theirs."""
-    named: dict[str, list[str]] = defaultdict(list)
-    for layer in layers:
-        named[short(layer)].append(layer)
-    unique: dict[str, str] = {}
-    for name, same in named.items():
-        inner = max(same, key=lambda layer: (layer != root, layer.count(".")))
-        unique |= {name if layer == inner else _OWN + layer: layer for layer in same}
-    return unique
+    return {"" if [layer] == roots else layer: layer for layer in layers}
 
 
 def _class_paths(layers: Mapping[str, LayerRow]) -> dict[str, str]:
@@ -198,26 +176,28 @@ def side_of(analysis: Analysis) -> Side:
 
 
 def pair_rows(a: Analysis, b: Analysis) -> tuple[ComparedRow, ...]:
-    """Every row of both results, once, in the order of `b`; what only `a` has follows what it follows there."""
+    """Every row of both results, once: layers in the order of `b`, behind them those that only `a` has."""
     shown_of_a = _shown_names(a, b)
     rows_a = {(shown_of_a[row.layer], row.phase): row for row in a.layers}
     rows_b = {(row.layer, row.phase): row for row in b.layers}
     backends_a, backends_b = _backends(a), _backends(b)
-    places = _places(b, a, shown_of_a)
-    pairs = []
-    for key in sorted({*rows_a, *rows_b}, key=lambda key: (places[key[0]], PHASES.index(key[1]))):
-        one, other = rows_a.get(key), rows_b.get(key)
-        pairs.append(
-            ComparedRow(
-                layer=key[0],
-                phase=key[1],
-                a=one,
-                b=other,
-                backends_a=() if one is None else backends_a.get((one.layer, one.phase), ()),
-                backends_b=backends_b.get(key, ()) if other is not None else (),
-            )
+    order = {layer: place for place, layer in enumerate(dict.fromkeys(layer for layer, _ in (*rows_b, *rows_a)))}
+    return tuple(
+        ComparedRow(
+            layer=key[0],
+            phase=key[1],
+            a=rows_a.get(key),
+            b=rows_b.get(key),
+            backends_a=backends_a.get((rows_a[key].layer, key[1]), ()) if key in rows_a else (),
+            backends_b=backends_b.get(key, ()),
         )
-    return tuple(pairs)
+        for key in sorted({*rows_a, *rows_b}, key=lambda key: (order[key[0]], PHASES.index(key[1])))
+    )
+
+
+def blocks_of(pairs: Iterable[ComparedRow]) -> dict[str, str | None]:
+    """The block of each layer."""
+    return {pair.layer: pair.row.block for pair in pairs}
 
 
 def _backends(analysis: Analysis) -> dict[tuple[str, Phase], tuple[str, ...]]:
@@ -238,18 +218,69 @@ def _shown_names(a: Analysis, b: Analysis) -> dict[str, str]:
     return shown
 
 
-def _places(b: Analysis, a: Analysis, shown_of_a: dict[str, str]) -> dict[str, float]:
-    """Where each layer stands: as in `b`, and what it does not have right behind what stands before it in `a`."""
-    places: dict[str, float] = {}
-    for row in b.layers:
-        places.setdefault(row.layer, float(len(places)))
-    behind: defaultdict[float, int] = defaultdict(int)
-    here = -1.0
-    for row in a.layers:
-        name = shown_of_a[row.layer]
-        if name in places:
-            here = float(int(places[name]))
+# --------------------------------------------------------------------------------------------------
+# What makes two results hard to compare.
+
+BASIS = "time basis"
+SIZES = "sizes of linear layers' products"  # known by digests
+_SAME_COVERAGE = 0.02  # coverages that are nearer are as good as equal
+
+# By the keys of a result's `comparable`, in the order in which they are said: words, and whether times alone differ.
+_TRAITS: Mapping[str, tuple[str, bool]] = {
+    "time_basis": (BASIS, True),
+    "model": ("model", False),
+    "layers": ("layers", False),
+    "blocks": ("blocks", False),
+    "parameters": ("parameters", False),
+    "shapes": (SIZES, False),
+    "attention_shape": ("attention shape", False),
+    "dtypes": ("types of numbers", False),
+    "phases": ("phases", False),
+    "device": ("device", True),
+    "device_count": ("devices", True),
+    "cpu_name": ("CPU", True),
+    "world_size": ("world size", False),
+    "torch": ("torch", False),
+    "python": ("Python", True),
+    "steps": ("timed steps", True),
+    "shapes_in_timed_steps": ("shapes in the timed steps", True),
+    "memory_in_timed_steps": ("allocations in the timed steps", True),
+    "complete": ("complete", False),
+    "coverage": ("coverage", True),
+}
+HARMLESS = frozenset({"timed steps"})  # to be said, but no reason not to judge
+OF_MACHINE = frozenset({"device", "devices", "CPU", "world size", "torch", "Python", BASIS})
+
+
+def traits(analysis: Analysis) -> dict[str, Any]:
+    """What makes a result comparable, as far as it is known."""
+    known = {**(analysis.summary.get("comparable") or {}), "time_basis": analysis.time_basis}
+    return {key: value for key, value in known.items() if value is not None}
+
+
+def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[Difference, ...]:
+    """Where two results' traits differ: the work first, then the machine, then how it was recorded.
+
+    What is not known on a side is no difference.
+    """
+    found = []
+    for key, (words, of_time_only) in _TRAITS.items():
+        one, other = a.get(key), b.get(key)
+        if one is None or other is None or one == other:
             continue
-        behind[here] += 1
-        places[name] = here + behind[here] / (len(a.layers) + 1)
-    return places
+        if key == "coverage" and abs(float(one) - float(other)) <= _SAME_COVERAGE:
+            continue
+        if key == "cpu_name" and a.get("time_basis") == b.get("time_basis") == "device":
+            continue
+        found.append(Difference(what=words, a=_words(key, one), b=_words(key, other), of_time_only=of_time_only))
+    return tuple(found)
+
+
+def _words(key: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if key == "coverage" and isinstance(value, (int, float)):
+        return f"{100 * value:.1f} %"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Literal
 
 from profiler_wrapper.analysis.model import LayerRow, Phase
 from profiler_wrapper.reports.result_json import NS_PER_US, plain, to_plain
+from profiler_wrapper.trace.atomic import replacing
+from profiler_wrapper.units import unicode_terminal
 
 COMPARISON_VERSION = 1
 
@@ -18,8 +22,7 @@ Confidence = Literal["high", "low"]
 class ComparedRow:
     """One layer in one phase, on both sides or on one. `change`: relative, of the time of a step: 0.1 is 10 % slower.
 
-    `decision` is about what goes beyond the change that all layers have in common. On a device, where that is beyond
-    noise itself, it is about the whole change; on a CPU that is as likely other load.
+    `decision` is about what goes beyond the change that all layers have in common.
     """
 
     layer: str  # as `b` names it, else as `a` does
@@ -121,7 +124,7 @@ class Difference:
 class ChangedLayer:
     """The deepest layer that explains a change."""
 
-    layer: str  # may stand for many alike: `model.layers.{0..23}.mlp`
+    layer: str  # may stand for sibling layers: `model.layers.{0..23}.mlp`
     layers: tuple[str, ...]
     phase: Phase | None  # None: no phase alone
     change: float | None  # relative, of its own time; None: only one side has it
@@ -134,7 +137,7 @@ class ChangedLayer:
 class WorkChange:
     """Own work of a layer, of all its phases, that both sides do otherwise: exact. Per step; None: not known."""
 
-    layer: str  # may stand for many alike; "" goes by its phase
+    layer: str  # may stand for sibling layers; "" goes by its phase
     layers: tuple[str, ...]
     phase: Phase | None
     flops_a: int | None
@@ -154,7 +157,7 @@ class WorkChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Two results side by side. `print(comparison)` shows the table."""
+    """Two results side by side. `print(comparison)` shows the verdict and what changed most."""
 
     verdict: str  # one sentence
     decision: Decision  # of the time of a step
@@ -170,11 +173,44 @@ class Comparison:
     totals: tuple[ComparedTotal, ...]
     culprits: tuple[ChangedLayer, ...]  # what changed otherwise than the rest, the largest change first
     work: tuple[WorkChange, ...]  # what does other work, whatever its time: exact, the most first
-    rows: tuple[ComparedRow, ...]  # in the order of `b`, what only `a` has where it was
+    rows: tuple[ComparedRow, ...]  # in the order of `b`, behind them what only `a` has
     classes: tuple[ComparedClass, ...]
     unattributed: tuple[ComparedReason, ...]
     backend_changes: tuple[tuple[str, str, str], ...]  # attention's layers (folded), backends of a, of b
-    common: float = 0.0  # relative change of all layers that `change_ns` of culprits leaves out, as load does it
+    common: float = 0.0  # relative change that all layers have in common; `change_ns` of culprits leaves it out
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def table(self, *, rows: int = 20, width: int = 100) -> str:
+        """The verdict, the totals, what changed, and own times per step: at most `rows` of them by `width`."""
+        from profiler_wrapper.comparison.text import compare_text
+
+        return compare_text(self, rows=rows, width=width, unicode=unicode_terminal())
+
+    def to_csv(self, path: str | os.PathLike[str]) -> Path:
+        """A line per layer and phase, with both sides. Returns `path`.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        from profiler_wrapper.comparison.text import compare_csv
+
+        with replacing(Path(path)) as beside:
+            beside.write_text(compare_csv(self), encoding="utf-8")
+        return Path(path)
+
+    def write_page(self, path: str | os.PathLike[str]) -> Path:
+        """One page with both sides, which opens from disk and loads nothing. Returns `path`.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        from profiler_wrapper.comparison.text import compare_page
+
+        with replacing(Path(path)) as beside:
+            beside.write_text(compare_page(self), encoding="utf-8")
+        return Path(path)
 
     def total(self, name: str) -> ComparedTotal:
         """One of `totals`.

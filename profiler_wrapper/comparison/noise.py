@@ -1,11 +1,10 @@
-"""Whether times differ by more than their noise, told from a few steps on each side.
+"""The noise of times: whether layers changed by more than it, known from a few steps on each side.
 
-A layer's change is that of its median step, in logarithms, without what the typical layer changed by. Its noise is the
-typical distance between two of its steps, but not less than that of layers which take about as long, and all noise is
-widened where the layers' changes scatter more than it explains. A change counts where it is over 2 %, over four
-standard errors, and a rank test agrees: nearly every step of one side is longer than nearly every step of the other.
-
-Steps have a factor in common (clock, load of the machine), which is taken out step by step: its median over layers.
+1. A layer's change is that of its median step, in logarithms, without what all layers of a step have in common.
+2. Its noise is the typical distance between two of its steps, at least that of layers which take about as long; where
+   the layers' changes scatter more than it explains, all noise is that much larger.
+3. A change counts where it is over 2 %, over four standard errors, and nearly every step of one side is longer than
+   nearly every step of the other; on a CPU also beside the rest of its step, as load slows down all.
 """
 
 from __future__ import annotations
@@ -19,13 +18,16 @@ import numpy.typing as npt
 from profiler_wrapper.analysis.statistics import MAD_TO_SIGMA
 
 Float = npt.NDArray[np.float64]
+Bool = npt.NDArray[np.bool_]
 
 LEAST_CHANGE = 0.02  # a smaller one is no difference
 STANDARD_ERRORS = 4.0  # with the rank test: no alarm in hundreds of layers (benchmarks/guard_alarms.py, test_noise.py)
-UNSTEADY = 0.25  # spread: of a layer that varies more from step to step, nothing is said
-BUSY = 0.20  # on a CPU: what is all so much slower or faster tells of the machine
-FEWEST_STEPS = 3  # of a side: fewer do not tell an odd step from the others
+BUSY = 0.20  # on a CPU: where all is so much slower or faster, the machine is at other work
+FEWEST_STEPS = 3  # of a side: fewer do not tell a held-up step from the others
 LEAST_CHANGE_UNKNOWN = 0.25  # where a side has fewer
+_UNSTEADY = 0.25  # spread: of a layer that varies more from step to step, nothing is said
+_LEAST_REST = 0.1  # of a step: with less beside a layer, load cannot be told from the layer
+_IN_FASTEST = 0.5  # of a change, on a CPU: so much of it the fastest steps must show, which load holds up least
 _MOST_PAIRS = 0.8  # share of pairs of steps that one side wins, less those that it loses: more is not asked
 _RANK_DEVIATIONS = 3.0  # of the rank sum: what is asked of many steps
 _NEIGHBOURS = 15  # layers on each side in order of their time
@@ -43,7 +45,8 @@ class Shifts:
     shift: Float  # of each
     error: Float  # standard error of `shift - common`
     spread: Float  # standard deviation of one step's own noise; nan where no side has two steps
-    agreed: npt.NDArray[np.bool_]  # the rank test does
+    steady: Bool  # it varies little enough from step to step to be judged
+    agreed: Bool  # the rank test does
     known: bool  # both sides have steps enough to know the noise
 
     @property
@@ -51,9 +54,9 @@ class Shifts:
         """What each changed beyond the common change."""
         return self.shift - self.common
 
-    def beyond_noise(self) -> npt.NDArray[np.bool_]:
+    def beyond_noise(self) -> Bool:
         """Which layers changed otherwise than the typical one."""
-        return (np.abs(self.excess) > limit(self.error, known=self.known)) & self.agreed
+        return (np.abs(self.excess) > limit(self.error, known=self.known)) & self.steady & self.agreed
 
 
 def limit(error: Float | float, *, known: bool = True) -> Float:
@@ -82,7 +85,8 @@ def layer_shifts(a: Float, b: Float, weight: Float) -> Shifts:
         spread = np.maximum(spread, _of_neighbours(spread, size))
         error = spread * scale
         if len(shift) >= _FEWEST_LAYERS:
-            error = error * max(1.0, weighted_deviation((shift - common) / np.maximum(error, 1e-12), weight))
+            scatter = np.abs(shift - common) / np.maximum(error, 1e-12)
+            error = error * max(1.0, MAD_TO_SIGMA * weighted_median(scatter, weight))
     common_error = float(step_spread(factor_a[None, :], factor_b[None, :])[0]) * scale
     return Shifts(
         common=common,
@@ -90,22 +94,10 @@ def layer_shifts(a: Float, b: Float, weight: Float) -> Shifts:
         shift=shift,
         error=error,
         spread=spread,
+        steady=~((step_spread(own_a) > _UNSTEADY) | (step_spread(own_b) > _UNSTEADY)),
         agreed=_ranks_agree(own_a, own_b - common),
         known=min(a.shape[1], b.shape[1]) >= FEWEST_STEPS,
     )
-
-
-def levels(times: Float, weight: Float) -> tuple[Float, Float]:
-    """Of each layer of a table (layers, steps) of positive times: the logarithm of its level, and a step's own spread.
-
-    What the steps have in common is left out by `weight`; of one layer nothing is.
-    """
-    logs = np.log(times)
-    own = logs - common_factors(logs, weight) if len(times) > 1 else logs
-    spread = step_spread(own)
-    if len(times) >= _FEWEST_LAYERS:
-        spread = np.maximum(spread, _of_neighbours(spread, logs.mean(axis=1)))
-    return np.median(own, axis=1), spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +124,20 @@ def series_change(a: Float, b: Float) -> Change:
     far = abs(shift) > float(limit(step_spread(log_a, log_b)[0] * _error_scale(len(a), len(b))))
     mean_error = math.sqrt(sum(float(side.var(ddof=1)) / len(side) / float(side.mean()) ** 2 for side in (a, b)))
     return Change(shift, mean_error, one_way and far and bool(_ranks_agree(log_a, log_b)[0]))
+
+
+def beside_the_rest(a: Float, b: Float, step_a: Float, step_b: Float) -> float:
+    """The change of a layer (a logarithm) beside the rest of its step: 0 where that is noise, or may be load.
+
+    Load takes more from what is long than from the rest, so that what all changed by must be less.
+    """
+    rest_a, rest_b = (np.maximum(step - own, _LEAST_REST * step) for step, own in ((step_a, a), (step_b, b)))
+    beside = series_change(a / rest_a, b / rest_b)  # what holds up both cancels, step by step
+    rest = float(np.median(np.log(rest_b)) - np.median(np.log(rest_a)))
+    if not beside.beyond_noise or (abs(math.expm1(rest)) > BUSY and abs(beside.shift) <= abs(rest)):
+        return 0.0
+    fastest = math.log(b.min() / a.min()) - math.log(rest_b.min() / rest_a.min())
+    return beside.shift if fastest / beside.shift >= _IN_FASTEST else 0.0
 
 
 def step_spread(*sides: Float) -> Float:
@@ -164,17 +170,12 @@ def weighted_median(values: Float, weight: Float) -> float:
     return float(values[order][min(place, len(values) - 1)])
 
 
-def weighted_deviation(values: Float, weight: Float) -> float:
-    """Standard deviation of a normal distribution with this median absolute deviation from the median."""
-    return MAD_TO_SIGMA * weighted_median(np.abs(values - weighted_median(values, weight)), weight)
-
-
 def _error_scale(steps_a: int, steps_b: int) -> float:
     """The standard error of a difference of medians, in standard deviations of a step."""
     return math.sqrt(sum((1.0 if steps == 1 else _MEDIAN_ERROR) ** 2 / steps for steps in (steps_a, steps_b)))
 
 
-def _ranks_agree(a: Float, b: Float) -> npt.NDArray[np.bool_]:
+def _ranks_agree(a: Float, b: Float) -> Bool:
     """Mann and Whitney's rank test of each row; of few steps, 0.8: nine of ten pairs go one way. True of one step."""
     m, n = a.shape[1], b.shape[1]
     if min(m, n) < FEWEST_STEPS:

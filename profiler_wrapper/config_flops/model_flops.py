@@ -24,7 +24,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from profiler_wrapper import config_flops
 from profiler_wrapper.config_flops.registry import (
     FAMILIES,
     Batch,
@@ -38,8 +37,6 @@ from profiler_wrapper.config_flops.registry import (
 from profiler_wrapper.errors import WrongUse
 
 __all__ = ["Batch", "Fields", "ModelFlops", "Work", "families", "model_flops", "register_family"]
-
-_BUILT_IN = config_flops  # importing it registers the families
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from profiler_wrapper.snapshot.read import ACTIONS, NO_TEXT, UNKNOWN, AllocatorEvents, Frame, MemorySnapshot, Segment
+from profiler_wrapper.snapshot.read import ACTIONS, UNKNOWN, AllocatorEvents, Frame, MemorySnapshot, Segment, Stack
 from profiler_wrapper.trace.recording import Bool, Int64
 
 # -- which line of a stack asked for memory ---------------------------------------------------------
@@ -25,6 +25,7 @@ _INSTALLED = re.compile(r".*/(?:site|dist)-packages/(.*)")
 _STANDARD_LIBRARY = re.compile(r"/lib/python3\.\d+/(?!site-packages/|dist-packages/)")
 _OWN = re.compile(r"(?:^|/)profiler_wrapper/(?:capture/|\w+\.py)")
 _COMPILED = re.compile(r"/torchinductor_[^/]*/")
+_GENERATED = "<eval_with_key"  # by torch.fx
 _PLUMBING = ("torch/nn/modules/module.py", "torch/nn/modules/container.py", "torch/utils/_", "torch/_", "torch/fx/")
 _KEPT_DIRECTORIES = 1  # of the path of a file that is not installed
 
@@ -33,55 +34,50 @@ class Place(msgspec.Struct, frozen=True):
     """Where memory was asked for. Texts are `"file.py:12 function"`, "" where the stack has none."""
 
     line: str  # the innermost line outside of torch and Python itself; NO_LINE, BEFORE_HISTORY
-    inside: str  # what of torch that line was in: the nn module, the optimizer, compiled code
-    layer: str  # the innermost `forward`, the user's before torch's
-    caller: str  # the innermost line that is not of an installed package, where that is another one than `line`
-    origin: Origin
+    inside: str = ""  # what of torch that line was in: the nn module, the optimizer, compiled code
+    layer: str = ""  # the innermost `forward`, the user's before torch's
+    caller: str = ""  # the innermost line that is not of an installed package, where that is another one than `line`
+    origin: Origin = "no stack"
+    metadata: str = ""  # that it was stamped with
 
 
-NOWHERE = Place(NO_LINE, "", "", "", "no stack")
-LONG_AGO = Place(BEFORE_HISTORY, "", "", "", "no stack")
-
-
-def place(stack: Sequence[Frame]) -> Place:
-    """The lines that matter of a stack, innermost frame first."""
-    python = [frame for frame in stack if _is_python(frame)]
+def place(stack: Stack) -> Place:
+    """The lines that matter of a stack."""
+    python = [frame for frame in stack.frames if _is_python(frame)]
     if not python:
-        return NOWHERE
+        return Place(NO_LINE, metadata=stack.metadata)
     files = [frame.file.replace("\\", "/") for frame in python]
     torch = [match[1] if (match := _TORCH.search(file)) else "" for file in files]
     outside = [i for i, file in enumerate(files) if not torch[i] and not _is_plumbing(file)]
     own = next((i for i in outside if not _INSTALLED.match(files[i])), None)
-    if source := next((frame.source for frame in python if frame.source), ""):  # of generated code
-        line = _short_source(source)
-        below = len(python)
-    elif outside:
-        line, below = _text(python[outside[0]]), outside[0]
-    else:
-        line, below = _text(python[0]), 0
-    caller = _text(python[own]) if own is not None else ""
+    below = outside[0] if outside else 0
+    line, caller = _text(python[below]), _text(python[own]) if own is not None else ""
+    if source := next((frame.source for frame in python if frame.source), ""):
+        file, _, rest = source.rpartition(":")
+        line, below = f"{short_file(file)}:{rest}", len(python)
+    forwards = [i for i, frame in enumerate(python) if frame.name == "forward"]
+    modules = [i for i in forwards if torch[i].startswith("torch/nn/") and not torch[i].startswith(_PLUMBING)]
+    layers = [i for i in forwards if i in outside] or modules
     return Place(
         line=line,
         inside=_inside(python[:below], files, torch),
-        layer=_layer(python, torch, outside),
+        layer=_text(python[layers[0]]) if layers else "",
         caller=caller if caller != line else "",
         origin=_origin(python, torch),
+        metadata=stack.metadata,
     )
 
 
 def _is_python(frame: Frame) -> bool:
     """A file of C++ that `stacks="all"` adds is none; cells of a notebook are named `<ipython-input-...>`."""
     if frame.file.startswith("<"):
-        return not frame.file.startswith(("<frozen", "<__array")) and (
-            not frame.file.startswith("<eval_with_key") or bool(frame.source)
-        )
+        return bool(frame.source) or not frame.file.startswith(("<frozen", "<__array", _GENERATED))
     return frame.file.endswith((".py", ".ipynb", ".pyx"))
 
 
 def _is_plumbing(file: str) -> bool:
-    return bool(_STANDARD_LIBRARY.search(file) or _OWN.search(file) or _COMPILED.search(file)) or file.startswith(
-        "<eval_with_key"
-    )
+    patterns = (_STANDARD_LIBRARY, _OWN, _COMPILED)
+    return file.startswith(_GENERATED) or any(pattern.search(file) for pattern in patterns)
 
 
 def _inside(below: Sequence[Frame], files: Sequence[str], torch: Sequence[str]) -> str:
@@ -94,15 +90,6 @@ def _inside(below: Sequence[Frame], files: Sequence[str], torch: Sequence[str]) 
             text = _text(below[chosen[0]])
             return f"compiled code, {text}" if chosen is compiled else text
     return ""
-
-
-def _layer(python: Sequence[Frame], torch: Sequence[str], outside: Sequence[int]) -> str:
-    forwards = [i for i in outside if python[i].name == "forward"] or [
-        i
-        for i, file in enumerate(torch)
-        if python[i].name == "forward" and file.startswith("torch/nn/") and not file.startswith(_PLUMBING)
-    ]
-    return _text(python[forwards[0]]) if forwards else ""
 
 
 def _origin(python: Sequence[Frame], torch: Sequence[str]) -> Origin:
@@ -121,11 +108,6 @@ def _text(frame: Frame) -> str:
     return f"{short_file(frame.file)}:{frame.line} {frame.name}".rstrip()
 
 
-def _short_source(source: str) -> str:
-    file, colon, rest = source.rpartition(":")
-    return f"{short_file(file)}{colon}{rest}"
-
-
 def short_file(file: str) -> str:
     """`"/usr/lib/python3/site-packages/torch/x.py"` -> `"torch/x.py"`, `"/home/me/run/a.py"` -> `"run/a.py"`."""
     file = file.replace("\\", "/")
@@ -137,39 +119,34 @@ def short_file(file: str) -> str:
 # -- the rows, in bytes and microseconds since 1970 -------------------------------------------------
 
 
-class PoolMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Segments of one pool, stream and kind; bytes. `reserved` = `allocated` + `awaiting_free` + `free`."""
+class Reserved(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Bytes of segments. `reserved` = `allocated` + `awaiting_free` + `free`."""
+
+    reserved_bytes: int
+    allocated_bytes: int  # given to tensors
+    awaiting_free_bytes: int  # freed, but another stream may still use it
+    free_bytes: int  # reserved and unused
+    largest_free_bytes: int
+
+
+class PoolMemory(Reserved, frozen=True, kw_only=True, eq=False):
+    """Segments of one pool, stream and kind."""
 
     pool: tuple[int, int]
     stream: int
     kind: str
     expandable: bool
     segments: int
-    reserved_bytes: int
-    allocated_bytes: int
-    awaiting_free_bytes: int
-    free_bytes: int
-    largest_free_bytes: int
 
 
 class MemoryOwner(msgspec.Struct, frozen=True, kw_only=True):
     """What one line of code holds at one moment. `frames` is the whole stack of its largest part."""
 
     place: Place
-    metadata: str  # that it was stamped with, "" for none
     size_bytes: int
     blocks: int
     largest_bytes: int
     frames: tuple[Frame, ...]
-
-
-class LayerMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """What is held by all that was asked for in one `forward`, or outside of any: `layer` is then ""."""
-
-    layer: str
-    origin: str
-    size_bytes: int
-    blocks: int
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,14 +179,6 @@ class FailedAllocation(msgspec.Struct, frozen=True, kw_only=True):
         return (self.unallocated_bytes or 0) >= self.requested_bytes
 
 
-class Band(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What one line of code held over time."""
-
-    place: Place
-    metadata: str
-    allocated_bytes: Int64  # by state
-
-
 class MemoryHistory(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A device's history. Courses have one value more than there are entries: the state before the first."""
 
@@ -222,7 +191,7 @@ class MemoryHistory(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     peak: Moment
     failed: int  # allocations that could not be met
     failures: tuple[FailedAllocation, ...]  # the last of them, in order
-    bands: tuple[Band, ...]  # the largest owners at `worst`, largest first
+    bands: tuple[tuple[Place, Int64], ...]  # what the largest owners at `worst` held, by state
     inconsistent: int  # entries and blocks that contradict one another
 
     @property
@@ -231,23 +200,14 @@ class MemoryHistory(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return self.failures[-1].moment if self.failures else self.peak
 
 
-class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """One device at the time of the snapshot, and what led there; bytes.
-
-    `reserved` = `allocated` + `awaiting_free` + `free`; `allocated` = what was asked for + `rounding`.
-    """
+class DeviceMemory(Reserved, frozen=True, kw_only=True, eq=False):
+    """One device at the time of the snapshot, and what led there."""
 
     device: int
-    reserved_bytes: int
-    allocated_bytes: int  # given to tensors
-    awaiting_free_bytes: int  # freed, but another stream may still use it
-    free_bytes: int  # reserved and unused
-    largest_free_bytes: int
-    rounding_bytes: int
+    rounding_bytes: int  # `allocated` less what was asked for
     blocks: int  # that are allocated
     pools: tuple[PoolMemory, ...]  # largest first
     owners: tuple[MemoryOwner, ...]  # of what is allocated, largest first; they add up to `allocated_bytes`
-    layers: tuple[LayerMemory, ...]  # of the same
     history: MemoryHistory | None  # None: none was recorded
 
     @property
@@ -264,11 +224,6 @@ class AllocatorReport(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     devices: tuple[DeviceMemory, ...]  # those with any memory or history; those that ran out first, then by reserved
     settings: Mapping[str, str]
     notes: tuple[str, ...]
-
-    @property
-    def expandable(self) -> bool:
-        """Whether the allocator was set to use expandable segments."""
-        return self.settings.get("expandable_segments", "").lower() == "true"
 
 
 # -- lifetimes: what a history says -----------------------------------------------------------------
@@ -289,12 +244,7 @@ class Lifetimes(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     died: Int64  # number of entries + 1 for what is alive at the end
     size_bytes: Int64  # asked for
     stack: Int64  # BEFORE where it is not known
-    text: Int64
     inconsistent: int  # entries and blocks that contradict one another
-
-    def alive(self, state: int) -> Bool:
-        """Which of them are alive in a state."""
-        return (self.born <= state) & (state < self.died)
 
     def allocated(self, states: int, which: Bool | slice = slice(None)) -> Int64:
         """Bytes alive in the states 0, 1, ..., `states` - 1, of all or of those chosen."""
@@ -313,32 +263,30 @@ def lifetimes(events: AllocatorEvents, segments: Iterable[Segment]) -> Lifetimes
     end = len(events) + 1
     completes = bool((events.action == _FREE_COMPLETED).any())
     free = _FREE_COMPLETED if completes else _FREE_REQUESTED
-    rows: list[tuple[int, int, int, int, int]] = []  # the columns of Lifetimes
-    live: dict[int, tuple[int, int, int, int]] = {}  # by address: born, size, stack, text
+    rows: list[tuple[int, int, int, int]] = []  # the columns of Lifetimes
+    live: dict[int, tuple[int, int, int]] = {}  # by address: born, size, stack
     inconsistent = 0
-    columns = (events.action, events.address, events.size_bytes, events.stack, events.text)
-    for state, (action, address, size, stack, text) in enumerate(zip(*(c.tolist() for c in columns), strict=True), 1):
+    columns = (events.action, events.address, events.size_bytes, events.stack)
+    for state, (action, address, size, stack) in enumerate(zip(*(c.tolist() for c in columns), strict=True), 1):
         if action not in (_ALLOC, free):
             continue
         known = live.pop(address, None)
         if action == _ALLOC:
-            live[address] = (state, size, stack, text)
+            live[address] = (state, size, stack)
             inconsistent += known is not None
         if known is not None:
             rows.append((known[0], state, *known[1:]))
         elif action == free:
-            rows.append((0, state, size, BEFORE, NO_TEXT))
+            rows.append((0, state, size, BEFORE))
     for block in (block for segment in segments for block in segment.blocks):
         if block.state == "free" or (block.state == "awaiting_free" and not completes):
             continue
-        known = live.pop(block.address, None) if block.address != UNKNOWN else None
-        born, size, stack, text = known or (0, block.requested_bytes, block.stack, block.text)
-        rows.append((born, end, size, stack or block.stack, text or block.text))
-    rows += [(born, end, size, stack, text) for born, size, stack, text in live.values()]  # not freed, and in no block
-    born, died, size_bytes, stacks, texts = np.array(rows, np.int64).reshape(-1, 5).T.copy()
-    return Lifetimes(
-        born=born, died=died, size_bytes=size_bytes, stack=stacks, text=texts, inconsistent=inconsistent + len(live)
-    )
+        born, size, stack = live.pop(block.address, (0, block.requested_bytes, 0))
+        rows.append((born, end, size, block.stack or stack))
+    rows += [(born, end, size, stack) for born, size, stack in live.values()]  # not freed, and in no block
+    born, died, size_bytes, stacks = np.array(rows, np.int64).reshape(-1, 4).T.copy()
+    inconsistent += len(live)
+    return Lifetimes(born=born, died=died, size_bytes=size_bytes, stack=stacks, inconsistent=inconsistent)
 
 
 def reserved(events: AllocatorEvents, reserved_at_end: int) -> Int64 | None:
@@ -352,15 +300,9 @@ def reserved(events: AllocatorEvents, reserved_at_end: int) -> Int64 | None:
     return course if course.min() >= 0 else None
 
 
-def times_us(events: AllocatorEvents) -> Int64 | None:
-    """When each entry was made, since 1970; None where they do not say, or where the clock went backwards."""
-    known = len(events) > 0 and bool((events.time_us > 0).all()) and bool((np.diff(events.time_us) >= 0).all())
-    return events.time_us if known else None
-
-
 # -- the report -------------------------------------------------------------------------------------
 
-_ALLOC, _OOM = ACTIONS.index("alloc"), ACTIONS.index("oom")
+_OOM = ACTIONS.index("oom")
 _FAILURES = 8  # the last ones, each with its owners
 _BANDS = 6  # owners that the plot shows each in its own colour
 
@@ -386,38 +328,27 @@ class _Stacks:
     """The places of all stacks, each worked out once, and the owners that follow."""
 
     def __init__(self, snapshot: MemorySnapshot) -> None:
-        self._snapshot, self.texts = snapshot, snapshot.texts
-        self._numbers: dict[Place, int] = {}
-        places = [*(place(snapshot.stack(i)) for i in range(len(snapshot.stacks))), LONG_AGO]  # BEFORE is -1: the last
-        of_stack = [self._numbers.setdefault(one, len(self._numbers)) for one in places]
-        self.of_stack = np.array(of_stack, np.int64)
-        self.places = tuple(self._numbers)
+        self._stacks = snapshot.stacks
+        numbers: dict[Place, int] = {}
+        places = [*map(place, snapshot.stacks), Place(BEFORE_HISTORY)]  # BEFORE is -1: the last
+        self.of_stack = np.array([numbers.setdefault(one, len(numbers)) for one in places], np.int64)
+        self.places = tuple(numbers)
 
-    def groups(self, stack: Int64, text: Int64) -> Int64:
-        """A number for each pair of place and metadata."""
-        numbers: Int64 = self.of_stack[stack] * len(self.texts) + text
-        return numbers
-
-    def of_group(self, group: int) -> tuple[Place, str]:
-        return self.places[group // len(self.texts)], self.texts[group % len(self.texts)]
-
-    def owners(self, stacks: Int64, texts: Int64, sizes: Int64) -> tuple[MemoryOwner, ...]:
+    def owners(self, stacks: Int64, sizes: Int64) -> tuple[MemoryOwner, ...]:
         """Largest first; of equal size in the order of their places."""
-        rows = zip(self.of_stack[stacks].tolist(), texts.tolist(), sizes.tolist(), stacks.tolist(), strict=True)
-        groups: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)  # sizes and stacks
-        for number, text, size, stack in rows:
-            groups[number, text].append((size, stack))
+        groups: dict[int, list[tuple[int, int]]] = defaultdict(list)  # sizes and stacks
+        for number, size, stack in zip(self.of_stack[stacks].tolist(), sizes.tolist(), stacks.tolist(), strict=True):
+            groups[number].append((size, stack))
         owners = []
-        for (number, text), blocks in sorted(groups.items()):
+        for number, blocks in sorted(groups.items()):
             largest, example = max(blocks, key=itemgetter(0))
             owners.append(
                 MemoryOwner(
                     place=self.places[number],
-                    metadata=self.texts[text],
                     size_bytes=sum(size for size, _ in blocks),
                     blocks=len(blocks),
                     largest_bytes=largest,
-                    frames=self._snapshot.stack(example) if example >= 0 else (),
+                    frames=self._stacks[example].frames if example >= 0 else (),
                 )
             )
         return tuple(sorted(owners, key=lambda owner: -owner.size_bytes))
@@ -427,13 +358,9 @@ class _Stacks:
 
 
 def _device(number: int, segments: Sequence[Segment], events: AllocatorEvents | None, stacks: _Stacks) -> DeviceMemory:
-    blocks = [block for segment in segments for block in segment.blocks]
-    held = [block for block in blocks if block.state == "allocated"]
-    sizes = np.array([block.size_bytes for block in held], np.int64)
-    stamped = _metadata(events) if events is not None else {}
-    texts = [block.text or stamped.get(block.address, NO_TEXT) for block in held]
-    owners = stacks.owners(np.array([block.stack for block in held], np.int64), np.array(texts, np.int64), sizes)
-    sums = _sums(segments)
+    held = [block for segment in segments for block in segment.blocks if block.state == "allocated"]
+    of_stacks, sizes = (np.array([getattr(one, name) for one in held], np.int64) for name in ("stack", "size_bytes"))
+    owners, sums = stacks.owners(of_stacks, sizes), _sums(segments)
     return DeviceMemory(
         device=number,
         **sums,
@@ -441,23 +368,14 @@ def _device(number: int, segments: Sequence[Segment], events: AllocatorEvents | 
         blocks=len(held),
         pools=_pools(segments),
         owners=owners,
-        layers=_layers(owners),
         history=_history(events, segments, sums["reserved_bytes"], stacks)
         if events is not None and len(events)
         else None,
     )
 
 
-def _metadata(events: AllocatorEvents) -> dict[int, int]:
-    """The metadata of the last allocation at each address: torch writes it into the history only."""
-    allocs = events.action == _ALLOC
-    if not events.text[allocs].any():
-        return {}
-    return dict(zip(events.address[allocs].tolist(), events.text[allocs].tolist(), strict=True))
-
-
 def _sums(segments: Iterable[Segment]) -> dict[str, int]:
-    """What `DeviceMemory` and `PoolMemory` say of segments, in bytes."""
+    """The fields of `Reserved`."""
     sizes: dict[str, list[int]] = {"allocated": [], "awaiting_free": [], "free": []}
     reserved = 0
     for segment in segments:
@@ -487,25 +405,6 @@ def _pools(segments: Iterable[Segment]) -> tuple[PoolMemory, ...]:
     return tuple(sorted(rows, key=lambda row: -row.reserved_bytes))
 
 
-def _layers(owners: Iterable[MemoryOwner]) -> tuple[LayerMemory, ...]:
-    """By the line of the innermost `forward`; what has none, by where it came from."""
-    groups: dict[tuple[str, str], list[MemoryOwner]] = defaultdict(list)
-    for owner in owners:
-        origin = owner.place.origin
-        layer = owner.place.layer if origin == "forward" else ""
-        groups[layer, origin].append(owner)
-    rows = [
-        LayerMemory(
-            layer=layer,
-            origin=origin,
-            size_bytes=sum(owner.size_bytes for owner in members),
-            blocks=sum(owner.blocks for owner in members),
-        )
-        for (layer, origin), members in groups.items()
-    ]
-    return tuple(sorted(rows, key=lambda row: -row.size_bytes))
-
-
 # -- before ---------------------------------------------------------------------------------------
 
 
@@ -514,16 +413,18 @@ def _history(
 ) -> MemoryHistory:
     lives = lifetimes(events, segments)
     states = len(events) + 1
-    allocated, course, times = lives.allocated(states), reserved(events, reserved_bytes), times_us(events)
+    allocated, course = lives.allocated(states), reserved(events, reserved_bytes)
+    # None where entries do not say when they were made, or where the clock went backwards.
+    times = events.time_us if (events.time_us > 0).all() and (np.diff(events.time_us) >= 0).all() else None
 
     def moment(state: int) -> Moment:
-        alive = lives.alive(state)
+        alive = (lives.born <= state) & (state < lives.died)
         return Moment(
             state=state,
             time_us=int(times[max(0, state - 1)]) if times is not None else None,
             allocated_bytes=int(allocated[state]),
             reserved_bytes=int(course[state]) if course is not None else None,
-            owners=stacks.owners(lives.stack[alive], lives.text[alive], lives.size_bytes[alive]),
+            owners=stacks.owners(lives.stack[alive], lives.size_bytes[alive]),
         )
 
     peak = moment(int(allocated.argmax()))
@@ -553,15 +454,9 @@ def _history(
     )
 
 
-def _bands(lives: Lifetimes, worst: Moment, stacks: _Stacks, states: int) -> tuple[Band, ...]:
-    shown = {(owner.place, owner.metadata) for owner in worst.owners[:_BANDS]}
-    groups = stacks.groups(lives.stack, lives.text)
-    bands = [
-        Band(place=owner[0], metadata=owner[1], allocated_bytes=lives.allocated(states, groups == number))
-        for number in np.unique(groups).tolist()
-        if (owner := stacks.of_group(number)) in shown
-    ]
-    return tuple(sorted(bands, key=lambda band: -int(band.allocated_bytes[worst.state])))
+def _bands(lives: Lifetimes, worst: Moment, stacks: _Stacks, states: int) -> tuple[tuple[Place, Int64], ...]:
+    owners, places = worst.owners[:_BANDS], stacks.of_stack[lives.stack]
+    return tuple((one.place, lives.allocated(states, places == stacks.places.index(one.place))) for one in owners)
 
 
 def _notes(devices: Iterable[DeviceMemory]) -> list[str]:

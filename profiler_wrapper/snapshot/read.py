@@ -1,31 +1,27 @@
 """Reads what `torch.cuda.memory._dump_snapshot` wrote; nothing in the file is run.
 
-The file is a pickle, which can name functions to call (refused), and which can ask for gigabytes in ten bytes. So a
-child process reads it, with a limit on its memory and time, checks every type, and sends back plain JSON.
+The file is a pickle, which can name functions to call (refused), and which can ask for gigabytes in ten bytes: while it
+is read, this process may take no more memory than a snapshot of its size needs.
 """
 
 from __future__ import annotations
 
-import gc
-import json
 import os
 import pickle
 import re
-import signal
 import stat
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal, NoReturn
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
-from profiler_wrapper.child import start_child
 from profiler_wrapper.errors import BrokenSnapshot
+from profiler_wrapper.trace.json_stream import no_garbage_collection
 from profiler_wrapper.trace.recording import Int64
 from profiler_wrapper.units import file_size
 
@@ -45,41 +41,53 @@ ACTIONS = (
     "oom",
     "snapshot",
 )
-UNKNOWN = -1  # where a time, an address or the free memory is not given
-NO_TEXT = 0  # the number of the empty metadata
+UNKNOWN = -1  # where a time, the address of an entry or the free memory is not given
 
 
-class Frame(msgspec.Struct, frozen=True):
-    """One call of a stack. `source` is the place in the model that generated code stands for, "" for other code."""
+class Frame(msgspec.Struct, frozen=True, rename={"file": "filename", "source": "fx_original_trace"}):
+    """One call of a stack."""
 
-    file: str
-    line: int
-    name: str
-    source: str = ""
+    file: str = ""
+    line: int = 0
+    name: str = ""
+    source: str = ""  # the line of the model that generated code stands for: "/home/me/model.py:12 forward"
 
 
-class Block(msgspec.Struct, frozen=True, kw_only=True):
+_Int = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+_Size = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class Block(msgspec.Struct, rename={"size_bytes": "size", "requested_bytes": "requested_size", "stack": "frames"}):
     """A piece of a segment, given out or free."""
 
-    address: int  # UNKNOWN in old files without any
-    size_bytes: int  # given
-    requested_bytes: int  # asked for
-    state: BlockState
-    stack: int  # for MemorySnapshot.stack
-    text: int  # into MemorySnapshot.texts: the metadata it was stamped with
+    size_bytes: _Size  # given
+    address: _Int = UNKNOWN  # behind the block before it, where the file does not say
+    requested_bytes: _Int = UNKNOWN  # asked for
+    state: str = ""  # a BlockState
+    stack: Any = None  # into MemorySnapshot.stacks; in the file the frames
 
 
-class Segment(msgspec.Struct, frozen=True, kw_only=True):
+_NAMES = {"size_bytes": "total_size", "pool": "segment_pool_id", "kind": "segment_type", "expandable": "is_expandable"}
+
+
+class Segment(msgspec.Struct, rename=_NAMES):
     """Memory that the allocator got from the device in one piece."""
 
-    device: int
-    address: int
-    size_bytes: int
-    stream: int
-    pool: tuple[int, int]  # (0, 0): the default one; others belong to CUDA graphs and `MemPool`s
-    kind: str  # "small", "large"
-    expandable: bool
-    blocks: tuple[Block, ...]
+    device: _Int
+    address: _Int
+    size_bytes: _Size
+    stream: _Int
+    blocks: list[Block]
+    pool: tuple[_Int, _Int] = (0, 0)  # the default one; others belong to CUDA graphs and `MemPool`s
+    kind: str = "unknown"  # "small", "large"
+    expandable: bool = False
+
+
+class Stack(msgspec.Struct, frozen=True):
+    """What an allocation says of the code that asked for it."""
+
+    frames: tuple[Frame, ...] = ()  # innermost first
+    metadata: str = ""  # of `torch.cuda.memory._set_memory_metadata`
 
 
 class AllocatorEvents(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -93,8 +101,7 @@ class AllocatorEvents(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     size_bytes: Int64
     device_free_bytes: Int64  # of an oom, else UNKNOWN
     time_us: Int64  # since 1970, UNKNOWN in old files
-    stack: Int64  # for MemorySnapshot.stack
-    text: Int64  # into MemorySnapshot.texts
+    stack: Int64  # into MemorySnapshot.stacks
 
     def __len__(self) -> int:
         return len(self.action)
@@ -107,15 +114,9 @@ class MemorySnapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     file_bytes: int
     segments: tuple[Segment, ...]
     events: Mapping[int, AllocatorEvents]  # by device, those with any
-    frames: tuple[Frame, ...]
-    stacks: tuple[tuple[int, ...], ...]  # into `frames`, innermost first; the first stack is the empty one
-    texts: tuple[str, ...]  # the first is ""
+    stacks: tuple[Stack, ...]  # the first is empty
     settings: Mapping[str, str]  # of the allocator, as far as the file has them
     notes: tuple[str, ...]  # what was missing or odd
-
-    def stack(self, number: int) -> tuple[Frame, ...]:
-        """The calls of a stack, innermost first."""
-        return tuple(self.frames[frame] for frame in self.stacks[number])
 
 
 # -- reading a file -------------------------------------------------------------------------------
@@ -130,12 +131,8 @@ _OTHER_FILES = {
     b"{": f"it looks like JSON, so no pickle (`analyze` reads traces); {_MAKE_ONE}",
     b"<": f"it looks like a page of HTML, so no pickle; {_MAKE_ONE}",
 }
-# Limits of the child, beyond what it has used when it begins. Measured: 10 bytes and 0.15 us per byte of the file.
-_LEAST_MEMORY_BYTES, _MEMORY_PER_BYTE = 256 << 20, 40
-_LEAST_TIME_S, _TIME_S_PER_BYTE = 10, 3e-6  # of the processor
+_LEAST_MEMORY_BYTES, _MEMORY_PER_BYTE = 256 << 20, 40  # beyond what is used. Measured: 10 bytes per byte of the file
 _LONGEST_TEXT = 200  # of an error about the file
-_CHILD = f"from {__name__} import read_for_parent; read_for_parent()"
-_OUT_OF_TIME = -getattr(signal, "SIGXCPU", 0)
 
 
 def read_snapshot(path: str | os.PathLike[str]) -> MemorySnapshot:
@@ -143,14 +140,14 @@ def read_snapshot(path: str | os.PathLike[str]) -> MemorySnapshot:
 
     Raises:
         BrokenSnapshot: it is cut, damaged, no snapshot, or it wants to call something, which is refused.
-        OSError: it cannot be opened, or no process can be started.
+        OSError: it cannot be opened.
     """
     path = Path(path)
-    if path.is_dir():
-        raise BrokenSnapshot(f"{path} is a directory; give the file of a memory snapshot (.pickle)")
-    with open(path, "rb", buffering=0, opener=_open_without_waiting) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise BrokenSnapshot(f"{path} is no plain file; give the file of a memory snapshot (.pickle)")
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        what = "a directory" if path.is_dir() else "no plain file"
+        raise BrokenSnapshot(f"{path} is {what}; give the file of a memory snapshot (.pickle)")
+    with path.open("rb") as file:
         start = file.read(8)
         if not start:
             raise BrokenSnapshot(f"{path} is empty; was the process killed while it wrote? {_MAKE_ONE}")
@@ -158,30 +155,34 @@ def read_snapshot(path: str | os.PathLike[str]) -> MemorySnapshot:
             if start.startswith(other):
                 raise BrokenSnapshot(f"{path} is no memory snapshot: {what}")
         file.seek(0)
-        with start_child(_CHILD, path.name, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
-            output, errors = child.communicate()
-    if child.returncode == _OUT_OF_TIME:
-        raise BrokenSnapshot(f"{path} takes far longer to read than a snapshot of its size should. {_COPY_AGAIN}")
-    if child.returncode:
-        said = _plain_text(errors.decode(errors="replace").strip().rpartition("\n")[2])
-        raise BrokenSnapshot(f"{path} was not read: the process that reads it ended with {child.returncode} {said}")
-    answer = json.loads(output)
-    if "error" in answer:
-        raise BrokenSnapshot(f"{path} {answer['error']}")
-    return msgspec.convert(answer, MemorySnapshot, str_keys=True, dec_hook=lambda _, column: np.array(column, np.int64))
+        return read_pickle(file, status.st_size, path)
 
 
-def _open_without_waiting(path: str, flags: int) -> int:
-    """A named pipe would wait for its writer for ever."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+def read_pickle(file: BinaryIO, file_bytes: int, path: Path) -> MemorySnapshot:
+    """What a file of a snapshot holds; `path` is for its name and for errors.
+
+    Raises:
+        BrokenSnapshot: as `read_snapshot`.
+    """
+    try:
+        with no_garbage_collection(), _limited_memory(file_bytes):
+            return snapshot_of(_PlainUnpickler(file).load(), file_bytes=file_bytes, name=path.name)
+    except MemoryError:
+        much = f"more memory than a snapshot of {file_size(file_bytes)} should, or than there is"
+        error = f"asks for {much}. {_COPY_AGAIN}"
+    except _Refused as refused:
+        error = f"is no readable memory snapshot: {_plain_text(refused)}: refused, none of it was run. {_DO_NOT_OPEN}"
+    except (msgspec.ValidationError, UnicodeEncodeError) as other:  # the latter: a key that is no text
+        error = f"is a pickle, but no memory snapshot: {_plain_text(other)}; {_MAKE_ONE}"
+    except Exception as broken:
+        said = f"{_plain_text(broken)} ({type(broken).__name__})"
+        error = f"is no readable memory snapshot: {said}; it was cut short or damaged. {_COPY_AGAIN}"
+    raise BrokenSnapshot(f"{path} {error}")
 
 
-def _plain_text(text: str) -> str:
+def _plain_text(error: Exception) -> str:
     """What a file brings into an error must not write to the terminal."""
-    return "".join(char if char.isprintable() and char.isascii() else "?" for char in text[:_LONGEST_TEXT])
-
-
-# -- the child ------------------------------------------------------------------------------------
+    return "".join(char if char.isprintable() and char.isascii() else "?" for char in str(error)[:_LONGEST_TEXT])
 
 
 class _Refused(pickle.UnpicklingError):
@@ -198,64 +199,29 @@ class _PlainUnpickler(pickle.Unpickler):
         raise _Refused("it holds a persistent id, which no snapshot has")
 
 
-def read_for_parent() -> None:
-    """What the child does: a pickle comes in, a snapshot or an error goes out as JSON."""
-    file_bytes = os.fstat(0).st_size
-    gc.disable()  # nothing of this becomes garbage
-    _limit_memory_and_time(file_bytes)
+@contextmanager
+def _limited_memory(file_bytes: int) -> Iterator[None]:
+    """While it lasts, this process gets a MemoryError for more than a file of this size needs."""
     try:
-        answer = json.dumps(_answer(sys.stdin.buffer, file_bytes, name=sys.argv[1]))
-    except MemoryError:
-        error = (
-            f"asks for more memory than a snapshot of {file_size(file_bytes)} should, or than there is. {_COPY_AGAIN}"
-        )
-        answer = json.dumps({"error": error})
-    sys.stdout.write(answer)
-
-
-def _answer(file: BinaryIO, file_bytes: int, *, name: str) -> Any:
-    try:
-        root = _PlainUnpickler(file).load()
-    except _Refused as error:
-        text = f"{_plain_text(str(error))}: refused, none of it was run. {_DO_NOT_OPEN}"
-        return {"error": f"is no readable memory snapshot: {text}"}
-    except MemoryError:
-        raise
-    except Exception as error:
-        text = f"{_plain_text(str(error))} ({type(error).__name__}); it was cut short or damaged. {_COPY_AGAIN}"
-        return {"error": f"is no readable memory snapshot: {text}"}
-    try:
-        read = snapshot_of(root, file_bytes=file_bytes, name=name)
-    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the latter: a key that is no text
-        return {"error": f"is a pickle, but no memory snapshot: {_plain_text(str(error))}; {_MAKE_ONE}"}
-    return msgspec.to_builtins(read, str_keys=True, enc_hook=np.ndarray.tolist)
-
-
-def _limit_memory_and_time(file_bytes: int) -> None:
-    with suppress(ImportError, OSError, ValueError):  # a system without such limits
         import resource
 
-        spent_s = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
-        _lower_limit(resource.RLIMIT_CPU, int(spent_s + _LEAST_TIME_S + _TIME_S_PER_BYTE * file_bytes) + 1)
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-        now_bytes = pages * resource.getpagesize()
-        _lower_limit(resource.RLIMIT_AS, now_bytes + _LEAST_MEMORY_BYTES + _MEMORY_PER_BYTE * file_bytes)
-
-
-def _lower_limit(which: int, most: int) -> None:
-    import resource
-
-    soft, hard = resource.getrlimit(which)
-    resource.setrlimit(
-        which, (min([most, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]), hard)
-    )
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    except (ImportError, OSError, ValueError):  # a system without such limits
+        yield
+        return
+    most = pages * resource.getpagesize() + _LEAST_MEMORY_BYTES + _MEMORY_PER_BYTE * file_bytes
+    known = [most, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
+    resource.setrlimit(resource.RLIMIT_AS, (min(known), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 # -- what torch writes, and what becomes of it ----------------------------------------------------
 
-_Int = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-_Size = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-_STATES: dict[str | None, BlockState] = {
+_STATES: dict[str, BlockState] = {
     "active_allocated": "allocated",
     "active_pending_free": "awaiting_free",  # as torch writes it
     "active_awaiting_free": "awaiting_free",  # as torch documents it
@@ -263,53 +229,25 @@ _STATES: dict[str | None, BlockState] = {
 }
 _ACTION_NUMBERS: dict[str | None, int] = {action: number for number, action in enumerate(ACTIONS)}
 _MOST_FRAMES = 512  # of one stack: Python itself stops at 1000 calls
-_SOURCE = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>[^\n]+)')
-_SOURCE_LETTERS = 4000  # of the end of a trace, which has the innermost line
+_SOURCE = re.compile(r'File "([^"\n]+)", line (\d+), in ([^\n]+)')
 
 
-class _Frame(msgspec.Struct):
-    filename: str | None = None
-    line: _Int | None = None
-    name: str | None = None
-    fx_original_trace: str | None = None
-
-
-class _Stack(msgspec.Struct):
-    frames: list[_Frame]
-
-
-class _Block(msgspec.Struct):
-    size: _Size
-    address: _Int | None = None
-    requested_size: _Int | None = None
-    state: str | None = None
-    frames: Any = None  # torch shares frames among the stacks: they are looked at once each
-    user_metadata: str | None = None
-
-
-class _Segment(msgspec.Struct):
-    device: _Int | None = None
-    address: _Int | None = None
-    total_size: _Size | None = None
-    stream: _Int | None = None
-    segment_pool_id: tuple[_Int, _Int] | None = None
-    segment_type: str | None = None
-    is_expandable: bool | None = None
-    blocks: list[_Block] = []
+class _Frames(msgspec.Struct):
+    frames: list[Frame]
 
 
 class _Entry(msgspec.Struct):
     action: str | None = None
-    addr: _Int | None = None
-    size: _Size | None = None
-    device_free: _Int | None = None
-    time_us: _Int | None = None
+    addr: _Int = UNKNOWN
+    size: _Size = 0
+    device_free: _Int = UNKNOWN
+    time_us: _Int = UNKNOWN
     frames: Any = None
-    user_metadata: str | None = None
+    user_metadata: str = ""
 
 
 class _Root(msgspec.Struct):
-    segments: list[_Segment]
+    segments: list[Segment]
     device_traces: list[list[_Entry]] | None = None
     allocator_settings: dict[str, Any] | None = None
 
@@ -328,14 +266,16 @@ def snapshot_of(root: Any, *, file_bytes: int, name: str) -> MemorySnapshot:
         # Each takes a byte at least, unless the file holds them once and names them often.
         raise msgspec.ValidationError("it repeats a few values so often that they are more than the file has bytes")
     shared = _Shared()
+    # torch writes metadata into the history only: the last of an address is that of its block.
+    last = [{one.addr: one.user_metadata for one in trace if one.action == "alloc"} for trace in traces]
+    for segment in read.segments:
+        _complete(segment, last[segment.device] if 0 <= segment.device < len(last) else {}, shared)
     return MemorySnapshot(
         name=name,
         file_bytes=file_bytes,
-        segments=tuple(_segment(segment, shared) for segment in read.segments),
+        segments=tuple(read.segments),
         events={device: _events(trace, shared) for device, trace in enumerate(traces) if trace},
-        frames=tuple(shared.frames),
         stacks=tuple(shared.stacks),
-        texts=tuple(shared.texts),
         settings=_settings(read.allocator_settings or {}),
         notes=tuple(f"{count} {what}" for what, count in shared.notes.items()),
     )
@@ -345,83 +285,42 @@ class _Shared:
     """What blocks and entries have in common, each kept once and known by its number."""
 
     def __init__(self) -> None:
-        self.frames: dict[Frame, int] = {}
-        self.stacks: dict[tuple[int, ...], int] = {(): 0}
-        self.texts: dict[str, int] = {"": 0}
+        self.frames: dict[Frame, Frame] = {}
+        self.stacks: dict[Stack, int] = {Stack(): 0}
         self.notes: Counter[str] = Counter()
-        self._stacks_by_ids: dict[tuple[int, ...], int] = {}  # of the frames as the file shares them
+        self._stacks_by_ids: dict[tuple[str, tuple[int, ...] | None], int] = {}  # of frames as the file shares them
 
-    def stack(self, frames: Any) -> int:
-        if not frames:
-            return 0
-        same = tuple(map(id, frames[:_MOST_FRAMES])) if isinstance(frames, list | tuple) else ()
+    def stack(self, frames: Any, metadata: str) -> int:
+        frames = frames or []
+        same = metadata, tuple(map(id, frames[:_MOST_FRAMES])) if isinstance(frames, list | tuple) else None
         number = self._stacks_by_ids.get(same)
         if number is None:
-            read = msgspec.convert({"frames": frames}, _Stack).frames[:_MOST_FRAMES]
-            number = self.stacks.setdefault(tuple(map(self._frame, read)), len(self.stacks))
-            self._stacks_by_ids[same] = number
+            read = msgspec.convert({"frames": frames}, _Frames).frames[:_MOST_FRAMES]
+            stack = Stack(tuple(self.frames.setdefault(one, one) for one in map(_with_source, read)), metadata)
+            number = self._stacks_by_ids[same] = self.stacks.setdefault(stack, len(self.stacks))
         return number
 
-    def _frame(self, read: _Frame) -> int:
-        frame = Frame(read.filename or "", read.line or 0, read.name or "", _source(read.fx_original_trace or ""))
-        return self.frames.setdefault(frame, len(self.frames))
 
-    def text(self, value: str | None) -> int:
-        return self.texts.setdefault(value or "", len(self.texts))
-
-    def given(self, value: int | None, missing: int, note: str) -> int:
-        if value is None:
-            self.notes[note] += 1
-            return missing
-        return value
+def _with_source(frame: Frame) -> Frame:
+    """Of the stack that torch writes of the model, the innermost line."""
+    if not frame.source:
+        return frame
+    lines = _SOURCE.findall(frame.source)
+    return replace(frame, source="{}:{} {}".format(*lines[-1]) if lines else "")
 
 
-def _source(trace: str) -> str:
-    """The innermost line of the model that generated code stands for: `"/home/me/model.py:12 forward"`."""
-    found = list(_SOURCE.finditer(trace[-_SOURCE_LETTERS:]))
-    return "{file}:{line} {name}".format_map(found[-1].groupdict()) if found else ""
-
-
-def _segment(segment: _Segment, shared: _Shared) -> Segment:
-    address = shared.given(segment.address, UNKNOWN, "segments have no address")
-    blocks: list[Block] = []
-    at = address
-    for read in segment.blocks:
-        blocks.append(_block(read, at, shared))
-        at += read.size if at != UNKNOWN else 0
-    held = sum(block.size_bytes for block in blocks)
-    size = shared.given(segment.total_size, held, "segments have no size; that of their blocks is taken")
-    if held != size:
-        shared.notes["segments have blocks that do not add up to their size"] += 1
-    return Segment(
-        device=shared.given(segment.device, 0, "segments do not name their device; 0 is taken"),
-        address=address,
-        size_bytes=size,
-        stream=shared.given(segment.stream, 0, "segments do not name their stream; 0 is taken"),
-        pool=segment.segment_pool_id or (0, 0),
-        kind=segment.segment_type or "unknown",
-        expandable=bool(segment.is_expandable),
-        blocks=tuple(blocks),
-    )
-
-
-def _block(block: _Block, at: int, shared: _Shared) -> Block:
-    state = _STATES.get(block.state)
-    if state is None:
-        shared.notes["blocks are in a state that is not known; they count as free"] += 1
-    requested = block.requested_size
-    if requested is None:
-        requested = block.size
-        if state in ("allocated", "awaiting_free"):
-            shared.notes["blocks do not say what was asked for; their size is taken"] += 1
-    return Block(
-        address=at if block.address is None else block.address,
-        size_bytes=block.size,
-        requested_bytes=min(requested, block.size) if state != "free" else 0,
-        state=state or "free",
-        stack=shared.stack(block.frames),
-        text=shared.text(block.user_metadata),
-    )
+def _complete(segment: Segment, metadata: Mapping[int, str], shared: _Shared) -> None:
+    """Give its blocks their states, addresses, sizes asked for, and the numbers of their stacks."""
+    at = segment.address
+    for block in segment.blocks:
+        if block.state not in _STATES:
+            shared.notes["blocks are in a state that is not known; they count as free"] += 1
+        block.state = _STATES.get(block.state, "free")
+        block.address = at if block.address == UNKNOWN else block.address
+        asked = block.size_bytes if block.requested_bytes == UNKNOWN else min(block.requested_bytes, block.size_bytes)
+        block.requested_bytes = 0 if block.state == "free" else asked
+        block.stack = shared.stack(block.stack, metadata.get(block.address, ""))
+        at += block.size_bytes
 
 
 def _events(trace: Iterable[_Entry], shared: _Shared) -> AllocatorEvents:
@@ -431,17 +330,8 @@ def _events(trace: Iterable[_Entry], shared: _Shared) -> AllocatorEvents:
         if action is None:
             shared.notes["entries of the history are of a kind that is not known; they are left out"] += 1
             continue
-        rows.append(
-            (
-                action,
-                UNKNOWN if entry.addr is None else entry.addr,
-                shared.given(entry.size, 0, "entries of the history have no size; 0 is taken"),
-                UNKNOWN if entry.device_free is None else entry.device_free,
-                UNKNOWN if entry.time_us is None else entry.time_us,
-                shared.stack(entry.frames),
-                shared.text(entry.user_metadata),
-            )
-        )
+        stack = shared.stack(entry.frames, entry.user_metadata)
+        rows.append((action, entry.addr, entry.size, entry.device_free, entry.time_us, stack))
     columns = np.array(rows, np.int64).reshape(-1, len(AllocatorEvents.__struct_fields__)).T
     return AllocatorEvents(**dict(zip(AllocatorEvents.__struct_fields__, columns.copy(), strict=True)))
 

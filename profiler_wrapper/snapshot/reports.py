@@ -23,7 +23,7 @@ that after k entries; a curve has the highest state of each of at most 1000 stre
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from textwrap import fill
@@ -36,13 +36,11 @@ from profiler_wrapper.reports import figures
 from profiler_wrapper.reports.text import cells, clean, grid, shorten, wrap
 from profiler_wrapper.snapshot.analyse import (
     AllocatorReport,
-    Band,
     DeviceMemory,
-    FailedAllocation,
-    LayerMemory,
     MemoryHistory,
     MemoryOwner,
     Moment,
+    Place,
 )
 from profiler_wrapper.trace.atomic import json_bytes
 from profiler_wrapper.trace.recording import Int64
@@ -55,7 +53,7 @@ if TYPE_CHECKING:
 # -- text -------------------------------------------------------------------------------------------
 
 WIDTH, LINES = 100, 40
-_ROWS = {"pools": 4, "owners": 8, "now": 5, "layers": 5, "devices": 4, "notes": 3}
+_ROWS = {"pools": 4, "owners": 8, "now": 5, "devices": 4, "notes": 3}
 _FULL_WIDTH, _FULL_ROWS = 200, 1_000_000
 _FULL_STACKS = 30  # of the largest owners
 
@@ -65,7 +63,7 @@ def console_text(report: AllocatorReport, *, unicode: bool = False, width: int =
 
     In detail: the one that ran out of memory, else the one that holds most.
     """
-    lines = [*_title(report, unicode), *_details(report.devices[:1], report, unicode, width, _ROWS)]
+    lines = [_title(report, unicode), *_details(report.devices[:1], report, unicode, width, _ROWS)]
     others = report.devices[1 : 1 + _ROWS["devices"]]
     tail = [shorten(f"also {failure_line(other) or _held(other)}", width) for other in others]
     hidden = len(report.devices) - 1 - len(others)
@@ -77,7 +75,7 @@ def console_text(report: AllocatorReport, *, unicode: bool = False, width: int =
 def full_text(report: AllocatorReport) -> str:
     """Every device, row and note, and the whole stacks of the largest owners."""
     rows = dict.fromkeys(_ROWS, _FULL_ROWS)
-    lines = [*_title(report, True), *_details(report.devices, report, True, _FULL_WIDTH, rows)]
+    lines = [_title(report, True), *_details(report.devices, report, True, _FULL_WIDTH, rows)]
     for one in report.devices:
         owners = one.history.peak.owners if one.history else one.owners
         lines += [*_whole_stacks(owners[:_FULL_STACKS], f"cuda:{one.device}, at the peak" if one.history else "now")]
@@ -109,28 +107,25 @@ def cure(one: DeviceMemory, report: AllocatorReport) -> str:
     if not failure.fragmented:
         return f"Memory was full: only {unused} of what is reserved was unused. The owners below are what to lower."
     lost = f"Fragmentation: {unused} were reserved and unused, but in pieces or other pools"
-    if report.expandable:
+    if report.settings.get("expandable_segments", "").lower() == "true":
         return f"{lost}, though expandable_segments is on."
     return f"{lost}. Try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
-def owner_name(owner: MemoryOwner | Band, *, unicode: bool) -> str:
-    """`"train.py:12 main < torch/nn/modules/linear.py:134 forward [text it was stamped with]"`."""
-    place = owner.place
+def owner_name(place: Place, *, unicode: bool) -> str:
+    """`"[metadata] run/model.py:12 forward, in torch/nn/modules/linear.py:134 forward, from run/train.py:40 main"`."""
+    stamped = f"[{place.metadata}] " if place.metadata else ""
     parts = [place.line, f"in {place.inside}" if place.inside else "", f"from {place.caller}" if place.caller else ""]
-    stamped = f"[{owner.metadata}] " if owner.metadata else ""
     return clean(stamped + ", ".join(part for part in parts if part), unicode=unicode)
 
 
 # -- parts ----------------------------------------------------------------------------------------
 
 
-def _title(report: AllocatorReport, unicode: bool) -> list[str]:
-    devices = len(report.devices)
-    name = shorten(clean(report.name, unicode=unicode), 50)
-    return [
-        f"Memory snapshot {name} ({file_size(report.file_bytes)}), {devices} device{'s' * (devices != 1)} with memory"
-    ]
+def _title(report: AllocatorReport, unicode: bool) -> str:
+    name, devices = shorten(clean(report.name, unicode=unicode), 50), len(report.devices)
+    size = file_size(report.file_bytes)
+    return f"Memory snapshot {name} ({size}), {devices} device{'s' * (devices != 1)} with memory"
 
 
 def _details(
@@ -152,7 +147,6 @@ def _details(
             yield from wrap(_peak_line(one.history), width, 2)
         if at_failure is None or one.history is None or at_failure.moment.state < one.history.entries:
             yield from _now(one, width, most["now"], unicode)
-        yield from _layer_table(one.layers, one.allocated_bytes, width, most["layers"], unicode)
 
 
 def _now(one: DeviceMemory, width: int, most: int, unicode: bool) -> Iterator[str]:
@@ -210,20 +204,8 @@ def _peak_line(history: MemoryHistory) -> str:
 
 
 def _owner_table(owners: Sequence[MemoryOwner], total: int, width: int, most: int, unicode: bool) -> list[str]:
-    rows = [(one.size_bytes, one.blocks, owner_name(one, unicode=unicode)) for one in owners]
-    return _share_table(rows, total, width, most)
-
-
-def _layer_table(layers: Sequence[LayerMemory], total: int, width: int, most: int, unicode: bool) -> list[str]:
-    if not any(one.layer for one in layers):
-        return []
-    rows = [(one.size_bytes, one.blocks, clean(one.layer, unicode=unicode) or f"({one.origin})") for one in layers]
-    title = "Now, by layer: the innermost `forward` (like layers share their line)"
-    return ["", title, *_share_table(rows, total, width, most)]
-
-
-def _share_table(rows: Sequence[tuple[int, int, str]], total: int, width: int, most: int) -> list[str]:
-    """Bytes, blocks and name, a line each; of more than `most` rows, the last line is the sum of the rest."""
+    """Bytes, blocks and name, a line each; of more than `most` owners, the last line is the sum of the rest."""
+    rows = [(one.size_bytes, one.blocks, owner_name(one.place, unicode=unicode)) for one in owners]
     if not rows:
         return ["  nothing"]
     if len(rows) > most:
@@ -241,10 +223,8 @@ def _share_table(rows: Sequence[tuple[int, int, str]], total: int, width: int, m
 def _whole_stacks(owners: Sequence[MemoryOwner], when: str) -> Iterator[str]:
     for one in owners:
         yield ""
-        yield f"{_mib(one.size_bytes)} in {one.blocks} blocks, {when}: {owner_name(one, unicode=True)}"
-        for frame in one.frames:
-            name = clean(f"{frame.file}:{frame.line} {frame.name}", unicode=True)
-            yield f"    {name}" + (f" <- {clean(frame.source, unicode=True)}" if frame.source else "")
+        yield f"{_mib(one.size_bytes)} in {one.blocks} blocks, {when}: {owner_name(one.place, unicode=True)}"
+        yield from (clean(f"    {frame.file}:{frame.line} {frame.name}", unicode=True) for frame in one.frames)
 
 
 def _note_lines(report: AllocatorReport, unicode: bool, width: int, most: int) -> list[str]:
@@ -265,14 +245,7 @@ _FRAMES = 40  # of a stack
 
 def to_dict(report: AllocatorReport) -> dict[str, Any]:
     """What the file holds."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "name": report.name,
-        "file_bytes": report.file_bytes,
-        "settings": dict(report.settings),
-        "notes": list(report.notes),
-        "devices": [_device(one) for one in report.devices],
-    }
+    return {"schema_version": SCHEMA_VERSION, **asdict(report), "devices": [_device(one) for one in report.devices]}
 
 
 def highest_states(allocated_bytes: Int64, points: int) -> Int64:
@@ -289,7 +262,7 @@ def _device(one: DeviceMemory) -> dict[str, Any]:
     return asdict(one) | {
         "pools": [asdict(pool) for pool in one.pools],
         "owners": [_owner(owner) for owner in one.owners],
-        "layers": [asdict(layer) for layer in one.layers],
+        "layers": layer_rows(one.owners),
         "history": _history(one.history) if one.history is not None else None,
     }
 
@@ -300,36 +273,45 @@ def _owner(owner: MemoryOwner) -> dict[str, Any]:
     return {**asdict(place), **row, "stack": [asdict(frame) for frame in frames[:_FRAMES]]}
 
 
+def layer_rows(owners: Iterable[MemoryOwner]) -> list[dict[str, Any]]:
+    """By the line of the innermost `forward`; what has none, by where it came from. Largest first."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for one in owners:
+        layer, origin = one.place.layer if one.place.origin == "forward" else "", one.place.origin
+        row = rows.setdefault((layer, origin), {"layer": layer, "origin": origin, "size_bytes": 0, "blocks": 0})
+        row["size_bytes"] += one.size_bytes
+        row["blocks"] += one.blocks
+    return sorted(rows.values(), key=lambda row: -row["size_bytes"])
+
+
 def _moment_row(moment: Moment) -> dict[str, Any]:
     return asdict(moment) | {"owners": [_owner(owner) for owner in moment.owners]}
 
 
-def _failure(failure: FailedAllocation) -> dict[str, Any]:
-    return {
-        "requested_bytes": failure.requested_bytes,
-        "device_free_bytes": failure.device_free_bytes,
-        "fragmented": failure.fragmented,
-        "line": failure.place.line,
-        "moment": _moment_row(failure.moment),
-    }
-
-
 def _history(history: MemoryHistory) -> dict[str, Any]:
     states = highest_states(history.allocated_bytes, _CURVE_POINTS)
-    times, reserved_bytes = history.time_us, history.reserved_bytes
+    curves = {
+        "time_us": None if history.time_us is None else history.time_us[np.maximum(states - 1, 0)],
+        "allocated_bytes": history.allocated_bytes[states],
+        "reserved_bytes": None if history.reserved_bytes is None else history.reserved_bytes[states],
+    }
+    names = ("entries", "before_bytes", "before_unknown_bytes", "inconsistent", "failed")
     return {
-        "entries": history.entries,
-        "before_bytes": history.before_bytes,
-        "before_unknown_bytes": history.before_unknown_bytes,
-        "inconsistent": history.inconsistent,
-        "failed": history.failed,
+        **{name: getattr(history, name) for name in names},
         "peak": _moment_row(history.peak),
-        "failures": [_failure(failure) for failure in history.failures],
+        "failures": [
+            {
+                "requested_bytes": failure.requested_bytes,
+                "device_free_bytes": failure.device_free_bytes,
+                "fragmented": failure.fragmented,
+                "line": failure.place.line,
+                "moment": _moment_row(failure.moment),
+            }
+            for failure in history.failures
+        ],
         "curve": {
             "state": states.tolist(),
-            "time_us": times[np.maximum(states - 1, 0)].tolist() if times is not None else None,
-            "allocated_bytes": history.allocated_bytes[states].tolist(),
-            "reserved_bytes": reserved_bytes[states].tolist() if reserved_bytes is not None else None,
+            **{name: None if curve is None else curve.tolist() for name, curve in curves.items()},
         },
     }
 
@@ -339,12 +321,11 @@ def _history(history: MemoryHistory) -> dict[str, Any]:
 Float64 = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 _POINTS = 3000  # of a curve: a screen has fewer columns
-_BARS = 10
 _NOTES, _NOTE_LETTERS = 3, 130
 _WIDTH_BARS = 60  # of a figure
+_HEIGHT_IN = 4.4  # of the axes
 _NAME_LETTERS = 100
 _TITLE_LETTERS = 118
-_BAR_SHARE = 0.35  # of the width, for the longest bar: the rest is for names
 _END = 0.02  # of the width: how long the last state is shown
 _ABOVE = 1.2  # of the highest curve: room for what is written there
 # Okabe and Ito's colours, and grey for the rest.
@@ -354,42 +335,23 @@ _REST, _FAILED = "#bbbbbb", "#D55E00"
 
 @figures.own_style()
 def draw_snapshot(report: AllocatorReport, path: str | os.PathLike[str]) -> None:
-    """Writes a PNG: of the device that ran out, else of the fullest, its history by owner and the owners at its worst.
+    """Writes a PNG: of the device that ran out, else of the fullest, what each line held over its history.
 
     Sizes are MiB.
     """
     title = f"Memory snapshot {shorten(report.name, 50)} ({file_size(report.file_bytes)})"
-    one = next((one for one in report.devices if one.reserved_bytes or one.history), None)
-    if one is None:
-        figures.say(path, title, "No memory is held, and there is no history.")
+    one = next((one for one in report.devices if one.history), None)
+    if one is None or one.history is None:
+        figures.say(path, title, "There is no history of allocations to draw; the text says who holds what now.")
         return
-    heights = [0.6 + 0.27 * min(_BARS + 1, max(1, len(_worst(one)[1])))]
-    if one.history is not None:
-        heights.insert(0, 4.4)
-    figure = figures.new_figure(_WIDTH_BARS, height_in=0.9 + 0.3 * min(_NOTES, len(report.notes)) + sum(heights))
+    notes = [fill(f"note: {note}", _NOTE_LETTERS) for note in report.notes[:_NOTES]]
+    rows = len(one.history.bands) + len(notes)
+    figure = figures.new_figure(_WIDTH_BARS, height_in=_HEIGHT_IN + 1.2 + 0.3 * rows)
     figures.head(figure, title)
-    axes = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
-    if one.history is not None:
-        _draw_history(axes[0], one, one.history, cure(one, report))
-    _draw_owners(axes[-1], one)
-    if report.notes:
-        notes = "\n".join(fill(f"note: {note}", _NOTE_LETTERS) for note in report.notes[:_NOTES])
-        figure.supxlabel(figures.literal(notes), fontsize=figures.FONT_SIZE - 1)
+    _draw_history(figure.subplots(), one, one.history, cure(one, report))
+    if notes:
+        figure.supxlabel(figures.literal("\n".join(notes)), fontsize=figures.FONT_SIZE - 1)
     figures.save(figure, path)
-
-
-def _worst(one: DeviceMemory) -> tuple[str, tuple[MemoryOwner, ...], int]:
-    """The moment whose owners matter: the failure, else the peak, else now."""
-    if one.failure is not None:
-        moment = one.failure.moment
-        return (
-            f"when {mebibytes(one.failure.requested_bytes)} MiB could not be had",
-            moment.owners,
-            moment.allocated_bytes,
-        )
-    if one.history is not None:
-        return "at the peak", one.history.peak.owners, one.history.peak.allocated_bytes
-    return "now", one.owners, one.allocated_bytes
 
 
 def _draw_history(axes: Axes, one: DeviceMemory, history: MemoryHistory, cured: str) -> None:
@@ -398,11 +360,16 @@ def _draw_history(axes: Axes, one: DeviceMemory, history: MemoryHistory, cured: 
     x = _x(history, states)
     states, x = np.append(states, states[-1]), np.append(x, x[-1] + (_END * (x[-1] - x[0]) or 1.0))
     allocated = history.allocated_bytes[states] / MIB
-    shown = [band.allocated_bytes[states] / MIB for band in history.bands]
+    shown = [held[states] / MIB for _, held in history.bands]
     rest = allocated - sum(shown, np.zeros(len(states)))
-    axes.stackplot(x, *shown, rest, step="post", linewidth=0, colors=[*_COLORS[: len(shown)], _REST])
-    if rest.max() > 0.0:
-        axes.fill_between([], [], color=_REST, label="all other lines")  # the others' names are at the bars
+    names = [
+        f"{mebibytes(int(held[history.worst.state]))} MiB  {owner_name(place, unicode=True)}"
+        for place, held in history.bands
+    ]
+    colors = [*_COLORS[: len(shown)], _REST]
+    labels = [figures.literal(shorten(name, _NAME_LETTERS)) for name in names]
+    labels += ["all other lines"] * bool(rest.any())
+    axes.stackplot(x, *shown, rest, step="post", linewidth=0, colors=colors, labels=labels)
     axes.plot(x, allocated, color=figures.INK, linewidth=0.9, drawstyle="steps-post")
     top = history.peak.allocated_bytes / MIB
     if history.reserved_bytes is not None:
@@ -411,37 +378,17 @@ def _draw_history(axes: Axes, one: DeviceMemory, history: MemoryHistory, cured: 
         top = max(top, float(held.max()))
     for failure in history.failures:
         at = float(_x(history, np.array([failure.moment.state]))[0])
-        axes.axvline(
-            at, color=_FAILED, linewidth=1.6, label="out of memory" if failure is history.failures[0] else None
-        )
+        label = "out of memory" if failure is history.failures[0] else None
+        axes.axvline(at, color=_FAILED, linewidth=1.6, label=label)
+    at = float(_x(history, np.array([history.peak.state]))[0])
+    axes.plot([at], [history.peak.allocated_bytes / MIB], "v", color=figures.INK, markersize=7, zorder=5)
     axes.set_ylim(0, top * _ABOVE or 1)
     axes.set_xlim(x[0], x[-1])
     unit = "entry of the history" if history.time_us is None else "seconds since the first entry of the history"
     axes.set_xlabel(unit, fontsize=figures.FONT_SIZE)
-    _mark_peak(axes, history)
-    title = failure_line(one) or (
-        f"cuda:{one.device}: allocated memory over time (as asked for), by the line that holds it (colours: see below)"
-    )
+    title = failure_line(one) or f"cuda:{one.device}: allocated memory, as asked for, by line (sizes: at the peak)"
     texts = [fill(text, _TITLE_LETTERS) for text in (title, cured) if text]
     figures.legend_above(axes, "\n".join(texts))
-
-
-def _mark_peak(axes: Axes, history: MemoryHistory) -> None:
-    at = float(_x(history, np.array([history.peak.state]))[0])
-    left, right = axes.get_xlim()
-    on_the_right = at > (left + right) / 2
-    axes.plot([at], [history.peak.allocated_bytes / MIB], "v", color=figures.INK, markersize=7, zorder=5)
-    axes.annotate(
-        f"peak {mebibytes(history.peak.allocated_bytes)} MiB ",
-        (at, history.peak.allocated_bytes / MIB),
-        xytext=(-8 if on_the_right else 8, 9),
-        textcoords="offset points",
-        ha="right" if on_the_right else "left",
-        fontsize=figures.FONT_SIZE,
-        fontweight="bold",
-        bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "alpha": 0.85, "linewidth": 0},
-        zorder=6,
-    )
 
 
 def _x(history: MemoryHistory, states: Int64) -> Float64:
@@ -450,39 +397,6 @@ def _x(history: MemoryHistory, states: Int64) -> Float64:
         return states.astype(np.float64)
     seconds: Float64 = (history.time_us[np.maximum(states - 1, 0)] - history.time_us[0]) / 1e6
     return seconds
-
-
-def _draw_owners(axes: Axes, one: DeviceMemory) -> None:
-    when, owners, total = _worst(one)
-    shown = owners[:_BARS]
-    rows = [(owner.size_bytes, _name(owner, _NAME_LETTERS)) for owner in shown]
-    if rest := owners[_BARS:]:
-        rows.append((sum(owner.size_bytes for owner in rest), f"({len(rest)} more)"))
-    colors = [*_colors(one, shown), *([_REST] if rest else [])]
-    axes.barh(range(len(rows)), [size / MIB for size, _ in rows], 0.75, color=colors)
-    for i, (size, name) in enumerate(rows):
-        text = f"  {mebibytes(size)} MiB, {percent(size, total)} %:  {name}"
-        axes.text(size / MIB, i, text, va="center", fontsize=figures.FONT_SIZE - 1)
-    axes.set_ylim(max(len(rows), 1) - 0.5, -0.5)
-    axes.set_yticks([])
-    axes.set_xlim(0, max((size for size, _ in rows), default=0) / MIB / _BAR_SHARE or 1)
-    axes.set_xticks([])
-    for side in ("top", "right", "bottom"):
-        axes.spines[side].set_visible(False)
-    title = f"cuda:{one.device}: who holds the {mebibytes(total)} MiB {when}"
-    figures.entitle(axes, title)
-
-
-def _colors(one: DeviceMemory, owners: tuple[MemoryOwner, ...]) -> list[str]:
-    """An owner has the colour of its band in the history."""
-    bands = one.history.bands if one.history is not None else ()
-    of_band = {(band.place, band.metadata): color for band, color in zip(bands, _COLORS, strict=False)}
-    default = _REST if bands else _COLORS[0]
-    return [of_band.get((owner.place, owner.metadata), default) for owner in owners]
-
-
-def _name(owner: MemoryOwner | Band, letters: int) -> str:
-    return figures.literal(shorten(owner_name(owner, unicode=True), letters))
 
 
 # -- files ------------------------------------------------------------------------------------------

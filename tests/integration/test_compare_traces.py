@@ -13,7 +13,8 @@ import models
 import profiler_wrapper as pw
 from browser import CHROMIUM, NO_CHROMIUM, Browser
 from profiler_wrapper.__main__ import main
-from profiler_wrapper.comparison.api import ProfileComparison, compare
+from profiler_wrapper.comparison.compare import compare
+from profiler_wrapper.comparison.model import Comparison
 from profiling import profiler, result_of
 from sample_results import llama
 from shared_traces import TRACES, needs_traces
@@ -60,7 +61,7 @@ def test_eager_attention_against_sdpa_begins_with_a_step(tmp_path: Path) -> None
     assert re.match(r"b (is|takes) " if surely else "b needs ", found.verdict), found.verdict
 
 
-def comparison() -> ProfileComparison:
+def comparison() -> Comparison:
     return compare(llama(12, steps=3), llama(12, steps=3, odd=7, backend="math"), name_a="before", name_b="after")
 
 

@@ -11,8 +11,9 @@ from torch import nn
 import profiler_wrapper as pw
 from guarded_runs import record
 from profiler_wrapper.__main__ import main
-from profiler_wrapper.comparison.api import compare, guard, make_baseline, write_baseline
-from profiler_wrapper.comparison.guard import GuardCheck
+from profiler_wrapper.comparison.baseline import make_baseline, write_baseline
+from profiler_wrapper.comparison.compare import compare
+from profiler_wrapper.comparison.guard import GuardCheck, guard
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,7 @@ def test_what_is_worse_is_caught_and_named(
     assert main(["guard", str(folder / "baseline.json"), str(folder / name)]) == 3
     assert "REGRESSION" in capsys.readouterr().out
     found = regressions(base, pw.load(folder / name))[check]
-    assert any(where in finding.text for finding in found.regressions)
+    assert any(where in text for text in (found.reason, *(finding.text for finding in found.regressions)))
 
 
 def test_a_fused_backward_of_attention_is_an_improvement(base: pw.ProfileResult, folder: Path) -> None:

@@ -23,8 +23,7 @@ from page_tables import UNITS, Opener, show, table_named
 from profiler_wrapper import ProfilerWrapper, load
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.comparison.compare import compare
-from profiler_wrapper.comparison.text import compare_csv, compare_text
-from profiler_wrapper.comparison.verdict import CLOCK
+from profiler_wrapper.comparison.text import CLOCK, compare_csv, compare_text
 from profiler_wrapper.reports.describe import step_count
 from profiler_wrapper.reports.folding import layer_bars, rest_bars
 from profiler_wrapper.reports.full_table import full_table

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from comparables import comparable
 from noisy_recordings import Noise, noisy_run
 from profiler_wrapper.analysis.model import Analysis, Phase
 from profiler_wrapper.comparison.compare import compare
@@ -90,9 +91,7 @@ def test_everything_slower_is_said_of_all_layers() -> None:
     assert comparison.decision == "slower"
     assert comparison.culprits == ()
     assert "all layers alike" in comparison.verdict
-    assert any("all layers alike changed by +2" in note for note in comparison.notes)
-    judged = [row for row in comparison.rows if row.decision != "not judged"]
-    assert sum(row.decision == "slower" for row in judged) > 0.9 * len(judged)
+    assert {row.decision for row in comparison.rows} <= {"no difference", "not judged"}
     assert comparison.totals[0].change == pytest.approx(0.25, abs=0.06)
 
 
@@ -165,8 +164,8 @@ def test_another_backend_is_named_by_layers() -> None:
 
 
 def test_unlike_machines_are_said_first() -> None:
-    other = replace(llama(4), run={**llama(4).run, "device": "AMD Instinct MI300X", "versions": {"torch": "2.11.0"}})
-    base = replace(llama(4), run={**llama(4).run, "versions": {"torch": "2.13.0"}})
+    other = comparable(llama(4), device="AMD Instinct MI300X", torch="2.11.0")
+    base = comparable(llama(4), torch="2.13.0")
     comparison = compare(base, other)
     assert [(one.what, one.a, one.b) for one in comparison.differences] == [
         ("device", "NVIDIA H200", "AMD Instinct MI300X"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.comparison.match import folded_name, like_name, match_layers, match_names
+from profiler_wrapper.comparison.match import folded_name, like_name, match_layers
 from sample_results import Layer, analysis_of
 
 PARTS = {"": "Block", ".self_attn": "Attention", ".mlp": "MLP", ".norm_1": "Norm", ".norm_2": "Norm"}
@@ -64,14 +64,6 @@ def test_a_model_in_another_is_the_part_of_it() -> None:
 def test_what_data_parallel_wraps_is_the_model() -> None:
     wrapped = named("module.layers", root="DistributedDataParallel", between=(("module", "Net"),))
     assert match_layers(wrapped, named())["module"] == "Net"
-
-
-def test_wrappers_inside_a_name() -> None:
-    plain = match_layers(named("layers"), named("layers"))
-    assert match_names(["layers.0._checkpoint_wrapped_module.mlp"], ["layers.0.mlp"]) == {
-        "layers.0._checkpoint_wrapped_module.mlp": "layers.0.mlp"
-    }
-    assert len(plain) == 16
 
 
 def test_a_foreign_trace_goes_by_classes_and_their_order() -> None:

@@ -11,7 +11,7 @@ from noisy_recordings import Factor, Noise, noisy_run
 from profiler_wrapper.analysis.advice.advise import input_shapes
 from profiler_wrapper.analysis.model import Analysis, FlopRow, ProductRow, UncountedRow
 from profiler_wrapper.comparison.compare import compare
-from profiler_wrapper.comparison.text import _distinct, compare_text, folded_rows
+from profiler_wrapper.comparison.text import compare_text, folded_rows
 from sample_results import llama
 
 BUSY = Noise(common=0.3, own=0.06)
@@ -72,10 +72,10 @@ def test_more_work_of_a_layer_is_named_where_time_says_nothing() -> None:
     other = more_work(on_cpu(2, noise=BUSY), ("layers.2.mlp",), 100, 12)
     found = compare(one, other)
     assert [(row.layer, row.delta("flops"), row.delta("events")) for row in found.work] == [("layers.2.mlp", 100, 12.0)]
-    assert "; more work: layers.2.mlp +6.2 % FLOPs, +12 ops" in found.verdict  # 100 of forward's and backward's 1600
+    assert "; other work: layers.2.mlp +6.2 % FLOPs, +12 ops" in found.verdict  # 100 of forward's and backward's 1600
     text = compare_text(found)
     assert re.search(r"^layers\.2\.mlp +\+6\.2 % FLOPs, \+12 ops$", text, re.MULTILINE)
-    assert "less work: layers.2.mlp -5.9 % FLOPs, -12 ops" in compare(other, one).verdict
+    assert "other work: layers.2.mlp -5.9 % FLOPs, -12 ops" in compare(other, one).verdict
     told = found.to_dict()["work"][0]
     assert (told["layer"], told["events_b"] - told["events_a"]) == ("layers.2.mlp", 12.0)
 
@@ -88,7 +88,7 @@ def test_flops_that_one_side_does_not_know_are_no_fewer() -> None:
         op="lib::mix", class_name="other", phase="forward", layers=("layers.2.mlp",), count=1, time_per_step_ns=1
     )
     found = compare(one, replace(other, layers=rows, uncounted=(op,)))
-    assert "more work: layers.2.mlp FLOPs not known in b, +12 ops" in found.verdict.replace("device events", "ops")
+    assert "other work: layers.2.mlp FLOPs not known in b, +12 ops" in found.verdict.replace("device events", "ops")
     assert "% FLOPs" not in compare_text(found)
     assert (found.total("FLOPs").b, found.total("FLOPs").change) == (None, None)
     both = found.total("FLOPs known on both sides")
@@ -119,8 +119,7 @@ def test_what_got_faster_with_all_but_less_than_all_is_called_no_slower() -> Non
     (culprit,) = found.culprits
     assert culprit.layers == ATTENTION and culprit.change is not None and culprit.change < 0 < culprit.change_ns
     assert found.common == found.to_dict()["common"] == pytest.approx(-0.16, abs=0.03)
-    told = r"but layers\.\{0\.\.3\}\.attn took \d\.\d % \(±\d\.\d\) less time, the rest 1\d\.\d % less"
-    assert re.search(told, found.verdict)
+    assert re.search(r"but layers\.\{0\.\.3\}\.attn is 1\d\.\d % \(±\d\.\d\) slower beside the rest", found.verdict)
     assert re.search(r"^ms a step: beyond the -1\d\.\d % that all layers have in common$", compare_text(found), re.M)
 
 
@@ -135,10 +134,10 @@ def test_the_printed_change_is_that_of_the_printed_times() -> None:
         assert "difference?" not in compare_text(found)
 
 
-def test_what_a_cpu_has_in_common_is_explained_and_no_difference() -> None:
+def test_what_a_cpu_has_in_common_within_its_noise_is_no_certain_difference() -> None:
     found = compare(on_cpu(3, noise=BUSY), on_cpu(4, noise=BUSY, slower=lambda layer, phase, step: 1.2))
     assert found.decision == "no difference"
-    assert found.verdict.startswith("no certain difference of the whole step, within what load and clock do on a CPU (")
+    assert found.verdict.startswith("no certain difference of the whole step (")
 
 
 def test_names_that_are_cut_stay_apart() -> None:
@@ -146,9 +145,6 @@ def test_names_that_are_cut_stay_apart() -> None:
     rows = text.split("mean own time a step", 1)[1].splitlines()[2:]
     begins = [row[:40] for row in rows if row.strip()]  # name and phase
     assert len(begins) > 10 and len(set(begins)) == len(begins)
-    assert _distinct(["layers.{0..3}.input_layernorm", "layers.{0..3}.inputs_layernorm", "head"], 18) == [
-        "...input_layernorm", "...nputs_layernorm", "head",
-    ]  # fmt: skip
 
 
 def test_times_of_a_cpu_and_of_a_device_are_not_judged() -> None:
@@ -166,6 +162,6 @@ def test_times_of_a_cpu_and_of_a_device_are_not_judged() -> None:
 
 
 def test_the_optimizer_is_said_once() -> None:
-    row = next(row for row in folded_rows(compare(llama(2), llama(2))) if row.phase == "optimizer")
+    row = next(row for row in folded_rows(compare(llama(2), llama(2))) if row.label == "optimizer")
     text = compare_text(compare(llama(2), llama(2)))
-    assert row.label == "optimizer" and not re.search("optimizer +optimizer", text)
+    assert row.phase == "" and not re.search("optimizer +optimizer", text)

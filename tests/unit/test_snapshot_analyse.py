@@ -27,7 +27,8 @@ from profiler_wrapper.snapshot.analyse import (
     place,
     short_file,
 )
-from profiler_wrapper.snapshot.read import Frame
+from profiler_wrapper.snapshot.read import Frame, Stack
+from profiler_wrapper.snapshot.reports import layer_rows
 from snapshots import (
     ADAM_STACK,
     ATTENTION_STACK,
@@ -105,11 +106,11 @@ def test_the_state_at_the_end(by_hand: dict[str, Any]) -> None:
     assert one.largest_free_bytes == 2048
     assert one.rounding_bytes == 24 + 412
     assert one.blocks == 2
-    assert [(owner.size_bytes, owner.place.line, owner.metadata) for owner in one.owners] == [
+    assert [(owner.size_bytes, owner.place.line, owner.place.metadata) for owner in one.owners] == [
         (1024, "run/model.py:5 __init__", ""),
         (512, "run/model.py:12 forward", "mlp"),
     ]
-    assert [(row.layer, row.origin, row.size_bytes) for row in one.layers] == [
+    assert [(row["layer"], row["origin"], row["size_bytes"]) for row in layer_rows(one.owners)] == [
         ("", "other", 1024),
         ("run/model.py:12 forward", "forward", 512),
     ]
@@ -138,7 +139,7 @@ def test_what_could_not_be_had(by_hand: dict[str, Any]) -> None:
     assert (failure.requested_bytes, failure.device_free_bytes) == (9000, 50)
     assert failure.place.line == "run/model.py:31 forward"
     assert failure.moment.allocated_bytes == 1800
-    by_key = {(owner.place.line, owner.metadata): owner.size_bytes for owner in failure.moment.owners}
+    by_key = {(owner.place.line, owner.place.metadata): owner.size_bytes for owner in failure.moment.owners}
     assert by_key == {
         ("run/model.py:5 __init__", ""): 1000,
         ("run/model.py:12 forward", ""): 400,
@@ -212,7 +213,7 @@ def test_any_course_of_events_is_followed_exactly(acts: list[tuple[str, int]], e
     for moment in (history.peak, *(failure.moment for failure in history.failures)):
         assert sum(owner.size_bytes for owner in moment.owners) == moment.allocated_bytes
     assert sum(owner.size_bytes for owner in one.owners) == one.allocated_bytes
-    assert sum(row.size_bytes for row in one.layers) == one.allocated_bytes
+    assert sum(row["size_bytes"] for row in layer_rows(one.owners)) == one.allocated_bytes
     for name in ("reserved_bytes", "allocated_bytes", "awaiting_free_bytes", "free_bytes"):
         assert sum(getattr(pool, name) for pool in one.pools) == getattr(one, name)
 
@@ -247,7 +248,7 @@ def test_blocks_by_stack_are_those_of_torchs_flamegraph() -> None:
     for segment in read(value).segments:
         for block in segment.blocks:
             if block.state == "allocated":
-                frames = read(value).stack(block.stack)
+                frames = read(value).stacks[block.stack].frames
                 names = [f"{Path(one.file).name}:{one.line}:{one.name}" for one in reversed(frames)]
                 ours[";".join(names) or "<non-python>"] += block.requested_bytes
     assert ours == torchs
@@ -361,7 +362,7 @@ def test_many_failures_are_counted_and_the_last_are_kept() -> None:
 
 def test_metadata_of_the_history_is_known_of_blocks_alive() -> None:
     (one,) = report_of(snapshot(training())).devices
-    assert {owner.metadata: owner.blocks for owner in one.owners if owner.metadata} == {"params": 4}
+    assert {owner.place.metadata: owner.blocks for owner in one.owners if owner.place.metadata} == {"params": 4}
 
 
 def test_an_empty_snapshot_has_no_devices() -> None:
@@ -381,8 +382,8 @@ def test_a_long_history_of_one_place() -> None:
 # -- which line of a stack ------------------------------------------------------------------------
 
 
-def frames(*values: dict[str, Any]) -> list[Frame]:
-    return [Frame(value["filename"], value["line"], value["name"]) for value in values]
+def frames(*values: dict[str, Any]) -> tuple[Frame, ...]:
+    return tuple(Frame(value["filename"], value["line"], value["name"]) for value in values)
 
 
 HF = frame("/opt/venv/lib/python3.11/site-packages/transformers/models/llama/modeling_llama.py", 180, "forward")
@@ -460,11 +461,11 @@ CPP2 = frame("/pytorch/c10/core/StorageImpl.h", 12, "make_storage")
     ],
 )
 def test_the_line_that_matters_of_a_stack(stack: list[dict[str, Any]], expected: Place) -> None:
-    assert place(frames(*stack)) == expected
+    assert place(Stack(frames(*stack))) == expected
 
 
 def test_generated_code_is_named_by_the_line_of_the_model() -> None:
-    stack = [Frame("<eval_with_key>.1", 4, "forward", "/home/me/run/model.py:9 forward"), *frames(MAIN)]
+    stack = Stack((Frame("<eval_with_key>.1", 4, "forward", "/home/me/run/model.py:9 forward"), *frames(MAIN)))
     assert place(stack).line == "run/model.py:9 forward"
     assert place(stack).caller == "run/train.py:40 main"
 
