@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import gc
 import mmap
 import os
 import re
@@ -18,7 +19,6 @@ import msgspec
 import torch
 from torch.profiler import profiler as torch_profiler
 
-from profiler_wrapper.capture.root_calls import GarbageMarks
 from profiler_wrapper.capture.torch_state import (
     claim_recorder,
     is_alive,
@@ -26,6 +26,7 @@ from profiler_wrapper.capture.torch_state import (
     profiler_is_on,
     release_recorder,
 )
+from profiler_wrapper.trace.marks import GARBAGE
 
 # Most of what is used here has no types.
 _KinetoProfile: Any = torch_profiler._KinetoProfile
@@ -36,6 +37,7 @@ _supported_activities: Any = torch_profiler.supported_activities
 
 _any_json = msgspec.json.Decoder(msgspec.Raw)
 _TAIL_BYTES = 4096
+_YOUNGEST = 0  # generation of Python's garbage: such collections are short, and there may be thousands a second
 
 
 class SessionLost(RuntimeError):
@@ -119,6 +121,46 @@ class OpenScopes:
         keep_dynamo_off(__enter__, and_below=True)
         keep_dynamo_off(__exit__, and_below=True)
         return __enter__, __exit__
+
+
+class GarbageMarks:
+    """Marks Python's collections of garbage, but the youngest, on the thread that has them, while installed.
+
+    Their pauses belong to no layer, and may hold all ranks up; torch.profiler shows them only where it records stacks.
+    """
+
+    def __init__(self) -> None:
+        self._open: Any = None  # Python collects once at a time
+        self._process = os.getpid()
+
+    def install(self) -> None:
+        """From now on. Again: nothing more."""
+        if self._heard not in gc.callbacks:
+            self._process = os.getpid()
+            gc.callbacks.append(self._heard)
+
+    def remove(self) -> None:
+        """No longer; a second call does nothing."""
+        if self._heard in gc.callbacks:
+            gc.callbacks.remove(self._heard)
+        self._close()
+
+    def _heard(self, phase: str, info: dict[str, int]) -> None:
+        """What Python calls; what it raises Python prints and goes on."""
+        if phase != "start":
+            self._close()
+        elif info["generation"] > _YOUNGEST and os.getpid() == self._process:  # not in a fork, which records nothing
+            self._open = torch._C._profiler._RecordFunctionFast(GARBAGE)
+            self._open.__enter__()
+
+    def _close(self) -> None:
+        opened, self._open = self._open, None
+        if opened is not None:
+            with contextlib.suppress(RuntimeError):  # it began on a thread that is not recorded
+                opened.__exit__(None, None, None)
+
+
+keep_dynamo_off(GarbageMarks._heard, and_below=True)
 
 
 class Session:

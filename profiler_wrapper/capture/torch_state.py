@@ -18,14 +18,10 @@ from typing import Any
 
 import torch
 import torch.autograd.profiler as autograd_profiler
-from torch import nn
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.autograd.function import Function
-from torch.nn.parameter import UninitializedParameter
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.profiler import profiler as torch_profiler
-
-from profiler_wrapper.capture.layers import all_parameters
 
 # Where they take it.
 _ENTRANCES = (
@@ -225,7 +221,7 @@ class OptimizerSteps:
     """Calls a function just before and after each step of any optimizer, until `remove()`.
 
     Steps that `torch.compile` has compiled are not seen: Dynamo finds nothing to trace here, and
-    `Updates` sees what they did.
+    `FirstCall.updated` sees what they did.
     """
 
     def __init__(self, *, before: StepHook, after: StepHook) -> None:
@@ -272,26 +268,6 @@ def _in_step() -> bool:
                 return True
             within = within.f_back
     return False
-
-
-class Updates:
-    """Whether a model's parameters have changed since it was last asked: a step of an optimizer that called no hook."""
-
-    def __init__(self) -> None:
-        self._seen: tuple[int, int] | None = None
-
-    def since_last(self, module: nn.Module | None) -> bool:
-        """By the first parameter that learns; False where another one took its place."""
-        before, self._seen = self._seen, None
-        for parameter in all_parameters(module) if module is not None else ():
-            if isinstance(parameter, UninitializedParameter):  # it can be asked nothing
-                continue
-            if parameter.requires_grad and not parameter.is_inference():
-                self._seen = (id(parameter), parameter._version)
-                break
-        if before is None or self._seen is None:
-            return False
-        return before[0] == self._seen[0] and before[1] < self._seen[1]
 
 
 def compilations() -> int:
