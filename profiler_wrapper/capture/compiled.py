@@ -18,7 +18,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 # `fwd_nn_module_stack` on one of the backward; neither on what the compiled module does itself. A
 # node without `seq_nr` was made later by a pass of Inductor's.
 
-_ROOT = re.compile(r"L\['\w+'\]")
-_STEPS = re.compile(r"""\._modules\[['"](\w+)['"]\]|\[['"](\w+)['"]\]|\[(\d+)\]|\.([^.\[\]@]+)""")
+_STEP = re.compile(r"""\[['"]?(\w+)['"]?\]|\.([^.\[\]@]+)""")  # [0], ['mlp'] or .mlp
+_SOURCE = re.compile(rf"(L\['\w+'\])((?:{_STEP.pattern})*)(?:@\d+)?")  # @: a later call of the same module
 
 
 class ForeignModule(ValueError):
@@ -60,20 +60,11 @@ def split_source(source: str) -> tuple[str, str]:
     Raises:
         ForeignModule: it is no module below an argument of the compiled code.
     """
-    plain = re.sub(r"@\d+$", "", source)  # a later call of the same module
-    root = _ROOT.match(plain)
-    if root is None:
+    match = _SOURCE.fullmatch(source)
+    if match is None:
         raise ForeignModule(source)
-    rest = plain[root.end() :]
-    steps, end = [], 0
-    for match in _STEPS.finditer(rest):
-        if match.start() != end:
-            raise ForeignModule(source)
-        end = match.end()
-        steps.append(next(group for group in match.groups() if group is not None))
-    if end != len(rest):
-        raise ForeignModule(source)
-    return root[0], ".".join(step for step in steps if step not in ("_orig_mod", "_modules"))
+    steps = (one or other for one, other in _STEP.findall(match[2]))
+    return match[1], ".".join(step for step in steps if step not in ("_orig_mod", "_modules"))
 
 
 def module_of(node: Any) -> Module | None:
@@ -209,11 +200,6 @@ def install() -> None:
         return
     after_import("torch._inductor.debug", _guarded(_stand_before_tracing))
     after_import("torch._inductor.output_code", _guarded(_stand_around_graphs))
-
-
-def known_graphs() -> dict[str, tuple[Kernel, ...] | str]:
-    """The kernel calls of each compiled graph by its cache key, or why they are not known."""
-    return dict(_graphs)
 
 
 def _guarded(patch: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
@@ -373,15 +359,11 @@ def graph_breaks() -> list[dict[str, Any]] | None:
     Dynamo is not imported for this. None where this torch does not tell.
     """
     utils = sys.modules.get("torch._dynamo.utils")
-    if utils is None:
-        return []
     reasons, counters = getattr(utils, "graph_break_reasons", None), getattr(utils, "counters", None)
     if reasons is None and counters is None:
-        return None
-    found: Counter[tuple[str, str | None]] = Counter()
-    for entry in list(reasons or ()):
-        if getattr(entry, "graph_break", True):
-            found[_reason(getattr(entry, "reason", "")), _source(getattr(entry, "user_stack", None))] += 1
+        return [] if utils is None else None
+    entries = [entry for entry in reasons or () if getattr(entry, "graph_break", True)]
+    found = Counter((_reason(entry.reason), _source(getattr(entry, "user_stack", None))) for entry in entries)
     with_place = {reason for reason, _ in found}
     for text, count in dict((counters or {}).get("graph_break") or {}).items():
         if _reason(text) not in with_place:
@@ -400,10 +382,8 @@ def _reason(text: object) -> str:
 
 def _source(stack: Iterable[Any] | None) -> str | None:
     """`file:line` of the innermost frame."""
-    frames = list(stack or ())
-    if not frames:
-        return None
-    name, line = getattr(frames[-1], "filename", None), getattr(frames[-1], "lineno", None)
+    innermost = [*(stack or (None,))][-1]
+    name, line = getattr(innermost, "filename", None), getattr(innermost, "lineno", None)
     return f"{name}:{line}" if name and line else None
 
 
@@ -431,9 +411,11 @@ def describe_compiled(modules: Iterable[CompiledModule], full_names: Mapping[str
     """
     if _unavailable is not None:
         return {ALL_GRAPHS: _unavailable}
-    graphs = known_graphs()
-    names = {one: _names_below(one, full_names.get(one.root, {})) for one in modules} if graphs else {}
-    return {key: _describe(kernels, _traced.get(key, frozenset()), names) for key, kernels in graphs.items()}
+    names = {one: _names_below(one, full_names.get(one.root, {})) for one in modules} if _graphs else {}
+    return {
+        key: kernels if isinstance(kernels, str) else _describe(kernels, _traced.get(key, frozenset()), names)
+        for key, kernels in dict(_graphs).items()
+    }
 
 
 def _names_below(place: CompiledModule, full_names: Mapping[int, str]) -> dict[tuple[str, str], str]:
@@ -447,12 +429,8 @@ def _names_below(place: CompiledModule, full_names: Mapping[int, str]) -> dict[t
 
 
 def _describe(
-    kernels: tuple[Kernel, ...] | str,
-    traced: frozenset[Module],
-    names: dict[CompiledModule, dict[tuple[str, str], str]],
+    kernels: tuple[Kernel, ...], traced: frozenset[Module], names: dict[CompiledModule, dict[tuple[str, str], str]]
 ) -> dict[str, Any] | str:
-    if isinstance(kernels, str):
-        return kernels
     working = dict.fromkeys(m[:2] for k in kernels for m in k.modules)
     fitting = {place: below for place, below in names.items() if all(module in below for module in working)}
     if not fitting and working.keys() <= {OWN[:2]}:  # a function: its kernels belong where it is called
@@ -462,10 +440,10 @@ def _describe(
     idle = sorted({m[:2] for m in traced}.difference(working))
     idle = [module for module in idle if all(module in below for below in fitting.values())]
     modules = {module: i for i, module in enumerate([*working, *idle])}
-    inside = {(place.root, place.path): [below[module] for module in modules] for place, below in fitting.items()}
+    inside = {place[:2]: [below[module] for module in modules] for place, below in fitting.items()}
     return {
         "kernels": [[k.name, k.is_extern, k.phase, [modules[module[:2]] for module in k.modules]] for k in kernels],
-        "inside": [[root, path, full_names] for (root, path), full_names in inside.items()],
+        "inside": [[*place, full_names] for place, full_names in inside.items()],
     }
 
 
@@ -492,22 +470,16 @@ def after_import(name: str, when_imported: WhenImported) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Lets the others find a module that is waited for, and has its loader report when it is done."""
+    """Has the loader of a module that is waited for report when it is done."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in _waiting:
-            return None
-        for finder in sys.meta_path:
-            find = getattr(finder, "find_spec", None)
-            spec = find(fullname, path, target) if finder is not self and find is not None else None
-            if spec is not None:
-                # A loader of this type is made for one module and for one import of it.
-                if type(spec.loader) is SourceFileLoader:
-                    _report_when_imported(fullname, spec.loader)
-                return spec  # type: ignore[no-any-return]
-        return None
+        spec = PathFinder.find_spec(fullname, path, target) if fullname in _waiting else None
+        # A loader of this type is made for one module and for one import of it.
+        if spec is not None and type(spec.loader) is SourceFileLoader:
+            _report_when_imported(fullname, spec.loader)
+        return spec
 
 
 _finder = _Finder()
