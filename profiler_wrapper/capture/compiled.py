@@ -15,11 +15,12 @@ import inspect
 import re
 import sys
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from profiler_wrapper.capture.steps import is_off
@@ -333,11 +334,9 @@ def _known(compiled: Any, is_fresh: bool, arguments: Iterable[Any]) -> tuple[Ker
 
 
 def _graph_of_dynamo() -> Any | None:
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
+    for frame, _ in traceback.walk_stack(sys._getframe()):
         if frame.f_code.co_name == "compile_fx" and frame.f_globals.get("__name__") == "torch._inductor.compile_fx":
             return frame.f_locals.get("model_")
-        frame = frame.f_back
     return None
 
 

@@ -8,7 +8,6 @@ import functools
 import gc
 import mmap
 import os
-import re
 import threading
 import warnings
 from collections.abc import Iterable
@@ -36,6 +35,7 @@ _record_function: Any = torch.autograd.profiler.record_function
 _supported_activities: Any = torch_profiler.supported_activities
 
 _any_json = msgspec.json.Decoder(msgspec.Raw)
+_IN_PLACE_OF = str.maketrans('"\\\t\n\r', "'/   ")
 _TAIL_BYTES = 4096
 _YOUNGEST = 0  # generation of Python's garbage: such collections are short, and there may be thousands a second
 
@@ -55,8 +55,7 @@ def safe_name(name: str) -> str:
     A `"` in an event's name makes the whole exported file invalid, other control characters turn the
     name into `unknown`, a lone surrogate raises.
     """
-    text = "".join("'" if char == '"' else "/" if char == "\\" else char for char in str(name))
-    text = re.sub(r"[\t\n\r]", " ", text)
+    text = str(name).translate(_IN_PLACE_OF)
     text = "".join(char if " " <= char <= "~" else f"<U+{ord(char):04X}>" for char in text)
     return text[:1000] or "(no name)"
 
@@ -191,16 +190,11 @@ class Session:
             with_stack=with_stack,
             experimental_config=_config(with_stack),
         )
-        self._running = False
-
-    @property
-    def running(self) -> bool:
-        """Started and not stopped by us; another profiler may have ended it meanwhile."""
-        return self._running
+        self.running = False  # started and not stopped by us; another profiler may have ended it meanwhile
 
     def is_taken_by(self, profiler: object) -> bool:
         """This session runs, and that `torch.autograd.profiler.profile` is another one."""
-        return self._running and self._profiler.profiler is not profiler
+        return self.running and self._profiler.profiler is not profiler
 
     def start(self) -> None:
         """Begin to record.
@@ -221,7 +215,7 @@ class Session:
             _switch_off()
             release_recorder()
             raise
-        self._running = True
+        self.running = True
         self._scopes.watch()
         self._garbage.install()
 
@@ -243,9 +237,9 @@ class Session:
             SessionLost: nothing of it can be exported.
         """
         self._garbage.remove()
-        if not self._running:
+        if not self.running:
             return
-        self._running = False
+        self.running = False
         release_recorder()
         if threading.get_ident() != self._thread:
             self._scopes.forget()

@@ -11,6 +11,7 @@ import gc
 import os
 import sys
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FrameType
@@ -206,8 +207,6 @@ def keep_dynamo_off(function: Any, *, and_below: bool) -> None:
         action = dynamo._FrameAction
         below = action.SKIP if and_below else action.DEFAULT
         dynamo.set_code_exec_strategy(function.__code__, dynamo._FrameExecStrategy(action.SKIP, below))
-    elif hasattr(dynamo, "skip_code"):
-        dynamo.skip_code(function.__code__)
 
 
 is_compiling = torch.compiler.is_compiling
@@ -227,26 +226,23 @@ class OptimizerSteps:
     def __init__(self, *, before: StepHook, after: StepHook) -> None:
         self._active = True
         self._calling = False
+        self._handles = (
+            register_optimizer_step_pre_hook(self._calls(before)),
+            register_optimizer_step_post_hook(self._calls(after)),
+        )
 
-        def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-            if not is_compiling():
-                self._call_hook(before, optimizer)
-
-        def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-            if not is_compiling():
-                self._call_hook(after, optimizer)
-
-        keep_dynamo_off(before_step, and_below=True)
-        keep_dynamo_off(after_step, and_below=True)
-        self._handles = (register_optimizer_step_pre_hook(before_step), register_optimizer_step_post_hook(after_step))
-
-    def _call_hook(self, hook: StepHook, optimizer: Any) -> None:
-        if self._active:
+    def _calls(self, hook: StepHook) -> Callable[[Any, Any, Any], None]:
+        def on_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if is_compiling() or not self._active:
+                return
             self._calling = True
             try:
                 hook(weakref.ref(optimizer))
             finally:
                 self._calling = False
+
+        keep_dynamo_off(on_step, and_below=True)
+        return on_step
 
     def remove(self) -> None:
         """Call nothing more. What cannot be removed within a step stays, silent, until the next call of this."""
@@ -261,13 +257,8 @@ class OptimizerSteps:
 
 def _in_step() -> bool:
     """Whether an optimizer's step is running, on any thread."""
-    for frame in sys._current_frames().values():
-        within: FrameType | None = frame
-        while within is not None:
-            if within.f_code is _STEP:
-                return True
-            within = within.f_back
-    return False
+    tops = sys._current_frames().values()
+    return any(frame.f_code is _STEP for top in tops for frame, _ in traceback.walk_stack(top))
 
 
 def compilations() -> int:

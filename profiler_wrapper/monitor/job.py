@@ -15,7 +15,7 @@ from torch import nn
 
 from profiler_wrapper.analysis.work.peaks import Peaks, find_peaks, type_of
 from profiler_wrapper.capture.layers import all_parameters
-from profiler_wrapper.capture.rank import RunInfo
+from profiler_wrapper.capture.records import RunInfo
 from profiler_wrapper.capture.runinfo import float32_matmul_precision, mesh_of, run_info
 from profiler_wrapper.errors import Notices, WrongUse
 from profiler_wrapper.monitor.config import DEFAULT_LOG_DIR, MonitorConfig

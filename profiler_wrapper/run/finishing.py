@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from profiler_wrapper.capture.allocator_history import AllocatorHistory, SnapshotUnavailable
-from profiler_wrapper.capture.rank import RunInfo
+from profiler_wrapper.capture.records import OutOfMemory, RecordedTrace, RunInfo, Window
 from profiler_wrapper.capture.session import safe_name
-from profiler_wrapper.capture.window import OutOfMemory, RecordedTrace, Window
 from profiler_wrapper.errors import say, warn
 from profiler_wrapper.result import ProfileResult
 from profiler_wrapper.run.options import Options

@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 from profiler_wrapper.capture.allocator_history import snapshot_name
 from profiler_wrapper.capture.compiled import graph_breaks
-from profiler_wrapper.capture.rank import RunInfo
-from profiler_wrapper.capture.window import RecordedTrace, Window
+from profiler_wrapper.capture.records import RecordedTrace, RunInfo, Window
 from profiler_wrapper.errors import attempt, warn
 from profiler_wrapper.run.options import Options
 from profiler_wrapper.trace.owned import holdings_to_list

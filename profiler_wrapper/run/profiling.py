@@ -9,6 +9,7 @@ from profiler_wrapper import __version__
 from profiler_wrapper.capture.layers import all_parameters, find_stages
 from profiler_wrapper.capture.owned_tensors import OwnedTensors, find_optimizers, may_come
 from profiler_wrapper.capture.recorder import NamedBlock, Recorder
+from profiler_wrapper.capture.records import OutOfMemory, out_of_memory
 from profiler_wrapper.capture.runinfo import is_in_pipeline, run_info, run_settings
 from profiler_wrapper.capture.scopes import FirstCall, LayerScopes, RootCall, is_part, listen, stop_listening
 from profiler_wrapper.capture.session import Session, machine_activities
@@ -19,7 +20,6 @@ from profiler_wrapper.capture.torch_state import (
     recorder_is_taken,
     records_elsewhere,
 )
-from profiler_wrapper.capture.window import OutOfMemory, out_of_memory
 from profiler_wrapper.errors import Notices, warn
 from profiler_wrapper.run.finishing import Finisher
 from profiler_wrapper.run.options import Options
