@@ -23,6 +23,8 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from profiler_wrapper.capture.steps import is_off
 from profiler_wrapper.trace.owned import ALL_GRAPHS
 
@@ -199,19 +201,8 @@ def install() -> None:
     """Begin to remember, from when Inductor is imported; done when this package is imported."""
     if is_off():
         return
-    after_import("torch._inductor.debug", _guarded(_stand_before_tracing))
-    after_import("torch._inductor.output_code", _guarded(_stand_around_graphs))
-
-
-def _guarded(patch: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
-    def when_imported(module: ModuleType) -> None:
-        global _unavailable
-        try:
-            patch(module)
-        except Exception as error:
-            _unavailable = f"this version of torch is not known ({type(error).__name__}: {error})"
-
-    return when_imported
+    after_import("torch._inductor.debug", _stand_before_tracing)
+    after_import("torch._inductor.output_code", _stand_around_graphs)
 
 
 # -- while Inductor generates code ------------------------------------------------------------------
@@ -239,21 +230,14 @@ def _note_kernel(made_from: Any = None, name: Any = None, *_: Any, **__: Any) ->
             raise RuntimeError("a graph within a graph")
         if getattr(graph, "cpp_wrapper", False):
             raise RuntimeError("C++ calls the kernels")
-        notes.append(_kernel(made_from, str(name), is_backward=bool(graph.is_backward)))
+        nodes, is_extern = kernel_nodes(made_from), not isinstance(made_from, list)
+        phase = "forward" if not graph.is_backward else "recompute" if is_recomputed(nodes) else "backward"
+        called = called_operator(nodes) if is_extern else None
+        notes.append(Kernel(called or str(name), is_extern, phase, tuple(owners(nodes))))
     except ForeignModule as error:
         _here.failure = f"they run a module that was not compiled with them ({error})"
     except Exception as error:
         _here.failure = f"their kernels could not be noted ({type(error).__name__}: {error})"
-
-
-def _kernel(made_from: Any, name: str, *, is_backward: bool) -> Kernel:
-    nodes = kernel_nodes(made_from)
-    phase = "forward"
-    if is_backward:
-        phase = "recompute" if is_recomputed(nodes) else "backward"
-    is_extern = not isinstance(made_from, list)
-    name = (called_operator(nodes) if is_extern else None) or name
-    return Kernel(name, is_extern, phase, tuple(owners(nodes)))
 
 
 # -- when a graph is compiled, or comes from a cache -------------------------------------------------
@@ -285,8 +269,8 @@ def _keep_notes(compiled: Any, graph: Any) -> None:
         roots = {module.root for kernel in notes for module in kernel.modules if module.root}
         if len(roots) > 1:
             failure = f"they run modules of several arguments ({', '.join(sorted(roots))})"
-        kernels = tuple((*kernel[:3], tuple(tuple(module) for module in kernel.modules)) for kernel in notes)
-        vars(compiled)[_ATTRIBUTE] = (_VERSION, failure if failure is not None else kernels)
+        plain = tuple((*kernel[:3], tuple(tuple(module) for module in kernel.modules)) for kernel in notes)
+        vars(compiled)[_ATTRIBUTE] = (_VERSION, failure if failure is not None else plain)
         _here.fresh = id(compiled)
     except Exception as error:
         vars(compiled)[_ATTRIBUTE] = (_VERSION, f"their kernels could not be kept ({type(error).__name__}: {error})")
@@ -316,10 +300,7 @@ def _known(compiled: Any, is_fresh: bool, arguments: Iterable[Any]) -> tuple[Ker
         return _unavailable or MADE_WITHOUT_US
     if isinstance(notes, str):
         return notes
-    kernels = tuple(
-        Kernel(name, is_extern, phase, tuple(Module(*module) for module in modules))
-        for name, is_extern, phase, modules in notes
-    )
+    kernels = msgspec.convert(notes, tuple[Kernel, ...])
     if is_fresh:
         return kernels
     # The key of a cache does not hold the names of modules: the entry may have been made for others.
@@ -449,23 +430,29 @@ def _describe(
 # --------------------------------------------------------------------------------------------------
 # Calls a function as soon as a module has been imported, without importing it.
 
-WhenImported = Callable[[ModuleType], None]
-
-_waiting: dict[str, WhenImported] = {}
+_waiting: dict[str, Callable[[ModuleType], None]] = {}
 
 
-def after_import(name: str, when_imported: WhenImported) -> None:
-    """Call `when_imported` with the module `name`: now if it is imported already, else once it is.
+def after_import(name: str, patch: Callable[[ModuleType], None]) -> None:
+    """Call `patch` with the module `name`: now if it is imported already, else once it is.
 
-    `when_imported` must not raise: it runs within somebody's import statement.
+    What it raises is why nothing is known of compiled code: it runs within somebody's import statement.
     """
-    module = sys.modules.get(name)
-    if module is not None:
-        when_imported(module)
-        return
-    _waiting[name] = when_imported
-    if _finder not in sys.meta_path:
+    _waiting[name] = patch
+    if (module := sys.modules.get(name)) is not None:
+        _has_been_imported(module)
+    elif _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
+
+
+def _has_been_imported(module: ModuleType) -> None:
+    global _unavailable
+    patch = _waiting.pop(module.__name__, None)
+    try:
+        if patch is not None:
+            patch(module)
+    except Exception as error:
+        _unavailable = f"this version of torch is not known ({type(error).__name__}: {error})"
 
 
 class _Finder(MetaPathFinder):
@@ -476,22 +463,19 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         spec = PathFinder.find_spec(fullname, path, target) if fullname in _waiting else None
         # A loader of this type is made for one module and for one import of it.
-        if spec is not None and type(spec.loader) is SourceFileLoader:
-            _report_when_imported(fullname, spec.loader)
+        if spec is None or type(spec.loader) is not SourceFileLoader:
+            return spec
+        loader = spec.loader
+
+        def exec_module(module: ModuleType) -> None:
+            vars(loader).pop("exec_module", None)  # the loader is as it was
+            loader.exec_module(module)
+            _has_been_imported(module)
+            if not _waiting and self in sys.meta_path:
+                sys.meta_path.remove(self)
+
+        vars(loader)["exec_module"] = exec_module
         return spec
 
 
 _finder = _Finder()
-
-
-def _report_when_imported(name: str, loader: SourceFileLoader) -> None:
-    def exec_module(module: ModuleType) -> None:
-        vars(loader).pop("exec_module", None)  # the loader is as it was
-        loader.exec_module(module)
-        when_imported = _waiting.pop(name, None)
-        if not _waiting and _finder in sys.meta_path:
-            sys.meta_path.remove(_finder)
-        if when_imported is not None:
-            when_imported(module)
-
-    vars(loader)["exec_module"] = exec_module

@@ -48,11 +48,9 @@ def find_stages(model: object) -> tuple[Stage, ...]:
     if isinstance(model, (list, tuple)):
         return tuple(stage for one in model for stage in find_stages(one))
     held = getattr(model, "_stages", None)
-    if held is None and getattr(model, "_stage", None) is not None:
-        held = [model._stage]  # type: ignore[attr-defined]
-    if isinstance(held, (list, tuple)) and not isinstance(model, Mapping):
-        return tuple(_stage(one) for one in held if _is_stage(one))
-    return (_stage(model),) if _is_stage(model) else ()
+    if not isinstance(held, (list, tuple)) or isinstance(model, Mapping):
+        held = [getattr(model, "_stage", None) or model]
+    return tuple(_stage(one) for one in held if _is_stage(one))
 
 
 def _is_stage(found: Any) -> bool:
@@ -196,7 +194,7 @@ def name_layers(root: Root, select: Selection = "auto") -> tuple[Layer, ...]:
     Raises:
         WrongUse: `select` is none of these.
     """
-    wanted = _selector(select)
+    wanted = selector(select)
     return tuple(
         _layer(spot, root.label)
         for spot in _walk(root)
@@ -303,12 +301,8 @@ def _is_stage_of_a_pipeline(module: nn.Module) -> bool:
     )
 
 
-def check_selection(select: Selection) -> None:
-    """Raise WrongUse if `select` is no selection of layers."""
-    _selector(select)
-
-
-def _selector(select: Selection) -> Callable[[_Spot], bool]:
+def selector(select: Selection) -> Callable[[_Spot], bool]:
+    """Whether a place in the module tree is selected. Raises WrongUse if `select` is no selection of layers."""
     if isinstance(select, str) and select == "auto":
         return lambda spot: (spot.depth_in_block or 0) <= 1 and not spot.in_adapted
     if isinstance(select, int) and not isinstance(select, bool) and select >= 0:

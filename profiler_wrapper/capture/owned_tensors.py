@@ -155,20 +155,15 @@ class ParameterNames:
 
     def tensors(self) -> Iterator[tuple[torch.Tensor, str]]:
         """What the models hold: parameters, then buffers; with shared tensors once."""
-        for known in (*self._parameters, *self._buffers):
-            tensor = known.reference()
-            if tensor is not None:
-                yield tensor, known.name
-                shard = getattr(tensor, "ds_tensor", None)  # DeepSpeed leaves the parameter itself empty
-                if isinstance(shard, torch.Tensor):
-                    yield shard, known.name
+        for tensor, name in _alive((*self._parameters, *self._buffers)):
+            yield tensor, name
+            shard = getattr(tensor, "ds_tensor", None)  # DeepSpeed leaves the parameter itself empty
+            if isinstance(shard, torch.Tensor):
+                yield shard, name
 
     def parameters(self) -> Iterator[tuple[torch.Tensor, str]]:
         """Those of the models that can have a gradient."""
-        for known in self._parameters:
-            tensor = known.reference()
-            if tensor is not None:
-                yield tensor, known.name
+        return _alive(self._parameters)
 
     def get(self, tensor: torch.Tensor) -> Known | None:
         """What is known of a tensor."""
@@ -178,14 +173,23 @@ class ParameterNames:
     def refresh(self) -> None:
         """See what the models are made of now."""
         roots = self._roots()
-        ids = [id(tensor) for root in roots for module in all_modules(root.module) for tensor in _registered(module)]
+        modules = [module for root in roots for module in all_modules(root.module)]
+        ids = [id(one) for module in modules for one in (*module._parameters.values(), *module._buffers.values())]
         if ids == self._named and all(known.reference() is not None for known in self._parameters):
             return
         self._named = ids
         self._known = {key: known for key, known in self._known.items() if known.category is not None}
         self._parameters, self._buffers = [], []
         for root in roots:
-            self._name_model(root)
+            paths = module_paths(root)
+            for module in all_modules(root.module):
+                path = paths.get(id(module), ROOT_PATH)
+                if path == ROOT_PATH:
+                    path = root.label if root.named else ""
+                for held, listed in ((module._parameters, self._parameters), (module._buffers, self._buffers)):
+                    for name, tensor in held.items():
+                        if tensor is not None and self.get(tensor) is None:
+                            listed.append(self._add(tensor, f"{path}.{name}" if path else name))
 
     def learn(self, optimizer: Any) -> bool:
         """Name what an optimizer updates, be it not in a model; whether something of it had no name yet."""
@@ -197,80 +201,51 @@ class ParameterNames:
             self._name_unknown(unknown, type(optimizer).__name__)
         return True
 
-    def _name_model(self, root: Root) -> None:
-        paths = module_paths(root)
-        for module in all_modules(root.module):
-            path = paths.get(id(module), ROOT_PATH)
-            if path == ROOT_PATH:
-                path = root.label if root.named else ""
-            prefix = f"{path}." if path else ""
-            for name, parameter in module._parameters.items():
-                self._add_of_model(parameter, prefix + name, self._parameters)
-            for name, buffer in module._buffers.items():
-                self._add_of_model(buffer, prefix + name, self._buffers)
-
-    def _add_of_model(self, tensor: torch.Tensor | None, name: str, where: list[Known]) -> None:
-        if tensor is not None and self.get(tensor) is None:
-            where.append(self._add(tensor, name, name, None))
-
-    def _add(self, tensor: torch.Tensor, name: str, title: str, category: str | None) -> Known:
-        known = self._known[id(tensor)] = Known(weakref.ref(tensor), name, title, category)
+    def _add(self, tensor: torch.Tensor, name: str, title: str = "", category: str | None = None) -> Known:
+        known = self._known[id(tensor)] = Known(weakref.ref(tensor), name, title or name, category)
         return known
 
     def _name_unknown(self, tensors: Sequence[torch.Tensor], optimizer: str) -> None:
         listed = Listing()
         for tensor, name in self.tensors():
             listed.add(tensor, "params", name)
-        beside = []
-        for tensor in tensors:
-            same_memory = listed.name_of(tensor)
-            if same_memory is None:
-                beside.append(tensor)
-            else:
-                self._add(tensor, same_memory, same_memory, None)
         learning = [(tensor, name) for tensor, name in self.parameters() if tensor.requires_grad]
         dtypes = {tensor.dtype for tensor, _ in learning}
-        copies = [tensor for tensor in beside if learning and _is_copy(tensor, dtypes)]
+        copies, others = [], []
+        for tensor in tensors:
+            same_memory = listed.name_of(tensor)
+            if same_memory is not None:
+                self._add(tensor, same_memory)
+            # What no module has, or a parameter of a type that the model has none of: one of the model's own type may
+            # as well belong to a module that is not known here.
+            elif learning and (not isinstance(tensor, nn.Parameter) or tensor.dtype not in dtypes):
+                copies.append(tensor)
+            else:
+                others.append(tensor)
         names = _names_by_shape(copies, learning)
-        for tensor in beside:
-            if not any(tensor is copy for copy in copies):
-                title = f"parameter {self._next()} of {optimizer}"
-                self._add(tensor, title, title, "params")
-                continue
+        for tensor in copies:
             original = names.get(id(tensor))
             title = f"master of {original}" if original is not None else f"master {self._next()}"
             self._add(tensor, original or title, title, "os_params")
+        for tensor in others:
+            self._add(tensor, f"parameter {self._next()} of {optimizer}", category="params")
 
     def _next(self) -> int:
         self._unnamed += 1
         return self._unnamed - 1
 
 
-def _registered(module: nn.Module) -> Iterator[torch.Tensor | None]:
-    yield from module._parameters.values()
-    yield from module._buffers.values()
+def _alive(listed: Iterable[Known]) -> Iterator[tuple[torch.Tensor, str]]:
+    for known in listed:
+        tensor = known.reference()
+        if tensor is not None:
+            yield tensor, known.name
 
 
 def parameters_of(optimizer: Any) -> Iterator[torch.Tensor]:
     """What an optimizer updates, in its order."""
-    for group in optimizer.param_groups:
-        if isinstance(group, Mapping):
-            for tensor in group.get("params", ()):
-                if isinstance(tensor, torch.Tensor):
-                    yield tensor
-
-
-def gradients_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:
-    """Their gradients; of what cannot have one torch would warn."""
-    return [tensor.grad if tensor.is_leaf or tensor.retains_grad else None for tensor in tensors]
-
-
-def _is_copy(tensor: torch.Tensor, dtypes: set[torch.dtype]) -> bool:
-    """A tensor that no module has, or a parameter of a type that the model has none of.
-
-    A parameter of the model's own type may as well belong to a module that is not known here.
-    """
-    return not isinstance(tensor, nn.Parameter) or tensor.dtype not in dtypes
+    groups = (group for group in optimizer.param_groups if isinstance(group, Mapping))
+    return (tensor for group in groups for tensor in group.get("params", ()) if isinstance(tensor, torch.Tensor))
 
 
 def _names_by_shape(copies: Sequence[torch.Tensor], parameters: Sequence[tuple[torch.Tensor, str]]) -> dict[int, str]:
@@ -353,9 +328,9 @@ def _attribute(of: object, name: str) -> object:
         return None
 
 
-def _add_gradients(listing: Listing, optimizer: Any, names: ParameterNames) -> None:
-    parameters = list(parameters_of(optimizer))
-    for parameter, gradient in zip(parameters, gradients_of(parameters), strict=True):
+def _add_gradients(listing: Listing, parameters: Iterable[torch.Tensor], names: ParameterNames) -> None:
+    for parameter in parameters:
+        gradient = parameter.grad if parameter.is_leaf or parameter.retains_grad else None  # else torch would warn
         if gradient is not None:
             known = names.get(parameter)
             listing.add(gradient, "grads", known.title if known is not None else "")
@@ -488,11 +463,7 @@ class OwnedTensors:
         names.refresh()
         for tensor, name in names.tensors():
             listing.add(tensor, "params", name)
-        parameters = list(names.parameters())
-        gradients = gradients_of(tensor for tensor, _ in parameters)
-        for (_, name), gradient in zip(parameters, gradients, strict=True):
-            if gradient is not None:
-                listing.add(gradient, "grads", name)
+        _add_gradients(listing, (tensor for tensor, _ in names.parameters()), names)
         for optimizer in self.optimizers():
             names.learn(optimizer)
             self._add_all(listing, optimizer, session)
@@ -500,7 +471,7 @@ class OwnedTensors:
 
     def _add_all(self, listing: Listing, optimizer: Any, session: _Session) -> None:
         _add_copies_and_state(listing, optimizer, self._names)
-        _add_gradients(listing, optimizer, self._names)
+        _add_gradients(listing, parameters_of(optimizer), self._names)
         session.states[id(optimizer)] = _fingerprint(optimizer)
 
     def _before_step(self, session: _Session, reference: Reference) -> None:
@@ -513,7 +484,7 @@ class OwnedTensors:
         if self._names.learn(optimizer) or id(optimizer) not in session.states:
             self._add_all(listing, optimizer, session)
         else:
-            _add_gradients(listing, optimizer, self._names)
+            _add_gradients(listing, parameters_of(optimizer), self._names)
         session.add(listing)
 
     def _after_step(self, session: _Session, optimizer: Any) -> None:

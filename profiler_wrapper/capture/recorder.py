@@ -32,38 +32,11 @@ from profiler_wrapper.trace.spans import ranges
 # One session after the other, and the window that they fill.
 
 
-class NamedBlock:
-    """A block that the user named: an annotation in the trace while it runs.
-
-    Where a session ends in the midst of it, its annotation ends too, and begins again in the next session.
-
-    Args:
-        on_begin: called with the name when some of the block is recorded.
-    """
-
-    def __init__(self, name: str, on_begin: Callable[[str], None]) -> None:
-        self._name, self._on_begin = name, on_begin
-        self._annotation: Annotation | None = None
-
-    def begin(self) -> None:
-        """It runs, or goes on, while something records."""
-        if self._annotation is None:
-            self._annotation = Annotation(self._name)
-            self._on_begin(self._name)
-
-    def end(self) -> None:
-        """It is left, or interrupted; a second call does nothing."""
-        annotation, self._annotation = self._annotation, None
-        if annotation is not None:
-            annotation.end()
-
-
 class SessionSequence:
     """Records one session after the other, into windows.
 
     Args:
-        new_session: makes the session for a mode.
-        part_path: where to export one for now.
+        part_path: where to export a session for now.
         before_another: called just before somebody else's profiler takes the recorder from a session of ours.
         held: lists what is owned when a session begins and ends.
     """
@@ -83,7 +56,7 @@ class SessionSequence:
         self._session: Session | None = None
         self._steps: list[int] = []
         self._block: Annotation | None = None
-        self._named: list[NamedBlock] = []  # those that run, outermost first
+        self._named: list[Annotation] = []  # those that run, outermost first
         self._parts = 0
         self._frees_unsure = False
 
@@ -122,7 +95,7 @@ class SessionSequence:
         """Name what is recorded from now on, until `end_block` or the session's end."""
         self.end_block()
         if self._session is not None:
-            self._block = Annotation(name)
+            self._block = Annotation(name).begin()
 
     def end_block(self) -> None:
         """End it; a second call does nothing."""
@@ -130,13 +103,13 @@ class SessionSequence:
         if block is not None:
             block.end()
 
-    def enter_named(self, block: NamedBlock) -> None:
+    def enter_named(self, block: Annotation) -> None:
         """It begins, recorded or not."""
         self._named.append(block)
         if self._session is not None:
             block.begin()
 
-    def leave_named(self, block: NamedBlock) -> None:
+    def leave_named(self, block: Annotation) -> None:
         """It has ended."""
         block.end()
         if block in self._named:
@@ -261,13 +234,8 @@ class Recorder:
         self._calls_elsewhere = False
         self._next: Callable[[], None] | None = None  # what the next call or step on its own thread has to do instead
         self._compilations = 0
-        self._over = False
+        self.over = False  # nothing more will be recorded, and nothing of ours is in the user's way
         self._owner = (os.getpid(), threading.get_ident())
-
-    @property
-    def over(self) -> bool:
-        """Nothing more will be recorded, and nothing of ours is in the user's way."""
-        return self._over
 
     @property
     def on_owner_thread(self) -> bool:
@@ -316,7 +284,7 @@ class Recorder:
                 self.note("it was ended in another process than it began in", incomplete=True)
             else:
                 self._settle_step()
-                if not self._over:
+                if not self.over:
                     self._end_loop()
         finally:
             self._take_down()
@@ -350,7 +318,7 @@ class Recorder:
 
     def note(self, message: str, *, incomplete: bool = False) -> None:
         """Something the result has to say."""
-        window = self.windows[-1] if self._over and self.windows else self.sessions.window
+        window = self.windows[-1] if self.over and self.windows else self.sessions.window
         window.warn(message, incomplete=incomplete)
 
     # -- what happens in the loop -----------------------------------------------------------------
@@ -381,7 +349,10 @@ class Recorder:
         """A model is about to be called; `updated`: its parameters have changed since the last call."""
         self._calls_elsewhere |= self.sessions.running and self._is_another_thread
         self._settle_step()
-        self._safely("a call of the model", lambda: self._root_enters(call, updated))
+        if not self._nothing_ends_here():
+            self._safely("a call of the model", lambda: self._root_enters(call, updated))
+        if self.on_owner_thread:
+            self._phases.add(call.phase)
 
     def _settle_step(self) -> None:
         if self._owes_step and not self._nothing_ends_here():
@@ -396,11 +367,8 @@ class Recorder:
         return in_backward() or capturing() or (self.sessions.running and in_op())
 
     def _root_enters(self, call: RootCall, updated: bool) -> None:
-        if self._has_grown():
-            return
-        if not self._nothing_ends_here():
+        if not self._has_grown():
             self._count(self.counter.root_enters(call.label, gradients=call.grad_enabled, updated=updated))
-        self._phases.add(call.phase)
 
     def _count(self, ended: Ended) -> None:
         if ended is Ended.NO:
@@ -518,12 +486,12 @@ class Recorder:
         self._set_over()
 
     def _set_over(self) -> None:
-        if not self._over:
-            self._over = True
+        if not self.over:
+            self.over = True
             self._on_over()
 
     def _safely(self, what: str, action: Callable[[], None]) -> None:
-        if self._over or not self.on_owner_thread:
+        if self.over or not self.on_owner_thread:
             return
         try:
             (self._next or action)()

@@ -133,15 +133,11 @@ def _processor() -> str:
 
 def versions(own: str) -> dict[str, str]:
     """Of everything a time depends on and that names itself."""
-    found = {"profiler_wrapper": own, "python": platform.python_version(), "torch": str(torch.__version__)}
-    for name, version in (("cuda", torch.version.cuda), ("hip", torch.version.hip)):
-        if version:
-            found[name] = str(version)
+    found: dict[str, object] = {"profiler_wrapper": own, "python": platform.python_version()}
+    found |= {"torch": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip}
     for package in ("transformers", "diffusers", "flash_attn", "transformer_engine"):
-        version = getattr(sys.modules.get(package), "__version__", None)
-        if version:
-            found[package] = str(version)
-    return found
+        found[package] = getattr(sys.modules.get(package), "__version__", None)
+    return {name: str(version) for name, version in found.items() if version is not None}
 
 
 def _process_group() -> tuple[int | None, int | None]:
@@ -292,7 +288,11 @@ def run_settings(modules: Sequence[nn.Module], optimizers: Iterable[object]) -> 
         ),
         "attention_implementation": lambda: _attention_implementation(modules),
         "process_group_backend": lambda: str(torch.distributed.get_backend()) if _process_group()[1] else None,
-        "attention_backends": _attention_backends,
+        "attention_backends": lambda: {  # those of scaled-dot-product attention that are switched on
+            name: bool(is_on())
+            for name in _ATTENTION_BACKENDS
+            if (is_on := getattr(torch.backends.cuda, f"{name}_sdp_enabled", None)) is not None
+        },
         "free_memory_bytes": free_bytes,
         **(_PARTS_OF_CUDA if torch.cuda.is_available() and torch.cuda.is_initialized() else {}),  # type: ignore[no-untyped-call]
     }
@@ -317,7 +317,7 @@ def _optimizer(optimizer: Any) -> dict[str, Any]:
         "class_name": type(optimizer).__name__,
         "module": type(optimizer).__module__,
         **{name: _of_groups(groups, name) for name in ("fused", "foreach", "capturable", "differentiable")},
-        "can_fuse": _accepts(optimizer, "fused") and _devices_with("fused", parameters),
+        "can_fuse": _accepts(optimizer, "fused") and _have_fused_kernels(parameters),
         "can_foreach": _accepts(optimizer, "foreach"),
         "parameters": len(parameters),
         "elements": sum(parameter.numel() for parameter in parameters),
@@ -336,11 +336,10 @@ def _accepts(optimizer: object, name: str) -> bool:
     return name in inspect.signature(type(optimizer).__init__).parameters
 
 
-def _devices_with(kind: str, parameters: Iterable[torch.Tensor]) -> bool:
-    """Whether torch has such kernels for where all parameters are."""
+def _have_fused_kernels(parameters: Iterable[torch.Tensor]) -> bool:
     from torch.utils import _foreach_utils
 
-    devices = getattr(_foreach_utils, f"_get_{kind}_kernels_supported_devices")()
+    devices = _foreach_utils._get_fused_kernels_supported_devices()
     return all(one.device.type in devices and torch.is_floating_point(one) for one in parameters)
 
 
@@ -369,12 +368,6 @@ def _attention_implementation(modules: Iterable[nn.Module]) -> str | None:
 
 
 # --- torch and the device -----------------------------------------------------------------------
-
-
-def _attention_backends() -> dict[str, bool]:
-    """Which backends of scaled-dot-product attention are switched on."""
-    asked = {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled", None) for name in _ATTENTION_BACKENDS}
-    return {name: bool(ask()) for name, ask in asked.items() if ask is not None}
 
 
 _PARTS_OF_CUDA: dict[str, Callable[[], object]] = {

@@ -29,13 +29,13 @@ from profiler_wrapper.capture.layers import (
     RootLabels,
     Selection,
     all_parameters,
-    check_selection,
     find_roots,
     holders,
     is_compiled,
     is_part_of_a_model,
     module_paths,
     name_layers,
+    selector,
 )
 from profiler_wrapper.capture.torch_state import generation_phase, in_backward, keep_dynamo_off, recorder_is_taken
 from profiler_wrapper.errors import WrongUse
@@ -57,9 +57,7 @@ from profiler_wrapper.trace.marks import ROOT_PATH, format_mark
 class Listener:
     """Hears of calls of modules. Its methods must not raise, and are run outside of Dynamo."""
 
-    def open_call(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], marked: set[str] | None = None
-    ) -> object | None:
+    def open_call(self, module: nn.Module, args: Any, kwargs: Any, marked: set[str] | None = None) -> object | None:
         """A module is about to be called. What this returns is given to the two below, unless it is None.
 
         `marked`: the names that listeners before this one gave that call in the trace; None: there are none.
@@ -119,9 +117,7 @@ class _All(Listener):
     def __init__(self, listeners: tuple[Listener, ...]) -> None:
         self._listeners = listeners
 
-    def open_call(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], marked: set[str] | None = None
-    ) -> object | None:
+    def open_call(self, module: nn.Module, args: Any, kwargs: Any, marked: set[str] | None = None) -> object | None:
         names = set[str]() if marked is None else marked
         opened = [(one, one.open_call(module, args, kwargs, names)) for one in self._listeners]
         return [pair for pair in reversed(opened) if pair[1] is not None] or None
@@ -262,7 +258,7 @@ class LayerScopes(Listener):
         in_pipeline: bool = False,
         on_root_enter: Callable[[RootCall], None] | None = None,
     ) -> None:
-        check_selection(layers)
+        selector(layers)  # raises for what is none
         self.warnings: list[str] = []
         self._select = layers
         self._on_root_enter = on_root_enter
@@ -321,7 +317,20 @@ class LayerScopes(Listener):
 
     def describe(self) -> list[dict[str, Any]]:
         """What is known of each layer, in model order, as plain data."""
-        return [target.description() for target in self._targets.values()]
+        return [
+            {
+                "root": (mark := target.layer.mark).root,
+                "path": mark.path,
+                "raw_name": target.layer.raw_name,
+                "class_name": mark.class_name,
+                "kind": mark.kind,
+                "own_parameters": target.layer.own_parameters,
+                "parameters": target.layer.parameters,
+                "compiled": target.compiled,
+                "shared": "shared" in mark.flags,
+            }
+            for target in self._targets.values()
+        ]
 
     def roots(self) -> tuple[Root, ...]:
         """The models known so far, those that are still there."""
@@ -338,20 +347,14 @@ class LayerScopes(Listener):
 
     def describe_compiled(self) -> dict[str, Any]:
         """What is known of the compiled code that ran in the layers, as plain data."""
-        full_names = {root.label: module_paths(root) for root in self.roots()}
-        live = ((entrance.module(), entrance.target) for entrance in self._entrances.values())
-        return describe_compiled(
-            (
-                CompiledModule(target.layer.mark.root, target.layer.mark.path, module)
-                for module, target in live
-                if module is not None and target.compiled
-            ),
-            full_names,
-        )
+        compiled = [
+            CompiledModule(entrance.target.layer.mark.root, entrance.target.layer.mark.path, module)
+            for entrance in self._entrances.values()
+            if entrance.target.compiled and (module := entrance.module()) is not None
+        ]
+        return describe_compiled(compiled, {root.label: module_paths(root) for root in self.roots()})
 
-    def open_call(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], marked: set[str] | None = None
-    ) -> _OpenCall | None:
+    def open_call(self, module: nn.Module, args: Any, kwargs: Any, marked: set[str] | None = None) -> _OpenCall | None:
         try:
             open_here = self._thread.open
             entrance = self._entrances.get(id(module))
@@ -453,20 +456,6 @@ class _Target:
         flags = ("" if phase == "forward" else phase, "compiled" if compiled else "", *mark.flags)
         return format_mark(replace(mark, flags=tuple(filter(None, flags))))
 
-    def description(self) -> dict[str, Any]:
-        layer, mark = self.layer, self.layer.mark
-        return {
-            "root": mark.root,
-            "path": mark.path,
-            "raw_name": layer.raw_name,
-            "class_name": mark.class_name,
-            "kind": mark.kind,
-            "own_parameters": layer.own_parameters,
-            "parameters": layer.parameters,
-            "compiled": self.compiled,
-            "shared": "shared" in mark.flags,
-        }
-
 
 @dataclass(slots=True)
 class _Entrance:
@@ -539,9 +528,7 @@ class FirstCall(Listener):
         now = self._version = None if parameter is None else (id(parameter), parameter._version)
         return before is not None and now is not None and before[0] == now[0] and before[1] < now[1]
 
-    def open_call(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], marked: set[str] | None = None
-    ) -> None:
+    def open_call(self, module: nn.Module, args: Any, kwargs: Any, marked: set[str] | None = None) -> None:
         stop_listening(self)
         self._module, self._gradient = weakref.ref(module), _gradient_state(module)
 
@@ -581,9 +568,8 @@ def is_part(module: nn.Module) -> bool:
 
 def _are_children(holder: dict[Any, Any]) -> bool:
     """Whether it is the `_modules` of a module: nothing but modules under names, and a module refers to it."""
-    for key, value in holder.items():
-        if not isinstance(key, str) or not (value is None or isinstance(value, nn.Module)):
-            return False
+    if not all(isinstance(key, str) and isinstance(one, (nn.Module, type(None))) for key, one in holder.items()):
+        return False
     return any(
         # Python 3.11 and later keep attributes in the object itself.
         isinstance(owner, nn.Module) or (type(owner) is dict and owner.get("_modules") is holder)

@@ -10,7 +10,7 @@ import mmap
 import os
 import threading
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +61,26 @@ def safe_name(name: str) -> str:
 
 
 class Annotation:
-    """A named interval in the trace (`user_annotation`): what `record_function` writes, entered and left by calls."""
+    """A named interval in the trace (`user_annotation`): what `record_function` writes, entered and left by calls.
 
-    def __init__(self, name: str) -> None:
-        self._record: Any = _record_function(safe_name(name))
-        self._record.__enter__()
+    Where a session ends in the midst of it, it ends too, and may begin again in the next one.
+
+    Args:
+        on_begin: called with the name when it begins.
+    """
+
+    def __init__(self, name: str, on_begin: Callable[[str], object] = str) -> None:
+        self._name, self._on_begin = name, on_begin
+        self._record: Any = None
+
+    def begin(self) -> Annotation:
+        """Open it; a second call does nothing."""
+        if self._record is None:
+            record = _record_function(safe_name(self._name))
+            record.__enter__()
+            self._record = record
+            self._on_begin(self._name)
+        return self
 
     def end(self) -> None:
         """Close it; a second call does nothing."""
@@ -222,7 +237,7 @@ class Session:
     def begin_step(self, number: int) -> None:
         """Open the annotation that other tools know a step by."""
         self.end_step()
-        self._step = Annotation(f"ProfilerStep#{number}")
+        self._step = Annotation(f"ProfilerStep#{number}").begin()
 
     def end_step(self) -> None:
         """Close it."""

@@ -94,7 +94,11 @@ class AutoPlan(Plan):
     def after(self, step: int, facts: StepFacts) -> Decision:
         self._recorded += 1
         self._phases |= facts.phases
-        if self._mode is Mode.FULL and self._warm_up_goes_on(facts):
+        if self.is_generation:
+            goes_on = self.timed_steps is None or self._recorded < GENERATION_CALLS
+        else:
+            goes_on = self._recorded < (MOST_WARM_UP_STEPS if facts.compiled else WARM_UP_STEPS)
+        if self._mode is Mode.FULL and goes_on:
             return Decision(Mode.FULL)
         if self._mode is Mode.FULL and not self.is_generation:
             self._mode, self._recorded = Mode.TIMED, 0
@@ -113,11 +117,6 @@ class AutoPlan(Plan):
     def is_generation(self) -> bool:
         """A prefill and then decoding was seen in the steps recorded in full."""
         return {"prefill", "decode"} <= self._phases
-
-    def _warm_up_goes_on(self, facts: StepFacts) -> bool:
-        if self.is_generation:
-            return self.timed_steps is None or self._recorded < GENERATION_CALLS
-        return self._recorded < WARM_UP_STEPS or (facts.compiled and self._recorded < MOST_WARM_UP_STEPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,18 +221,17 @@ def parse_windows(steps: str | int | range) -> tuple[range, ...]:
     """
     if isinstance(steps, range) and len(steps) and steps.step == 1 and steps.start >= 0:
         return (steps,)
-    if isinstance(steps, int) and not isinstance(steps, bool) and steps >= 0:
-        return (range(steps, steps + 1),)
-    if not isinstance(steps, str):
+    if isinstance(steps, bool) or not isinstance(steps, (str, int)):
         raise _not_steps(steps)
-    windows = sorted((_parse_window(part.strip(), steps) for part in steps.split(",")), key=lambda window: window.start)
+    parts = str(steps).split(",")
+    windows = sorted((_parse_window(part.strip(), steps) for part in parts), key=lambda window: window.start)
     for earlier, later in pairwise(windows):
         if later.start < earlier.stop:
             raise WrongUse(f"steps={steps!r} asks for step {later.start} twice. Give windows that do not overlap.")
     return tuple(windows)
 
 
-def _parse_window(part: str, steps: str) -> range:
+def _parse_window(part: str, steps: object) -> range:
     match = re.fullmatch(r"([0-9]{1,12})(?:\s*-\s*([0-9]{1,12}))?", part)
     if match is None:
         raise _not_steps(steps)

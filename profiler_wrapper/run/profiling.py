@@ -8,11 +8,11 @@ from collections.abc import Callable
 from profiler_wrapper import __version__
 from profiler_wrapper.capture.layers import all_parameters, find_stages
 from profiler_wrapper.capture.owned_tensors import OwnedTensors, find_optimizers, may_come
-from profiler_wrapper.capture.recorder import NamedBlock, Recorder
+from profiler_wrapper.capture.recorder import Recorder
 from profiler_wrapper.capture.records import OutOfMemory, out_of_memory
 from profiler_wrapper.capture.runinfo import is_in_pipeline, run_info, run_settings
 from profiler_wrapper.capture.scopes import FirstCall, LayerScopes, RootCall, is_part, listen, stop_listening
-from profiler_wrapper.capture.session import Session, machine_activities
+from profiler_wrapper.capture.session import Annotation, Session, machine_activities
 from profiler_wrapper.capture.steps import Mode, OpenPlan, Plan
 from profiler_wrapper.capture.torch_state import (
     in_backward,
@@ -87,9 +87,9 @@ class Profiling:
         if self._recorder is not None:
             self._recorder.user_step()
 
-    def enter_named(self, name: str) -> NamedBlock:
+    def enter_named(self, name: str) -> Annotation:
         """A named block begins."""
-        block = NamedBlock(name, lambda name: self.finisher.follow(name) if self.finisher is not None else None)
+        block = Annotation(name, lambda name: self.finisher.follow(name) if self.finisher is not None else None)
         recorder = self._recorder
         if recorder is not None and recorder.on_owner_thread and not recorder.over:
             recorder.sessions.enter_named(block)
@@ -97,7 +97,7 @@ class Profiling:
             block.begin()
         return block
 
-    def leave_named(self, block: NamedBlock) -> None:
+    def leave_named(self, block: Annotation) -> None:
         """It has ended."""
         if self._recorder is not None:
             self._recorder.sessions.leave_named(block)

@@ -187,7 +187,8 @@ def test_failed_note_drops_the_graph_and_the_next_one_is_whole() -> None:
 
 def test_unknown_torch_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "_unavailable", None)
-    compiled._guarded(compiled._stand_before_tracing)(SimpleNamespace())  # type: ignore[arg-type]
+    monkeypatch.setattr(compiled, "_TRACING", "not there")
+    compiled.after_import("sys", compiled._stand_before_tracing)
     assert "this version of torch is not known" in str(compiled._unavailable)
     assert set(describe_compiled([], {})) == {"*"}
 
