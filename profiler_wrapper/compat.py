@@ -107,7 +107,7 @@ class SimpleMemoryProfiler:
         always written, once.
         """
         if self._steps_left and profiler_is_on():
-            Annotation(f"{MEMORY_POINT}{tag or 'point'}").end()
+            Annotation(f"{MEMORY_POINT}{tag or 'point'}").begin().end()
 
     def step(self) -> None:
         """A step has ended; the last one writes the files. Later calls do nothing."""

@@ -12,10 +12,10 @@ from typing import Any, Literal
 from profiler_wrapper import __version__
 from profiler_wrapper.analysis.time_rows import Track
 from profiler_wrapper.capture.owned_tensors import OwnedTensors
+from profiler_wrapper.capture.records import RecordedTrace, Window
 from profiler_wrapper.capture.runinfo import run_info
 from profiler_wrapper.capture.scopes import LayerScopes, RootCall
 from profiler_wrapper.capture.torch_state import OptimizerSteps, profiler_is_on, records_here
-from profiler_wrapper.capture.window import RecordedTrace, Window
 from profiler_wrapper.errors import warn
 from profiler_wrapper.run.finishing import Finisher
 from profiler_wrapper.run.options import make_options

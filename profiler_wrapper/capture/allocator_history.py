@@ -25,7 +25,6 @@ class AllocatorHistory:
     `stacks="all"` would add the C++ frames: dumping those took 461 s where Python's took 4.
 
     Args:
-        most_entries: what of the history is kept, the newest.
         failure_path: where a snapshot goes when an allocation cannot be met. It is taken at that moment, before
             torch raises: afterwards the stack is unwound and what it held is free. Without a path none is taken.
 
@@ -34,8 +33,8 @@ class AllocatorHistory:
         problems: why others were not.
     """
 
-    def __init__(self, *, most_entries: int = MOST_ENTRIES, failure_path: Callable[[], Path] | None = None) -> None:
-        self._most_entries, self._failure_path = most_entries, failure_path
+    def __init__(self, *, failure_path: Callable[[], Path] | None = None) -> None:
+        self._failure_path = failure_path
         self._started = False  # by us
         self._tries, self._dumping = 0, False
         self.running = False
@@ -56,19 +55,17 @@ class AllocatorHistory:
         self.running = True
         enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
         if enabled is None or not enabled():  # else it is the user's own history: we dump it, and leave it on
-            self._record()
+            try:
+                torch.cuda.memory._record_memory_history(
+                    enabled="all", context="all", stacks="python", max_entries=MOST_ENTRIES
+                )
+            except Exception as error:
+                self.running = False
+                message = f"the memory snapshot is not available, because torch said: {error}"
+                raise SnapshotUnavailable(message) from error
+            self._started = True
         if self._failure_path is not None and _listen():
             _watching.append(self)
-
-    def _record(self) -> None:
-        try:
-            torch.cuda.memory._record_memory_history(
-                enabled="all", context="all", stacks="python", max_entries=self._most_entries
-            )
-        except Exception as error:
-            self.running = False
-            raise SnapshotUnavailable(f"the memory snapshot is not available, because torch said: {error}") from error
-        self._started = True
 
     def dump(self, path: Path) -> None:
         """Write what there is.

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils.benchmark import Timer
@@ -25,14 +25,8 @@ _DEVICE_COPY_BYTES = 1 << 30
 _TYPES = ("float64", "float32", "tfloat32", "float16", "bfloat16", "float8", "int8")
 
 
-class _Sample(NamedTuple):
-    """Seconds of one call: the fastest sample and the median one."""
-
-    best_s: float
-    median_s: float
-
-
 _Work = Callable[[], object]
+_Sample = tuple[float, float]  # seconds of one call: the fastest sample and the median one
 
 
 def check_seconds(seconds: float) -> None:
@@ -212,7 +206,7 @@ def _best_matmul(kind: str, device: torch.device, sizes: tuple[int, ...], second
             if not found:
                 raise
             break
-        call_s, before = sample.best_s, size
+        call_s, before = sample[0], size
         found.append(_ceiling(2 * size**3, sample, f"{size} x {size} x {size}"))
     return max(found, key=lambda ceiling: ceiling.per_s)
 
@@ -238,7 +232,8 @@ def _best_copy(device: torch.device, size_bytes: int, seconds: float) -> Ceiling
 
 
 def _ceiling(amount: int, sample: _Sample, size: str) -> Ceiling:
-    return Ceiling(per_s=amount / sample.best_s, median_per_s=amount / sample.median_s, size=size)
+    best_s, median_s = sample
+    return Ceiling(per_s=amount / best_s, median_per_s=amount / median_s, size=size)
 
 
 def _time(work: _Work, seconds: float) -> _Sample:
@@ -246,4 +241,4 @@ def _time(work: _Work, seconds: float) -> _Sample:
     measured = Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads()).blocked_autorange(
         min_run_time=max(seconds, 0.0)
     )
-    return _Sample(best_s=max(min(measured.times), 1e-9), median_s=max(measured.median, 1e-9))
+    return max(min(measured.times), 1e-9), max(measured.median, 1e-9)

@@ -15,12 +15,15 @@ import inspect
 import re
 import sys
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, SourceFileLoader
-from types import FrameType, ModuleType
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
 
 from profiler_wrapper.capture.steps import is_off
 from profiler_wrapper.trace.marks import ALL_GRAPHS
@@ -35,8 +38,8 @@ if TYPE_CHECKING:
 # `fwd_nn_module_stack` on one of the backward; neither on what the compiled module does itself. A
 # node without `seq_nr` was made later by a pass of Inductor's.
 
-_ROOT = re.compile(r"L\['\w+'\]")
-_STEPS = re.compile(r"""\._modules\[['"](\w+)['"]\]|\[['"](\w+)['"]\]|\[(\d+)\]|\.([^.\[\]@]+)""")
+_STEP = re.compile(r"""\[['"]?(\w+)['"]?\]|\.([^.\[\]@]+)""")  # [0], ['mlp'] or .mlp
+_SOURCE = re.compile(rf"(L\['\w+'\])((?:{_STEP.pattern})*)(?:@\d+)?")  # @: a later call of the same module
 
 
 class ForeignModule(ValueError):
@@ -60,20 +63,11 @@ def split_source(source: str) -> tuple[str, str]:
     Raises:
         ForeignModule: it is no module below an argument of the compiled code.
     """
-    plain = re.sub(r"@\d+$", "", source)  # a later call of the same module
-    root = _ROOT.match(plain)
-    if root is None:
+    match = _SOURCE.fullmatch(source)
+    if match is None:
         raise ForeignModule(source)
-    rest = plain[root.end() :]
-    steps, end = [], 0
-    for match in _STEPS.finditer(rest):
-        if match.start() != end:
-            raise ForeignModule(source)
-        end = match.end()
-        steps.append(next(group for group in match.groups() if group is not None))
-    if end != len(rest):
-        raise ForeignModule(source)
-    return root[0], ".".join(step for step in steps if step not in ("_orig_mod", "_modules"))
+    steps = (one or other for one, other in _STEP.findall(match[2]))
+    return match[1], ".".join(step for step in steps if step not in ("_orig_mod", "_modules"))
 
 
 def module_of(node: Any) -> Module | None:
@@ -207,24 +201,8 @@ def install() -> None:
     """Begin to remember, from when Inductor is imported; done when this package is imported."""
     if is_off():
         return
-    after_import("torch._inductor.debug", _guarded(_stand_before_tracing))
-    after_import("torch._inductor.output_code", _guarded(_stand_around_graphs))
-
-
-def known_graphs() -> dict[str, tuple[Kernel, ...] | str]:
-    """The kernel calls of each compiled graph by its cache key, or why they are not known."""
-    return dict(_graphs)
-
-
-def _guarded(patch: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
-    def when_imported(module: ModuleType) -> None:
-        global _unavailable
-        try:
-            patch(module)
-        except Exception as error:
-            _unavailable = f"this version of torch is not known ({type(error).__name__}: {error})"
-
-    return when_imported
+    after_import("torch._inductor.debug", _stand_before_tracing)
+    after_import("torch._inductor.output_code", _stand_around_graphs)
 
 
 # -- while Inductor generates code ------------------------------------------------------------------
@@ -252,21 +230,14 @@ def _note_kernel(made_from: Any = None, name: Any = None, *_: Any, **__: Any) ->
             raise RuntimeError("a graph within a graph")
         if getattr(graph, "cpp_wrapper", False):
             raise RuntimeError("C++ calls the kernels")
-        notes.append(_kernel(made_from, str(name), is_backward=bool(graph.is_backward)))
+        nodes, is_extern = kernel_nodes(made_from), not isinstance(made_from, list)
+        phase = "forward" if not graph.is_backward else "recompute" if is_recomputed(nodes) else "backward"
+        called = called_operator(nodes) if is_extern else None
+        notes.append(Kernel(called or str(name), is_extern, phase, tuple(owners(nodes))))
     except ForeignModule as error:
         _here.failure = f"they run a module that was not compiled with them ({error})"
     except Exception as error:
         _here.failure = f"their kernels could not be noted ({type(error).__name__}: {error})"
-
-
-def _kernel(made_from: Any, name: str, *, is_backward: bool) -> Kernel:
-    nodes = kernel_nodes(made_from)
-    phase = "forward"
-    if is_backward:
-        phase = "recompute" if is_recomputed(nodes) else "backward"
-    is_extern = not isinstance(made_from, list)
-    name = (called_operator(nodes) if is_extern else None) or name
-    return Kernel(name, is_extern, phase, tuple(owners(nodes)))
 
 
 # -- when a graph is compiled, or comes from a cache -------------------------------------------------
@@ -298,8 +269,8 @@ def _keep_notes(compiled: Any, graph: Any) -> None:
         roots = {module.root for kernel in notes for module in kernel.modules if module.root}
         if len(roots) > 1:
             failure = f"they run modules of several arguments ({', '.join(sorted(roots))})"
-        kernels = tuple((*kernel[:3], tuple(tuple(module) for module in kernel.modules)) for kernel in notes)
-        vars(compiled)[_ATTRIBUTE] = (_VERSION, failure if failure is not None else kernels)
+        plain = tuple((*kernel[:3], tuple(tuple(module) for module in kernel.modules)) for kernel in notes)
+        vars(compiled)[_ATTRIBUTE] = (_VERSION, failure if failure is not None else plain)
         _here.fresh = id(compiled)
     except Exception as error:
         vars(compiled)[_ATTRIBUTE] = (_VERSION, f"their kernels could not be kept ({type(error).__name__}: {error})")
@@ -329,10 +300,7 @@ def _known(compiled: Any, is_fresh: bool, arguments: Iterable[Any]) -> tuple[Ker
         return _unavailable or MADE_WITHOUT_US
     if isinstance(notes, str):
         return notes
-    kernels = tuple(
-        Kernel(name, is_extern, phase, tuple(Module(*module) for module in modules))
-        for name, is_extern, phase, modules in notes
-    )
+    kernels = msgspec.convert(notes, tuple[Kernel, ...])
     if is_fresh:
         return kernels
     # The key of a cache does not hold the names of modules: the entry may have been made for others.
@@ -347,11 +315,9 @@ def _known(compiled: Any, is_fresh: bool, arguments: Iterable[Any]) -> tuple[Ker
 
 
 def _graph_of_dynamo() -> Any | None:
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
+    for frame, _ in traceback.walk_stack(sys._getframe()):
         if frame.f_code.co_name == "compile_fx" and frame.f_globals.get("__name__") == "torch._inductor.compile_fx":
             return frame.f_locals.get("model_")
-        frame = frame.f_back
     return None
 
 
@@ -373,15 +339,11 @@ def graph_breaks() -> list[dict[str, Any]] | None:
     Dynamo is not imported for this. None where this torch does not tell.
     """
     utils = sys.modules.get("torch._dynamo.utils")
-    if utils is None:
-        return []
     reasons, counters = getattr(utils, "graph_break_reasons", None), getattr(utils, "counters", None)
     if reasons is None and counters is None:
-        return None
-    found: Counter[tuple[str, str | None]] = Counter()
-    for entry in list(reasons or ()):
-        if getattr(entry, "graph_break", True):
-            found[_reason(getattr(entry, "reason", "")), _source(getattr(entry, "user_stack", None))] += 1
+        return [] if utils is None else None
+    entries = [entry for entry in reasons or () if getattr(entry, "graph_break", True)]
+    found = Counter((_reason(entry.reason), _source(getattr(entry, "user_stack", None))) for entry in entries)
     with_place = {reason for reason, _ in found}
     for text, count in dict((counters or {}).get("graph_break") or {}).items():
         if _reason(text) not in with_place:
@@ -400,10 +362,8 @@ def _reason(text: object) -> str:
 
 def _source(stack: Iterable[Any] | None) -> str | None:
     """`file:line` of the innermost frame."""
-    frames = list(stack or ())
-    if not frames:
-        return None
-    name, line = getattr(frames[-1], "filename", None), getattr(frames[-1], "lineno", None)
+    innermost = [*(stack or (None,))][-1]
+    name, line = getattr(innermost, "filename", None), getattr(innermost, "lineno", None)
     return f"{name}:{line}" if name and line else None
 
 
@@ -431,9 +391,11 @@ def describe_compiled(modules: Iterable[CompiledModule], full_names: Mapping[str
     """
     if _unavailable is not None:
         return {ALL_GRAPHS: _unavailable}
-    graphs = known_graphs()
-    names = {one: _names_below(one, full_names.get(one.root, {})) for one in modules} if graphs else {}
-    return {key: _describe(kernels, _traced.get(key, frozenset()), names) for key, kernels in graphs.items()}
+    names = {one: _names_below(one, full_names.get(one.root, {})) for one in modules} if _graphs else {}
+    return {
+        key: kernels if isinstance(kernels, str) else _describe(kernels, _traced.get(key, frozenset()), names)
+        for key, kernels in dict(_graphs).items()
+    }
 
 
 def _names_below(place: CompiledModule, full_names: Mapping[int, str]) -> dict[tuple[str, str], str]:
@@ -447,12 +409,8 @@ def _names_below(place: CompiledModule, full_names: Mapping[int, str]) -> dict[t
 
 
 def _describe(
-    kernels: tuple[Kernel, ...] | str,
-    traced: frozenset[Module],
-    names: dict[CompiledModule, dict[tuple[str, str], str]],
+    kernels: tuple[Kernel, ...], traced: frozenset[Module], names: dict[CompiledModule, dict[tuple[str, str], str]]
 ) -> dict[str, Any] | str:
-    if isinstance(kernels, str):
-        return kernels
     working = dict.fromkeys(m[:2] for k in kernels for m in k.modules)
     fitting = {place: below for place, below in names.items() if all(module in below for module in working)}
     if not fitting and working.keys() <= {OWN[:2]}:  # a function: its kernels belong where it is called
@@ -462,65 +420,62 @@ def _describe(
     idle = sorted({m[:2] for m in traced}.difference(working))
     idle = [module for module in idle if all(module in below for below in fitting.values())]
     modules = {module: i for i, module in enumerate([*working, *idle])}
-    inside = {(place.root, place.path): [below[module] for module in modules] for place, below in fitting.items()}
+    inside = {place[:2]: [below[module] for module in modules] for place, below in fitting.items()}
     return {
         "kernels": [[k.name, k.is_extern, k.phase, [modules[module[:2]] for module in k.modules]] for k in kernels],
-        "inside": [[root, path, full_names] for (root, path), full_names in inside.items()],
+        "inside": [[*place, full_names] for place, full_names in inside.items()],
     }
 
 
 # --------------------------------------------------------------------------------------------------
 # Calls a function as soon as a module has been imported, without importing it.
 
-WhenImported = Callable[[ModuleType], None]
-
-_waiting: dict[str, WhenImported] = {}
+_waiting: dict[str, Callable[[ModuleType], None]] = {}
 
 
-def after_import(name: str, when_imported: WhenImported) -> None:
-    """Call `when_imported` with the module `name`: now if it is imported already, else once it is.
+def after_import(name: str, patch: Callable[[ModuleType], None]) -> None:
+    """Call `patch` with the module `name`: now if it is imported already, else once it is.
 
-    `when_imported` must not raise: it runs within somebody's import statement.
+    What it raises is why nothing is known of compiled code: it runs within somebody's import statement.
     """
-    module = sys.modules.get(name)
-    if module is not None:
-        when_imported(module)
-        return
-    _waiting[name] = when_imported
-    if _finder not in sys.meta_path:
+    _waiting[name] = patch
+    if (module := sys.modules.get(name)) is not None:
+        _has_been_imported(module)
+    elif _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
 
 
+def _has_been_imported(module: ModuleType) -> None:
+    global _unavailable
+    patch = _waiting.pop(module.__name__, None)
+    try:
+        if patch is not None:
+            patch(module)
+    except Exception as error:
+        _unavailable = f"this version of torch is not known ({type(error).__name__}: {error})"
+
+
 class _Finder(MetaPathFinder):
-    """Lets the others find a module that is waited for, and has its loader report when it is done."""
+    """Has the loader of a module that is waited for report when it is done."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in _waiting:
-            return None
-        for finder in sys.meta_path:
-            find = getattr(finder, "find_spec", None)
-            spec = find(fullname, path, target) if finder is not self and find is not None else None
-            if spec is not None:
-                # A loader of this type is made for one module and for one import of it.
-                if type(spec.loader) is SourceFileLoader:
-                    _report_when_imported(fullname, spec.loader)
-                return spec  # type: ignore[no-any-return]
-        return None
+        spec = PathFinder.find_spec(fullname, path, target) if fullname in _waiting else None
+        # A loader of this type is made for one module and for one import of it.
+        if spec is None or type(spec.loader) is not SourceFileLoader:
+            return spec
+        loader = spec.loader
+
+        def exec_module(module: ModuleType) -> None:
+            vars(loader).pop("exec_module", None)  # the loader is as it was
+            loader.exec_module(module)
+            _has_been_imported(module)
+            if not _waiting and self in sys.meta_path:
+                sys.meta_path.remove(self)
+
+        vars(loader)["exec_module"] = exec_module
+        return spec
 
 
 _finder = _Finder()
-
-
-def _report_when_imported(name: str, loader: SourceFileLoader) -> None:
-    def exec_module(module: ModuleType) -> None:
-        vars(loader).pop("exec_module", None)  # the loader is as it was
-        loader.exec_module(module)
-        when_imported = _waiting.pop(name, None)
-        if not _waiting and _finder in sys.meta_path:
-            sys.meta_path.remove(_finder)
-        if when_imported is not None:
-            when_imported(module)
-
-    vars(loader)["exec_module"] = exec_module

@@ -63,12 +63,10 @@ def free_bytes_below_own_limit() -> int | None:
 
 def _machine_free_bytes() -> int | None:
     try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
     except (OSError, ValueError):
         return None
-    return None
 
 
 def control_group_free_bytes() -> int | None:
@@ -87,8 +85,7 @@ def _control_groups() -> Iterator[tuple[Path, int]]:
     except (OSError, ValueError):  # not on this system
         return
     for line in lines:
-        _, _, rest = line.partition(":")
-        controllers, _, group = rest.partition(":")
+        controllers, _, group = line.partition(":")[2].partition(":")
         if controllers and "memory" not in controllers.split(","):
             continue
         version = 1 if controllers else 2
@@ -132,8 +129,8 @@ class GrowthBound:
     def restart(self) -> None:
         """Count growth from now on."""
         free = self._free()
-        self.bound_bytes = (
-            MOST_GROWTH_BYTES if free is None else min(MOST_GROWTH_BYTES, int(free * SHARE_OF_FREE_MEMORY))
+        self.bound_bytes = min(
+            MOST_GROWTH_BYTES, MOST_GROWTH_BYTES if free is None else int(free * SHARE_OF_FREE_MEMORY)
         )
         self._start_bytes = self._resident()
         self._next_look_s = self._clock() + LOOK_EVERY_S

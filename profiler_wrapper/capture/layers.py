@@ -14,7 +14,7 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Union
 
 from torch import nn
@@ -48,11 +48,9 @@ def find_stages(model: object) -> tuple[Stage, ...]:
     if isinstance(model, (list, tuple)):
         return tuple(stage for one in model for stage in find_stages(one))
     held = getattr(model, "_stages", None)
-    if held is None and getattr(model, "_stage", None) is not None:
-        held = [model._stage]  # type: ignore[attr-defined]
-    if isinstance(held, (list, tuple)) and not isinstance(model, Mapping):
-        return tuple(_stage(one) for one in held if _is_stage(one))
-    return (_stage(model),) if _is_stage(model) else ()
+    if not isinstance(held, (list, tuple)) or isinstance(model, Mapping):
+        held = [getattr(model, "_stage", None) or model]
+    return tuple(_stage(one) for one in held if _is_stage(one))
 
 
 def _is_stage(found: Any) -> bool:
@@ -149,51 +147,41 @@ def plain_class_name(module: nn.Module) -> str:
     return class_name(holders(module)[-1])
 
 
-def find_roots(model: object, labels: RootLabels | None = None) -> tuple[Root, ...]:
+def find_roots(model: object, labels: RootLabels | None = None, *, in_pipeline: bool = False) -> tuple[Root, ...]:
     """The roots in what a user calls a model: a module, several in a list or dict, or a pipeline.
 
     The keys of a dict, and the component names of a pipeline (anything with a `components` mapping
     that holds modules), name their roots; other roots are named by class and number.
 
-    Stages of `torch.distributed.pipelining`, or a schedule that holds them, are roots too.
+    Stages of `torch.distributed.pipelining`, or a schedule that holds them, are roots too. `in_pipeline`: so is what
+    else is found.
 
     Raises:
         WrongUse: there is no module in it.
     """
     labels = labels or RootLabels()
+    is_module = isinstance(model, nn.Module)
     if stages := find_stages(model):
-        several = len(stages) > 1
-        return tuple(
-            Root(f"{plain_class_name(stage.module)}#stage{stage.number}", stage.module, in_pipeline=True)
-            if several
-            else Root(labels.take(stage.module), stage.module, in_pipeline=True)
-            for stage in stages
-        )
-    if isinstance(model, nn.ModuleDict):
-        model = dict(model.items())
-    elif isinstance(model, nn.ModuleList) or (
-        isinstance(model, Iterable)
-        and not isinstance(model, (nn.Module, str, bytes, Mapping))
-        and not hasattr(model, "components")
-    ):
-        model = list(model)
-    if isinstance(model, nn.Module):
-        return (Root(labels.take(model), model),)
-    if isinstance(model, Mapping):
-        roots = tuple(Root(str(key), value, named=True) for key, value in model.items() if isinstance(value, nn.Module))
-    elif isinstance(model, list):
-        distinct = {id(module): module for module in model if isinstance(module, nn.Module)}
-        roots = tuple(Root(labels.take(module), module) for module in distinct.values())
-    elif isinstance(components := getattr(model, "components", None), Mapping):
-        return find_roots(components, labels)
+        numbers = [f"{plain_class_name(stage.module)}#stage{stage.number}" for stage in stages]
+        names = numbers if len(stages) > 1 else [labels.take(stages[0].module)]
+        return tuple(Root(name, stage.module, in_pipeline=True) for name, stage in zip(names, stages, strict=True))
+    found: dict[int, Root] = {}
+    if isinstance(model, (Mapping, nn.ModuleDict)):
+        named = [(key, one) for key, one in model.items() if isinstance(one, nn.Module)]
+        found = {i: Root(str(key), one, True, in_pipeline) for i, (key, one) in enumerate(named)}
+    elif not is_module and isinstance(components := getattr(model, "components", None), Mapping):
+        return find_roots(components, labels, in_pipeline=in_pipeline)
     else:
-        roots = ()
-    if not roots:
+        is_list = isinstance(model, Iterable) and (isinstance(model, nn.ModuleList) or not is_module)
+        for one in model if is_list else (model,):  # type: ignore[attr-defined]
+            if isinstance(one, nn.Module) and id(one) not in found:
+                found[id(one)] = Root(labels.take(one), one, False, in_pipeline)
+    if not found:
         raise WrongUse(
             f"model={type(model).__name__} holds no torch.nn.Module. "
             "Give a module, a list or dict of modules, a pipeline, or nothing."
         )
-    return roots
+    return tuple(found.values())
 
 
 def name_layers(root: Root, select: Selection = "auto") -> tuple[Layer, ...]:
@@ -206,12 +194,12 @@ def name_layers(root: Root, select: Selection = "auto") -> tuple[Layer, ...]:
     Raises:
         WrongUse: `select` is none of these.
     """
-    wanted = _selector(select)
-    layers = []
-    for spot in _walk(root):
-        if spot.path == ROOT_PATH or (not _never_runs(spot.module) and wanted(spot)):
-            layers.append(_layer(spot, root.label))
-    return tuple(layers)
+    wanted = selector(select)
+    return tuple(
+        _layer(spot, root.label)
+        for spot in _walk(root)
+        if spot.path == ROOT_PATH or (not _never_runs(spot.module) and wanted(spot))
+    )
 
 
 def module_paths(root: Root) -> dict[int, str]:
@@ -225,7 +213,6 @@ class _Spot:
 
     path: str  # full name, "." for the root
     raw_name: str  # "" for a root that nothing wraps
-    module: nn.Module
     holders: tuple[nn.Module, ...]
     depth: int  # below the root
     depth_in_block: int | None  # 0 for the block itself, None outside
@@ -233,70 +220,50 @@ class _Spot:
     in_adapted: bool
     shared: bool = False
 
-
-@dataclass(slots=True)
-class _Visit:
-    in_pipeline: bool = False
-    spots: dict[int, _Spot] = field(default_factory=dict)
-    paths: set[str] = field(default_factory=set)
+    @property
+    def module(self) -> nn.Module:
+        return self.holders[-1]
 
 
 def _walk(root: Root) -> Iterator[_Spot]:
+    """Each module of the plain model once, before those below it."""
     held = holders(root.module)
-    module, added = held[-1], added_prefix(held)
-    is_block = bool(children(module)) and looks_like_block(class_name(module))
-    top = _Spot(
-        path=ROOT_PATH,
-        raw_name=added[:-1],
-        module=module,
-        holders=held,
-        depth=0,
-        depth_in_block=0 if is_block else None,
-        is_block=is_block,
-        in_adapted=False,
-    )
-    visit = _Visit(root.in_pipeline, {id(module): top}, {ROOT_PATH})
+    is_block = bool(children(held[-1])) and looks_like_block(class_name(held[-1]))
+    top = _Spot(ROOT_PATH, added_prefix(held)[:-1], held, 0, 0 if is_block else None, is_block, in_adapted=False)
+    spots, paths = {id(top.module): top}, {ROOT_PATH}
     prefix = f"{root.label}." if root.named else ""
-    descents = [_descend(top, prefix, prefix + added, visit)]
-    while descents:  # without recursion, which ends where modules are nested deep
-        below = next(descents[-1], None)
-        if below is None:
-            descents.pop()
-        else:
-            descents.append(below)
-    return iter(visit.spots.values())
-
-
-def _descend(parent: _Spot, prefix: str, raw_prefix: str, visit: _Visit) -> Iterator[Iterator[Any]]:
-    """Adds what is right below `parent`; gives the descent into each."""
-    blocks = () if parent.depth_in_block is not None else _blocks_in(parent)
-    first = numbered_from(parent.module) if visit.in_pipeline else 0
-    for name, child in children(parent.module).items():
-        held = holders(child)
-        inner, added = held[-1], added_prefix(held)
-        path = prefix + (str(int(name) + first) if first else name)
-        if (seen := visit.spots.get(id(inner))) is not None:
+    waiting = _below(top, prefix, prefix + added_prefix(held), root)
+    while waiting:  # without recursion, which ends where modules are nested deep
+        parent, path, raw_name, is_block, module = waiting.pop()
+        held = holders(module)
+        if (seen := spots.get(id(held[-1]))) is not None:
             seen.shared = True
             continue
-        if path in visit.paths:  # two modules of one plain name: keep what sets them apart
-            path = raw_prefix + name
+        level = not _never_runs(held[-1])
         spot = _Spot(
-            path=path,
-            raw_name=raw_prefix + name + (f".{added[:-1]}" if added else ""),
-            module=inner,
+            path=raw_name if path in paths else path,  # two modules of one plain name: keep what sets them apart
+            raw_name=f"{raw_name}.{added_prefix(held)}"[:-1],
             holders=held,
-            depth=parent.depth + (not _never_runs(inner)),
-            depth_in_block=(
-                (0 if name in blocks else None)
-                if parent.depth_in_block is None
-                else parent.depth_in_block + (not _never_runs(inner))
-            ),
-            is_block=name in blocks,
+            depth=parent.depth + level,
+            depth_in_block=0 if is_block else None if parent.depth_in_block is None else parent.depth_in_block + level,
+            is_block=is_block,
             in_adapted=parent.in_adapted or _facts(parent.module).adapted_attribute is not None,  # a layer of PEFT's
         )
-        visit.spots[id(inner)] = spot
-        visit.paths.add(path)
-        yield _descend(spot, f"{path}.", f"{raw_prefix}{name}.{added}", visit)
+        spots[id(spot.module)] = spot
+        paths.add(spot.path)
+        waiting += _below(spot, f"{spot.path}.", f"{spot.raw_name}.", root)
+    return iter(spots.values())
+
+
+def _below(spot: _Spot, prefix: str, raw_prefix: str, root: Root) -> list[tuple[_Spot, str, str, bool, nn.Module]]:
+    """What is right below: where, its plain and its raw name, whether it is a block, and the module; last one first."""
+    blocks = _blocks_in(spot) if spot.depth_in_block is None else ()
+    first = numbered_from(spot.module) if root.in_pipeline else 0
+    found = [
+        (spot, prefix + (str(int(name) + first) if first else name), raw_prefix + name, name in blocks, module)
+        for name, module in children(spot.module).items()
+    ]
+    return found[::-1]
 
 
 def _never_runs(module: nn.Module) -> bool:
@@ -334,12 +301,8 @@ def _is_stage_of_a_pipeline(module: nn.Module) -> bool:
     )
 
 
-def check_selection(select: Selection) -> None:
-    """Raise WrongUse if `select` is no selection of layers."""
-    _selector(select)
-
-
-def _selector(select: Selection) -> Callable[[_Spot], bool]:
+def selector(select: Selection) -> Callable[[_Spot], bool]:
+    """Whether a place in the module tree is selected. Raises WrongUse if `select` is no selection of layers."""
     if isinstance(select, str) and select == "auto":
         return lambda spot: (spot.depth_in_block or 0) <= 1 and not spot.in_adapted
     if isinstance(select, int) and not isinstance(select, bool) and select >= 0:
@@ -383,7 +346,6 @@ _WRAPPED = {
     "megatron.core.distributed.data_parallel_base._BaseDataParallel": "module",
     "megatron.core.transformer.module.Float16Module": "module",
 }
-_OPTIMIZED = "torch._dynamo.eval_frame.OptimizedModule"
 # Layers of PEFT that took the place of one of the model's, and the attribute that holds it.
 _ADAPTED = {
     "peft.tuners.tuners_utils.BaseTunerLayer": "base_layer",
@@ -398,7 +360,6 @@ _DYNAMIC_PREFIXES = ("FSDP", "DDP", "Replicate", "Parametrized")
 class _ClassFacts:
     plain_name: str
     wrapped_attribute: str | None
-    is_compiled_wrapper: bool
     adapted_attribute: str | None
 
 
@@ -456,7 +417,8 @@ def added_prefix(held: tuple[nn.Module, ...]) -> str:
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether a call of `module` runs compiled code: `module.compile()` or a wrapper of `torch.compile`."""
-    return any(one._compiled_call_impl is not None or _facts(one).is_compiled_wrapper for one in holders(module))
+    held = holders(module)
+    return any(one._compiled_call_impl is not None or _facts(one).wrapped_attribute == "_orig_mod" for one in held)
 
 
 def is_part_of_a_model(module: nn.Module) -> bool:
@@ -472,17 +434,10 @@ def _facts(module: nn.Module) -> _ClassFacts:
     cls: type = type(module)
     if cls not in _known:
         names = [f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__]
+        made_from = (b for b in cls.__bases__ if cls.__name__ in [f"{p}{b.__name__}" for p in _DYNAMIC_PREFIXES])
         _known[cls] = _ClassFacts(
-            plain_name=next(
-                (
-                    base.__name__
-                    for base in cls.__bases__
-                    if cls.__name__ in [p + base.__name__ for p in _DYNAMIC_PREFIXES]
-                ),
-                cls.__name__,
-            ),
+            plain_name=next(made_from, cls).__name__,
             wrapped_attribute=next((_WRAPPED[name] for name in names if name in _WRAPPED), None),
-            is_compiled_wrapper=_OPTIMIZED in names,
             adapted_attribute=next((_ADAPTED[name] for name in names if name in _ADAPTED), None),
         )
     return _known[cls]

@@ -36,53 +36,51 @@ class Listing:
 
     def __init__(self) -> None:
         self.time_ns = time.time_ns()
-        self._size_bytes: dict[torch.device, dict[int, int]] = {}  # by address
-        self._labels: dict[torch.device, dict[int, str]] = {}  # "category name", by address
+        self._labels: dict[torch.device, dict[int, str]] = {}  # "bytes category name", by address
 
     def __len__(self) -> int:
-        return sum(map(len, self._size_bytes.values()))
+        return sum(map(len, self._labels.values()))
 
     def add(self, tensor: torch.Tensor, category: str, name: str) -> None:
         """List what a tensor's memory is; nothing for one that has none."""
         for part in (tensor,) if type(tensor) in _PLAIN else plain_parts(tensor):
             address, size_bytes = storage_of(part)
-            if not address or not size_bytes:  # on no device, or emptied by FSDP or DeepSpeed
-                continue
-            sizes = self._size_bytes.setdefault(part.device, {})
-            if address not in sizes:
-                sizes[address] = size_bytes
-                self._labels.setdefault(part.device, {})[address] = f"{category} {name}"
+            if address and size_bytes:  # else on no device, or emptied by FSDP or DeepSpeed
+                labels = self._labels.setdefault(part.device, {})
+                if address not in labels:
+                    labels[address] = f"{size_bytes} {category} {name}"
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
         """The name under which a tensor's memory is listed; None if it is not."""
         for part in plain_parts(tensor):
             label = self._labels.get(part.device, {}).get(storage_of(part)[0])
             if label is not None:
-                return label.partition(" ")[2]
+                return label.split(" ", 2)[2]
         return None
 
-    def without(self, known: dict[int, int]) -> Listing:
-        """What is not in `known`, which has sizes by address."""
+    def without(self, known: dict[int, str]) -> Listing:
+        """What is not in `known`, which has labels by address."""
         left = Listing()
-        left.time_ns, left._labels = self.time_ns, self._labels
-        for device, sizes in self._size_bytes.items():
-            new = {address: size for address, size in sizes.items() if known.get(address) != size}
+        left.time_ns = self.time_ns
+        for device, labels in self._labels.items():
+            new = {address: label for address, label in labels.items() if known.get(address) != label}
             if new:
-                left._size_bytes[device] = new
+                left._labels[device] = new
         return left
 
-    def add_to(self, known: dict[int, int]) -> None:
-        """Write the sizes into `known`, by address."""
-        for sizes in self._size_bytes.values():
-            known.update(sizes)
+    def add_to(self, known: dict[int, str]) -> None:
+        """Write the labels into `known`, by address."""
+        for labels in self._labels.values():
+            known.update(labels)
 
     def holding(self) -> Holding:
         """What was listed, in order."""
         tensors = {}
-        for device, sizes in self._size_bytes.items():
-            labels = (self._labels[device][address].partition(" ") for address in sizes)
-            rows = zip(sizes.items(), labels, strict=True)
-            tensors[str(device)] = tuple(HeldTensor(*place, category, name) for place, (category, _, name) in rows)
+        for device, labels in self._labels.items():
+            rows = ((address, label.split(" ", 2)) for address, label in labels.items())
+            tensors[str(device)] = tuple(
+                HeldTensor(address, int(size), category, name) for address, (size, category, name) in rows
+            )
         return Holding(self.time_ns, tensors)
 
 
@@ -117,13 +115,17 @@ def plain_parts(tensor: torch.Tensor, depth: int = _MOST_NESTED) -> Iterator[tor
             yield from plain_parts(part, depth - 1)
 
 
-def tensors_in(value: Any, name: str, depth: int = _MOST_NESTED) -> Iterator[tuple[torch.Tensor, str]]:
+def tensors_in(value: Any, name: str = "", depth: int = _MOST_NESTED) -> Iterator[tuple[torch.Tensor, str]]:
     """Every tensor in nested dicts and lists, with the keys that lead to it: `exp_avg`, `old_dirs.3`."""
     if isinstance(value, torch.Tensor):
         yield value, name
-    elif depth and isinstance(value, (dict, list, tuple)):
+    elif isinstance(value, (dict, list, tuple)):
         for key, entry in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from tensors_in(entry, f"{name}.{key}" if name else str(key), depth - 1)
+            path = f"{name}.{key}" if name else str(key)
+            if isinstance(entry, torch.Tensor):  # without a call: this runs at each step of an optimizer
+                yield entry, path
+            elif depth:
+                yield from tensors_in(entry, path, depth - 1)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -153,20 +155,15 @@ class ParameterNames:
 
     def tensors(self) -> Iterator[tuple[torch.Tensor, str]]:
         """What the models hold: parameters, then buffers; with shared tensors once."""
-        for known in (*self._parameters, *self._buffers):
-            tensor = known.reference()
-            if tensor is not None:
-                yield tensor, known.name
-                shard = getattr(tensor, "ds_tensor", None)  # DeepSpeed leaves the parameter itself empty
-                if isinstance(shard, torch.Tensor):
-                    yield shard, known.name
+        for tensor, name in _alive((*self._parameters, *self._buffers)):
+            yield tensor, name
+            shard = getattr(tensor, "ds_tensor", None)  # DeepSpeed leaves the parameter itself empty
+            if isinstance(shard, torch.Tensor):
+                yield shard, name
 
     def parameters(self) -> Iterator[tuple[torch.Tensor, str]]:
         """Those of the models that can have a gradient."""
-        for known in self._parameters:
-            tensor = known.reference()
-            if tensor is not None:
-                yield tensor, known.name
+        return _alive(self._parameters)
 
     def get(self, tensor: torch.Tensor) -> Known | None:
         """What is known of a tensor."""
@@ -176,14 +173,23 @@ class ParameterNames:
     def refresh(self) -> None:
         """See what the models are made of now."""
         roots = self._roots()
-        ids = [id(tensor) for root in roots for module in all_modules(root.module) for tensor in _registered(module)]
+        modules = [module for root in roots for module in all_modules(root.module)]
+        ids = [id(one) for module in modules for one in (*module._parameters.values(), *module._buffers.values())]
         if ids == self._named and all(known.reference() is not None for known in self._parameters):
             return
         self._named = ids
         self._known = {key: known for key, known in self._known.items() if known.category is not None}
         self._parameters, self._buffers = [], []
         for root in roots:
-            self._name_model(root)
+            paths = module_paths(root)
+            for module in all_modules(root.module):
+                path = paths.get(id(module), ROOT_PATH)
+                if path == ROOT_PATH:
+                    path = root.label if root.named else ""
+                for held, listed in ((module._parameters, self._parameters), (module._buffers, self._buffers)):
+                    for name, tensor in held.items():
+                        if tensor is not None and self.get(tensor) is None:
+                            listed.append(self._add(tensor, f"{path}.{name}" if path else name))
 
     def learn(self, optimizer: Any) -> bool:
         """Name what an optimizer updates, be it not in a model; whether something of it had no name yet."""
@@ -195,80 +201,51 @@ class ParameterNames:
             self._name_unknown(unknown, type(optimizer).__name__)
         return True
 
-    def _name_model(self, root: Root) -> None:
-        paths = module_paths(root)
-        for module in all_modules(root.module):
-            path = paths.get(id(module), ROOT_PATH)
-            if path == ROOT_PATH:
-                path = root.label if root.named else ""
-            prefix = f"{path}." if path else ""
-            for name, parameter in module._parameters.items():
-                self._add_of_model(parameter, prefix + name, self._parameters)
-            for name, buffer in module._buffers.items():
-                self._add_of_model(buffer, prefix + name, self._buffers)
-
-    def _add_of_model(self, tensor: torch.Tensor | None, name: str, where: list[Known]) -> None:
-        if tensor is not None and self.get(tensor) is None:
-            where.append(self._add(tensor, name, name, None))
-
-    def _add(self, tensor: torch.Tensor, name: str, title: str, category: str | None) -> Known:
-        known = self._known[id(tensor)] = Known(weakref.ref(tensor), name, title, category)
+    def _add(self, tensor: torch.Tensor, name: str, title: str = "", category: str | None = None) -> Known:
+        known = self._known[id(tensor)] = Known(weakref.ref(tensor), name, title or name, category)
         return known
 
     def _name_unknown(self, tensors: Sequence[torch.Tensor], optimizer: str) -> None:
         listed = Listing()
         for tensor, name in self.tensors():
             listed.add(tensor, "params", name)
-        beside = []
-        for tensor in tensors:
-            same_memory = listed.name_of(tensor)
-            if same_memory is None:
-                beside.append(tensor)
-            else:
-                self._add(tensor, same_memory, same_memory, None)
         learning = [(tensor, name) for tensor, name in self.parameters() if tensor.requires_grad]
         dtypes = {tensor.dtype for tensor, _ in learning}
-        copies = [tensor for tensor in beside if learning and _is_copy(tensor, dtypes)]
+        copies, others = [], []
+        for tensor in tensors:
+            same_memory = listed.name_of(tensor)
+            if same_memory is not None:
+                self._add(tensor, same_memory)
+            # What no module has, or a parameter of a type that the model has none of: one of the model's own type may
+            # as well belong to a module that is not known here.
+            elif learning and (not isinstance(tensor, nn.Parameter) or tensor.dtype not in dtypes):
+                copies.append(tensor)
+            else:
+                others.append(tensor)
         names = _names_by_shape(copies, learning)
-        for tensor in beside:
-            if not any(tensor is copy for copy in copies):
-                title = f"parameter {self._next()} of {optimizer}"
-                self._add(tensor, title, title, "params")
-                continue
+        for tensor in copies:
             original = names.get(id(tensor))
             title = f"master of {original}" if original is not None else f"master {self._next()}"
             self._add(tensor, original or title, title, "os_params")
+        for tensor in others:
+            self._add(tensor, f"parameter {self._next()} of {optimizer}", category="params")
 
     def _next(self) -> int:
         self._unnamed += 1
         return self._unnamed - 1
 
 
-def _registered(module: nn.Module) -> Iterator[torch.Tensor | None]:
-    yield from module._parameters.values()
-    yield from module._buffers.values()
+def _alive(listed: Iterable[Known]) -> Iterator[tuple[torch.Tensor, str]]:
+    for known in listed:
+        tensor = known.reference()
+        if tensor is not None:
+            yield tensor, known.name
 
 
 def parameters_of(optimizer: Any) -> Iterator[torch.Tensor]:
     """What an optimizer updates, in its order."""
-    for group in optimizer.param_groups:
-        if isinstance(group, Mapping):
-            for tensor in group.get("params", ()):
-                if isinstance(tensor, torch.Tensor):
-                    yield tensor
-
-
-def gradients_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:
-    """Their gradients; of what cannot have one torch would warn."""
-    return [tensor.grad if tensor.is_leaf or tensor.retains_grad else None for tensor in tensors]
-
-
-def _is_copy(tensor: torch.Tensor, dtypes: set[torch.dtype]) -> bool:
-    """A tensor that no module has, or a parameter of a type that the model has none of.
-
-    A parameter of the model's own type may as well belong to a module that is not known here.
-    """
-    return not isinstance(tensor, nn.Parameter) or tensor.dtype not in dtypes
+    groups = (group for group in optimizer.param_groups if isinstance(group, Mapping))
+    return (tensor for group in groups for tensor in group.get("params", ()) if isinstance(tensor, torch.Tensor))
 
 
 def _names_by_shape(copies: Sequence[torch.Tensor], parameters: Sequence[tuple[torch.Tensor, str]]) -> dict[int, str]:
@@ -351,70 +328,33 @@ def _attribute(of: object, name: str) -> object:
         return None
 
 
-class OptimizerTensors:
-    """What is known of one optimizer. It is given each time, for nothing here keeps it.
+def _add_gradients(listing: Listing, parameters: Iterable[torch.Tensor], names: ParameterNames) -> None:
+    for parameter in parameters:
+        gradient = parameter.grad if parameter.is_leaf or parameter.retains_grad else None  # else torch would warn
+        if gradient is not None:
+            known = names.get(parameter)
+            listing.add(gradient, "grads", known.title if known is not None else "")
 
-    What runs at each step delays it, so of the state it is only seen whether it is other tensors now, or
-    whether the first and last of them lie elsewhere.
-    """
 
-    def __init__(self) -> None:
-        self.steps = 0  # made since then
-        self._listed = False
-        self._state: tuple[list[int], list[tuple[int, int]]] | None = None  # of its tensors when they were listed
-
-    def add_all(self, listing: Listing, optimizer: Any, names: ParameterNames) -> None:
-        """List all it holds."""
-        self._listed = True
-        names.learn(optimizer)
-        self._add_copies_and_state(listing, optimizer, names)
-        self._add_gradients(listing, optimizer, names)
-
-    def before_step(self, optimizer: Any, names: ParameterNames) -> Listing:
-        """The gradients of what it updates; all it holds, where that was not listed yet or is of other parameters."""
-        listing = Listing()
-        if names.learn(optimizer) or not self._listed:
-            self.add_all(listing, optimizer, names)
+def _add_copies_and_state(listing: Listing, optimizer: Any, names: ParameterNames) -> None:
+    for tensor in parameters_of(optimizer):
+        known = names.get(tensor)
+        if known is not None and known.category is not None:
+            listing.add(tensor, known.category, known.title)
+    for owner, key, tensor in _state_of(optimizer):
+        # State may be kept under a key of its own, or for what is no longer updated.
+        known = names.get(owner) if isinstance(owner, torch.Tensor) else None
+        unknown = "an unknown parameter" if isinstance(owner, torch.Tensor) else str(owner)
+        name = known.name if known is not None else unknown
+        if "master" in key.lower():
+            listing.add(tensor, "os_params", f"master of {name}")
         else:
-            self._add_gradients(listing, optimizer, names)
-        return listing
-
-    def after_step(self, optimizer: Any, names: ParameterNames) -> Listing:
-        """Its copies and its state; nothing if that is what it was when it was last listed."""
-        self.steps += 1
-        listing = Listing()
-        if self._state != _fingerprint([tensor for _, _, tensor in _state_of(optimizer)]):
-            self._add_copies_and_state(listing, optimizer, names)
-        return listing
-
-    def _add_gradients(self, listing: Listing, optimizer: Any, names: ParameterNames) -> None:
-        parameters = list(parameters_of(optimizer))
-        for parameter, gradient in zip(parameters, gradients_of(parameters), strict=True):
-            if gradient is not None:
-                known = names.get(parameter)
-                listing.add(gradient, "grads", known.title if known is not None else "")
-
-    def _add_copies_and_state(self, listing: Listing, optimizer: Any, names: ParameterNames) -> None:
-        for tensor in parameters_of(optimizer):
-            known = names.get(tensor)
-            if known is not None and known.category is not None:
-                listing.add(tensor, known.category, known.title)
-        tensors = []
-        for owner, key, tensor in _state_of(optimizer):
-            known = names.get(owner) if isinstance(owner, torch.Tensor) else None
-            # State may be kept under a key of its own, or for what is no longer updated.
-            unknown = "an unknown parameter" if isinstance(owner, torch.Tensor) else str(owner)
-            name = known.name if known is not None else unknown
-            if "master" in key.lower():
-                listing.add(tensor, "os_params", f"master of {name}")
-            else:
-                listing.add(tensor, "os_state", f"{key} of {name}")
-            tensors.append(tensor)
-        self._state = _fingerprint(tensors)
+            listing.add(tensor, "os_state", f"{key} of {name}")
 
 
-def _fingerprint(tensors: Sequence[torch.Tensor]) -> tuple[list[int], list[tuple[int, int]]]:
-    """Which tensors these are, and where the first and last of them lie: what offloads a state moves all of it."""
+def _fingerprint(optimizer: Any) -> _Fingerprint:
+    """Which tensors its state is, and where the first and last of them lie: what offloads a state moves all of it."""
+    tensors = [tensor for _, _, tensor in _state_of(optimizer)]
     ends = (*tensors[:_ENDS], *tensors[_ENDS:][-_ENDS:])
     return [id(tensor) for tensor in tensors], [storage_of(part) for tensor in ends for part in plain_parts(tensor)]
 
@@ -422,19 +362,9 @@ def _fingerprint(tensors: Sequence[torch.Tensor]) -> tuple[list[int], list[tuple
 def _state_of(optimizer: Any) -> Iterator[tuple[object, str, torch.Tensor]]:
     """Whose state, which, and the tensor."""
     state = getattr(optimizer, "state", None)
-    if not isinstance(state, Mapping):
-        return
-    for owner, entries in state.items():
-        if not isinstance(entries, dict):
-            for tensor, name in tensors_in(entries, ""):
-                yield owner, name or "state", tensor
-            continue
-        for key, value in entries.items():
-            if isinstance(value, torch.Tensor):
-                yield owner, str(key), value
-            else:
-                for tensor, name in tensors_in(value, str(key)):
-                    yield owner, name, tensor
+    for owner, entries in state.items() if isinstance(state, Mapping) else ():
+        for tensor, name in tensors_in(entries):
+            yield owner, name or "state", tensor
 
 
 # --------------------------------------------------------------------------------------------------
@@ -445,14 +375,17 @@ def _state_of(optimizer: Any) -> Iterator[tuple[object, str, torch.Tensor]]:
 # makes its first step in a session, for nobody knew it before. Of an optimizer that is none of torch's both
 # are listed at the end of each step of the loop: of gradients only those that are still there.
 #
-# A loop may run for long, so there are bounds. After `FULL_STEPS` steps of an optimizer, or `MOST_TENSORS`
-# entries, a moment lists only what lies where nothing was listed before, after as many again nothing; the last
-# moment before the end and the end itself are always listed in full.
+# What runs at each step delays it, so of a state it is only seen whether it is other tensors now, or whether the
+# first and last of them lie elsewhere.
+#
+# A loop may run for long, so there is a bound. After `MOST_TENSORS` entries a moment lists only what was not listed
+# there before, after as many again nothing; the last moment before the end and the end itself are always listed in
+# full.
 
-FULL_STEPS = 20
 MOST_TENSORS = 100_000
 
 Reference = Callable[[], Any]  # a weak reference to an optimizer
+_Fingerprint = tuple[list[int], list[tuple[int, int]]]
 
 
 class OwnedTensors:
@@ -530,30 +463,39 @@ class OwnedTensors:
         names.refresh()
         for tensor, name in names.tensors():
             listing.add(tensor, "params", name)
-        parameters = list(names.parameters())
-        gradients = gradients_of(tensor for tensor, _ in parameters)
-        for (_, name), gradient in zip(parameters, gradients, strict=True):
-            if gradient is not None:
-                listing.add(gradient, "grads", name)
+        _add_gradients(listing, (tensor for tensor, _ in names.parameters()), names)
         for optimizer in self.optimizers():
-            owned = session.of_optimizer[id(optimizer)] = OptimizerTensors()
-            owned.add_all(listing, optimizer, names)
+            names.learn(optimizer)
+            self._add_all(listing, optimizer, session)
         return listing
+
+    def _add_all(self, listing: Listing, optimizer: Any, session: _Session) -> None:
+        _add_copies_and_state(listing, optimizer, self._names)
+        _add_gradients(listing, parameters_of(optimizer), self._names)
+        session.states[id(optimizer)] = _fingerprint(optimizer)
 
     def _before_step(self, session: _Session, reference: Reference) -> None:
         optimizer = reference()
         known = self._optimizers.get(id(optimizer))
         if known is None or known() is not optimizer:  # it may have the id of one that is no more
             self._optimizers[id(optimizer)] = reference
-            session.of_optimizer.pop(id(optimizer), None)
-        owned = session.of_optimizer.setdefault(id(optimizer), OptimizerTensors())
-        session.add(owned.before_step(optimizer, self._names), in_full=owned.steps < FULL_STEPS)
+            session.states.pop(id(optimizer), None)
+        listing = Listing()
+        if self._names.learn(optimizer) or id(optimizer) not in session.states:
+            self._add_all(listing, optimizer, session)
+        else:
+            _add_gradients(listing, parameters_of(optimizer), self._names)
+        session.add(listing)
 
     def _after_step(self, session: _Session, optimizer: Any) -> None:
-        owned = session.of_optimizer.get(id(optimizer))
-        if owned is not None:  # else the session began within its step
-            listing = owned.after_step(optimizer, self._names)
-            session.add(listing, in_full=owned.steps <= FULL_STEPS)
+        if id(optimizer) not in session.states:
+            return  # the session began within its step
+        state = _fingerprint(optimizer)
+        if state != session.states[id(optimizer)]:
+            session.states[id(optimizer)] = state
+            listing = Listing()
+            _add_copies_and_state(listing, optimizer, self._names)
+            session.add(listing)
 
     def _others_stepped(self, session: _Session) -> None:
         for optimizer in self.optimizers():
@@ -574,8 +516,8 @@ class _Session:
 
     def __init__(self) -> None:
         self.moments: list[Listing] = []
-        self.of_optimizer: dict[int, OptimizerTensors] = {}  # by its id
-        self._known: dict[int, int] = {}  # bytes by address, of all moments
+        self.states: dict[int, _Fingerprint] = {}  # of optimizers when their state was listed, by their id
+        self._known: dict[int, str] = {}  # labels by address, of all moments
         self._count = 0
         self._last: Listing | None = None  # of which not everything was kept
         self._thread = threading.get_ident()
@@ -587,19 +529,15 @@ class _Session:
         """
         return threading.get_ident() != self._thread and not in_backward()
 
-    def add(self, listing: Listing, *, in_full: bool) -> None:
+    def add(self, listing: Listing) -> None:
         """Keep a moment, or where there are many what is new in it; nothing of an empty one."""
         if not len(listing):
             return
-        if in_full and self._count < MOST_TENSORS:
-            self._last = None
+        self._last = listing if self._count >= MOST_TENSORS else None
+        if self._last is None:
             self.keep(listing)
-            return
-        self._last = listing
-        if self._count < 2 * MOST_TENSORS:
-            new = listing.without(self._known)
-            if len(new):
-                self.keep(new)
+        elif self._count < 2 * MOST_TENSORS and len(new := listing.without(self._known)):
+            self.keep(new)
 
     def keep(self, listing: Listing) -> None:
         """Keep a moment in full."""
@@ -610,7 +548,5 @@ class _Session:
     def end(self, listing: Listing) -> None:
         """Keep the last moment before the end in full, and the end."""
         if self._last is not None:
-            if self.moments[-1].time_ns == self._last.time_ns:
-                self.moments.pop()
             self.moments.append(self._last)
         self.moments.append(listing)

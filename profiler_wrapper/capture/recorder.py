@@ -12,19 +12,10 @@ from typing import Any
 
 from profiler_wrapper.capture.growth import GrowthBound
 from profiler_wrapper.capture.owned_tensors import OwnedTensors
+from profiler_wrapper.capture.records import RecordedTrace, Window
 from profiler_wrapper.capture.scopes import LayerScopes, RootCall
 from profiler_wrapper.capture.session import Annotation, Session, SessionLost
-from profiler_wrapper.capture.steps import (
-    AutoPlan,
-    Decision,
-    Ended,
-    Mode,
-    OpenPlan,
-    Plan,
-    StepCounter,
-    StepFacts,
-    WindowPlan,
-)
+from profiler_wrapper.capture.steps import AutoPlan, Ended, Mode, OpenPlan, Plan, StepCounter, StepFacts
 from profiler_wrapper.capture.torch_state import (
     OptimizerSteps,
     Watch,
@@ -35,45 +26,17 @@ from profiler_wrapper.capture.torch_state import (
     is_alive,
     recorder_is_taken,
 )
-from profiler_wrapper.capture.window import RecordedTrace, Window
 from profiler_wrapper.trace.run_directory import Holding
 from profiler_wrapper.trace.spans import ranges
 
 # One session after the other, and the window that they fill.
 
 
-class NamedBlock:
-    """A block that the user named: an annotation in the trace while it runs.
-
-    Where a session ends in the midst of it, its annotation ends too, and begins again in the next session.
-
-    Args:
-        on_begin: called with the name when some of the block is recorded.
-    """
-
-    def __init__(self, name: str, on_begin: Callable[[str], None]) -> None:
-        self._name, self._on_begin = name, on_begin
-        self._annotation: Annotation | None = None
-
-    def begin(self) -> None:
-        """It runs, or goes on, while something records."""
-        if self._annotation is None:
-            self._annotation = Annotation(self._name)
-            self._on_begin(self._name)
-
-    def end(self) -> None:
-        """It is left, or interrupted; a second call does nothing."""
-        annotation, self._annotation = self._annotation, None
-        if annotation is not None:
-            annotation.end()
-
-
 class SessionSequence:
     """Records one session after the other, into windows.
 
     Args:
-        new_session: makes the session for a mode.
-        part_path: where to export one for now.
+        part_path: where to export a session for now.
         before_another: called just before somebody else's profiler takes the recorder from a session of ours.
         held: lists what is owned when a session begins and ends.
     """
@@ -93,7 +56,7 @@ class SessionSequence:
         self._session: Session | None = None
         self._steps: list[int] = []
         self._block: Annotation | None = None
-        self._named: list[NamedBlock] = []  # those that run, outermost first
+        self._named: list[Annotation] = []  # those that run, outermost first
         self._parts = 0
         self._frees_unsure = False
 
@@ -132,7 +95,7 @@ class SessionSequence:
         """Name what is recorded from now on, until `end_block` or the session's end."""
         self.end_block()
         if self._session is not None:
-            self._block = Annotation(name)
+            self._block = Annotation(name).begin()
 
     def end_block(self) -> None:
         """End it; a second call does nothing."""
@@ -140,13 +103,13 @@ class SessionSequence:
         if block is not None:
             block.end()
 
-    def enter_named(self, block: NamedBlock) -> None:
+    def enter_named(self, block: Annotation) -> None:
         """It begins, recorded or not."""
         self._named.append(block)
         if self._session is not None:
             block.begin()
 
-    def leave_named(self, block: NamedBlock) -> None:
+    def leave_named(self, block: Annotation) -> None:
         """It has ended."""
         block.end()
         if block in self._named:
@@ -252,7 +215,6 @@ class Recorder:
         on_failure: Callable[[str, Exception], None],
         on_over: Callable[[], None] = lambda: None,
         on_window: Callable[[], None] = lambda: None,
-        growth: GrowthBound | None = None,
         first_step: int = 0,
         optimizer_may_come: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -260,26 +222,20 @@ class Recorder:
         self.counter = StepCounter(ended=first_step, optimizer_may_come=optimizer_may_come)
         self._plan, self._marks, self._on_failure = plan, marks, on_failure
         self._on_over, self._on_window = on_over, on_window
-        self._growth = growth or GrowthBound()
+        self._growth = GrowthBound()
         self._held = held
         self.sessions = SessionSequence(
             new_session=new_session, part_path=part_path, before_another=self._before_another, held=held
         )
         self._mode = Mode.IDLE
-        self._marking = False
         self._steps_hook: OptimizerSteps | None = None
         self._phases: set[str] = set()
         self._owes_step = False  # prof.step() was called inside of backward
         self._calls_elsewhere = False
         self._next: Callable[[], None] | None = None  # what the next call or step on its own thread has to do instead
         self._compilations = 0
-        self._over = False
+        self.over = False  # nothing more will be recorded, and nothing of ours is in the user's way
         self._owner = (os.getpid(), threading.get_ident())
-
-    @property
-    def over(self) -> bool:
-        """Nothing more will be recorded, and nothing of ours is in the user's way."""
-        return self._over
 
     @property
     def on_owner_thread(self) -> bool:
@@ -293,8 +249,7 @@ class Recorder:
 
     @property
     def _is_another_thread(self) -> bool:
-        process, thread = self._owner
-        return process == os.getpid() and thread != threading.get_ident()
+        return self.is_same_process and not self.on_owner_thread
 
     # -- from outside the loop --------------------------------------------------------------------
 
@@ -329,7 +284,7 @@ class Recorder:
                 self.note("it was ended in another process than it began in", incomplete=True)
             else:
                 self._settle_step()
-                if not self._over:
+                if not self.over:
                     self._end_loop()
         finally:
             self._take_down()
@@ -343,7 +298,7 @@ class Recorder:
     def _end_loop(self) -> None:
         if self.counter.last_step_counts():
             self.sessions.end_step(self.counter.ended)
-        missed = self._plan.missed(self.counter.ended) if isinstance(self._plan, WindowPlan) else None
+        missed = self._plan.missed(self.counter.ended)
         if missed is not None:
             self.note(f"of the steps asked for, {missed} never came: the block ended after {self.counter.ended} steps")
         self.sessions.stop()
@@ -363,7 +318,7 @@ class Recorder:
 
     def note(self, message: str, *, incomplete: bool = False) -> None:
         """Something the result has to say."""
-        window = self.windows[-1] if self._over and self.windows else self.sessions.window
+        window = self.windows[-1] if self.over and self.windows else self.sessions.window
         window.warn(message, incomplete=incomplete)
 
     # -- what happens in the loop -----------------------------------------------------------------
@@ -394,7 +349,10 @@ class Recorder:
         """A model is about to be called; `updated`: its parameters have changed since the last call."""
         self._calls_elsewhere |= self.sessions.running and self._is_another_thread
         self._settle_step()
-        self._safely("a call of the model", lambda: self._root_enters(call, updated))
+        if not self._nothing_ends_here():
+            self._safely("a call of the model", lambda: self._root_enters(call, updated))
+        if self.on_owner_thread:
+            self._phases.add(call.phase)
 
     def _settle_step(self) -> None:
         if self._owes_step and not self._nothing_ends_here():
@@ -409,19 +367,16 @@ class Recorder:
         return in_backward() or capturing() or (self.sessions.running and in_op())
 
     def _root_enters(self, call: RootCall, updated: bool) -> None:
-        reason = self._growth.exceeded() if self.sessions.running else None
-        if reason is not None:
-            self._end_early(reason)
-            return
-        if not self._nothing_ends_here():
+        if not self._has_grown():
             self._count(self.counter.root_enters(call.label, gradients=call.grad_enabled, updated=updated))
-        self._phases.add(call.phase)
 
     def _count(self, ended: Ended) -> None:
         if ended is Ended.NO:
             return
         step = self.counter.ended - 1
-        facts = self._facts()
+        before, self._compilations = self._compilations, compilations()
+        facts = StepFacts(compiled=self._compilations != before, phases=frozenset(self._phases))
+        self._phases.clear()
         restart = self._plan.restart(step) if ended is Ended.RESTART else None
         if restart is not None:
             self.sessions.discard()
@@ -431,27 +386,11 @@ class Recorder:
         self.sessions.end_step(step)
         if facts.compiled and self._mode is Mode.TIMED:
             self.sessions.window.warn(f"torch.compile was still compiling in the timed step {step}")
-        reason = self._bound_reached(step)
-        if reason is not None:
-            self._end_early(reason)
-        else:
-            self._follow(self._plan.after(step, facts))
-
-    def _facts(self) -> StepFacts:
-        before, self._compilations = self._compilations, compilations()
-        facts = StepFacts(compiled=self._compilations != before, phases=frozenset(self._phases))
-        self._phases.clear()
-        return facts
-
-    def _bound_reached(self, step: int) -> str | None:
-        if not self.sessions.running:
-            return None
-        if step < _SETTLING_STEPS:
+        if self.sessions.running and step < _SETTLING_STEPS:
             self._growth.restart()
-            return None
-        return self._growth.exceeded()
-
-    def _follow(self, decision: Decision) -> None:
+        elif self._has_grown():
+            return
+        decision = self._plan.after(step, facts)
         if decision.mode is self._mode and not decision.ends_window:
             self.sessions.begin_step(self.counter.ended)
             return
@@ -461,6 +400,15 @@ class Recorder:
         self._switch_to(decision.mode)
         if decision.ends_window:
             self._on_window()
+
+    def _has_grown(self) -> bool:
+        """The process has grown too much, so that recording has ended."""
+        reason = self._growth.exceeded() if self.sessions.running else None
+        if reason is not None:
+            step = self.counter.ended
+            self.sessions.window.warn(f"recording ended in step {step}, because {reason}", incomplete=True)
+            self._end()
+        return reason is not None
 
     def _switch_to(self, mode: Mode) -> None:
         self._mode = mode
@@ -472,13 +420,14 @@ class Recorder:
             self._make_room()
             return
         # Calls of the model are what counts steps until something better does.
-        self._mark(recording or self.counter.source not in ("prof.step()", "optimizer"))
+        wants_marks = recording or self.counter.source not in ("prof.step()", "optimizer")
+        (self._marks.attach if wants_marks else self._marks.detach)()
         if recording:
             self.sessions.start(mode, self.counter.ended)
             self._growth.restart()
 
-    def _end_early(self, reason: str) -> None:
-        self.sessions.window.warn(f"recording ended in step {self.counter.ended}, because {reason}", incomplete=True)
+    def _end(self) -> None:
+        """Nothing more is recorded while the loop runs on."""
         self.sessions.stop()
         self._close_window()
         self._take_down()
@@ -514,47 +463,35 @@ class Recorder:
         )
         self.sessions.stop()
         self._close_window()
-        self._remove_hook()
+        if self._steps_hook is not None:
+            self._steps_hook.remove()
         # The marks stay until the block ends: the other trace has use for them.
         self._mode = Mode.OVER
         self._set_over()
 
     # -- the end ----------------------------------------------------------------------------------
 
-    def _mark(self, wanted: bool) -> None:
-        if wanted != self._marking:
-            self._marking = wanted
-            if wanted:
-                self._marks.attach()
-            else:
-                self._marks.detach()
-
-    def _remove_hook(self) -> None:
-        if self._steps_hook is not None:
-            self._steps_hook.remove()
-
     def _take_down(self) -> None:
         """Everything of ours goes, whatever state it is in."""
-        # The session before the marks: it ends those that are open.
-        for action in (
-            self._remove_hook,
-            self.sessions.discard if self.is_same_process else None,
-            lambda: self._mark(False),
-        ):
+        actions: list[Callable[[], object]] = [self._marks.detach]
+        if self.is_same_process:
+            actions.insert(0, self.sessions.discard)  # before the marks: it ends those that are open
+        if self._steps_hook is not None:
+            actions.insert(0, self._steps_hook.remove)
+        for action in actions:
             try:
-                if action is not None:
-                    action()
+                action()
             except Exception as error:
                 self._on_failure("taking the marks away", error)
         self._set_over()
 
     def _set_over(self) -> None:
-        if not self._over:
-            self._over = True
+        if not self.over:
+            self.over = True
             self._on_over()
 
     def _safely(self, what: str, action: Callable[[], None]) -> None:
-        if self._over or not self.on_owner_thread:
+        if self.over or not self.on_owner_thread:
             return
         try:
             (self._next or action)()

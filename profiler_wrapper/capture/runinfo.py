@@ -17,7 +17,7 @@ from torch import nn
 
 from profiler_wrapper.capture.growth import free_bytes
 from profiler_wrapper.capture.layers import Stage, all_modules, all_parameters
-from profiler_wrapper.capture.rank import DIMENSIONS, WRITTEN_ALWAYS, RunInfo, in_order
+from profiler_wrapper.capture.records import DIMENSIONS, WRITTEN_ALWAYS, RunInfo, in_order
 from profiler_wrapper.trace.run_directory import attempt_number
 
 # Variables that hold rank, size of the job and rank on its host, of torchrun, SLURM, Open MPI, other launchers of MPI.
@@ -81,11 +81,14 @@ def run_info(
 
 def _of_launcher(environment: Mapping[str, str], warnings: list[str]) -> tuple[int | None, int | None, int | None]:
     """Rank, size of the job and rank on the host, each from the first variable that has it."""
-    names = dict.fromkeys(name for launcher in _LAUNCHERS for name in launcher)
-    numbers = {name: _number(environment, name, warnings) for name in names}
+    numbers: dict[str, int] = {}
+    for name in dict.fromkeys(name for launcher in _LAUNCHERS for name in launcher if name in environment):
+        if re.fullmatch(r"[0-9]{1,9}", environment[name].strip()):
+            numbers[name] = int(environment[name])
+        else:
+            warnings.append(f"{name}={environment[name]!r} in the environment is no number; ignored")
     rank, world_size, local_rank = (
-        next((numbers[name] for name in column if numbers[name] is not None), None)
-        for column in zip(*_LAUNCHERS, strict=True)
+        next((numbers[name] for name in column if name in numbers), None) for column in zip(*_LAUNCHERS, strict=True)
     )
     return rank, world_size or None, local_rank
 
@@ -130,15 +133,11 @@ def _processor() -> str:
 
 def versions(own: str) -> dict[str, str]:
     """Of everything a time depends on and that names itself."""
-    found = {"profiler_wrapper": own, "python": platform.python_version(), "torch": str(torch.__version__)}
-    for name, version in (("cuda", torch.version.cuda), ("hip", torch.version.hip)):
-        if version:
-            found[name] = str(version)
+    found: dict[str, object] = {"profiler_wrapper": own, "python": platform.python_version()}
+    found |= {"torch": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip}
     for package in ("transformers", "diffusers", "flash_attn", "transformer_engine"):
-        version = getattr(sys.modules.get(package), "__version__", None)
-        if version:
-            found[package] = str(version)
-    return found
+        found[package] = getattr(sys.modules.get(package), "__version__", None)
+    return {name: str(version) for name, version in found.items() if version is not None}
 
 
 def _process_group() -> tuple[int | None, int | None]:
@@ -148,20 +147,9 @@ def _process_group() -> tuple[int | None, int | None]:
     return None, None
 
 
-def _number(environment: Mapping[str, str], name: str, warnings: list[str]) -> int | None:
-    text = environment.get(name)
-    if text is None:
-        return None
-    if re.fullmatch(r"[0-9]{1,9}", text.strip()):
-        return int(text)
-    warnings.append(f"{name}={text!r} in the environment is no number; ignored")
-    return None
-
-
 def _device() -> tuple[str, str | None]:
     """Type and name of the current accelerator; starts no device that nobody uses yet."""
-    accelerator = getattr(torch, "accelerator", None)
-    current = accelerator.current_accelerator() if accelerator is not None and accelerator.is_available() else None
+    current = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if current is None:
         return "cpu", None
     module: Any = getattr(torch, current.type, None)
@@ -192,14 +180,12 @@ def mesh_coordinates(mesh: Any) -> dict[str, int]:
     """
     names = getattr(mesh, "mesh_dim_names", None)
     try:
-        places = mesh.get_coordinate() if names else None
-        sizes = tuple(mesh.shape) if places else ()
+        places = (mesh.get_coordinate() if names else None) or ()
+        sizes = mesh.shape if places else ()
     except (RuntimeError, AttributeError, TypeError):
         return {}
-    if not names or not places:
-        return {}
     found: dict[str, int] = {}
-    for name, place, size in zip(names, places, sizes, strict=False):
+    for name, place, size in zip(names or (), places, sizes, strict=False):
         known = DIMENSIONS.get(str(name).lower())
         if known is not None:
             found[known] = found.get(known, 0) * int(size) + int(place)
@@ -259,14 +245,7 @@ def mesh_of(modules: Iterable[nn.Module]) -> Any:
 def root_mesh(mesh: Any) -> Any:
     """The mesh that `mesh` is a part of, or itself."""
     try:
-        method = getattr(mesh, "_get_root_mesh", None)
-        if method is not None:
-            return method()
-        if type(mesh).__name__ != "DeviceMesh":
-            return mesh
-        from torch.distributed.device_mesh import _mesh_resources
-
-        return _mesh_resources.get_root_mesh(mesh)
+        return mesh._get_root_mesh()
     except Exception:  # a private helper that moved: the part of the mesh we have is right too
         return mesh
 
@@ -309,7 +288,11 @@ def run_settings(modules: Sequence[nn.Module], optimizers: Iterable[object]) -> 
         ),
         "attention_implementation": lambda: _attention_implementation(modules),
         "process_group_backend": lambda: str(torch.distributed.get_backend()) if _process_group()[1] else None,
-        "attention_backends": _attention_backends,
+        "attention_backends": lambda: {  # those of scaled-dot-product attention that are switched on
+            name: bool(is_on())
+            for name in _ATTENTION_BACKENDS
+            if (is_on := getattr(torch.backends.cuda, f"{name}_sdp_enabled", None)) is not None
+        },
         "free_memory_bytes": free_bytes,
         **(_PARTS_OF_CUDA if torch.cuda.is_available() and torch.cuda.is_initialized() else {}),  # type: ignore[no-untyped-call]
     }
@@ -334,7 +317,7 @@ def _optimizer(optimizer: Any) -> dict[str, Any]:
         "class_name": type(optimizer).__name__,
         "module": type(optimizer).__module__,
         **{name: _of_groups(groups, name) for name in ("fused", "foreach", "capturable", "differentiable")},
-        "can_fuse": _accepts(optimizer, "fused") and _devices_with("fused", parameters),
+        "can_fuse": _accepts(optimizer, "fused") and _have_fused_kernels(parameters),
         "can_foreach": _accepts(optimizer, "foreach"),
         "parameters": len(parameters),
         "elements": sum(parameter.numel() for parameter in parameters),
@@ -353,11 +336,10 @@ def _accepts(optimizer: object, name: str) -> bool:
     return name in inspect.signature(type(optimizer).__init__).parameters
 
 
-def _devices_with(kind: str, parameters: Iterable[torch.Tensor]) -> bool:
-    """Whether torch has such kernels for where all parameters are."""
+def _have_fused_kernels(parameters: Iterable[torch.Tensor]) -> bool:
     from torch.utils import _foreach_utils
 
-    devices = getattr(_foreach_utils, f"_get_{kind}_kernels_supported_devices")()
+    devices = _foreach_utils._get_fused_kernels_supported_devices()
     return all(one.device.type in devices and torch.is_floating_point(one) for one in parameters)
 
 
@@ -386,12 +368,6 @@ def _attention_implementation(modules: Iterable[nn.Module]) -> str | None:
 
 
 # --- torch and the device -----------------------------------------------------------------------
-
-
-def _attention_backends() -> dict[str, bool]:
-    """Which backends of scaled-dot-product attention are switched on."""
-    asked = {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled", None) for name in _ATTENTION_BACKENDS}
-    return {name: bool(ask()) for name, ask in asked.items() if ask is not None}
 
 
 _PARTS_OF_CUDA: dict[str, Callable[[], object]] = {

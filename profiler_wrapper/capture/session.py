@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import gc
 import mmap
 import os
-import re
 import threading
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ import msgspec
 import torch
 from torch.profiler import profiler as torch_profiler
 
-from profiler_wrapper.capture.root_calls import GarbageMarks
 from profiler_wrapper.capture.torch_state import (
     claim_recorder,
     is_alive,
@@ -26,6 +25,7 @@ from profiler_wrapper.capture.torch_state import (
     profiler_is_on,
     release_recorder,
 )
+from profiler_wrapper.trace.marks import GARBAGE
 
 # Most of what is used here has no types.
 _KinetoProfile: Any = torch_profiler._KinetoProfile
@@ -35,7 +35,9 @@ _record_function: Any = torch.autograd.profiler.record_function
 _supported_activities: Any = torch_profiler.supported_activities
 
 _any_json = msgspec.json.Decoder(msgspec.Raw)
+_IN_PLACE_OF = str.maketrans('"\\\t\n\r', "'/   ")
 _TAIL_BYTES = 4096
+_YOUNGEST = 0  # generation of Python's garbage: such collections are short, and there may be thousands a second
 
 
 class SessionLost(RuntimeError):
@@ -53,18 +55,32 @@ def safe_name(name: str) -> str:
     A `"` in an event's name makes the whole exported file invalid, other control characters turn the
     name into `unknown`, a lone surrogate raises.
     """
-    text = "".join("'" if char == '"' else "/" if char == "\\" else char for char in str(name))
-    text = re.sub(r"[\t\n\r]", " ", text)
+    text = str(name).translate(_IN_PLACE_OF)
     text = "".join(char if " " <= char <= "~" else f"<U+{ord(char):04X}>" for char in text)
     return text[:1000] or "(no name)"
 
 
 class Annotation:
-    """A named interval in the trace (`user_annotation`): what `record_function` writes, entered and left by calls."""
+    """A named interval in the trace (`user_annotation`): what `record_function` writes, entered and left by calls.
 
-    def __init__(self, name: str) -> None:
-        self._record: Any = _record_function(safe_name(name))
-        self._record.__enter__()
+    Where a session ends in the midst of it, it ends too, and may begin again in the next one.
+
+    Args:
+        on_begin: called with the name when it begins.
+    """
+
+    def __init__(self, name: str, on_begin: Callable[[str], object] = str) -> None:
+        self._name, self._on_begin = name, on_begin
+        self._record: Any = None
+
+    def begin(self) -> Annotation:
+        """Open it; a second call does nothing."""
+        if self._record is None:
+            record = _record_function(safe_name(self._name))
+            record.__enter__()
+            self._record = record
+            self._on_begin(self._name)
+        return self
 
     def end(self) -> None:
         """Close it; a second call does nothing."""
@@ -121,6 +137,46 @@ class OpenScopes:
         return __enter__, __exit__
 
 
+class GarbageMarks:
+    """Marks Python's collections of garbage, but the youngest, on the thread that has them, while installed.
+
+    Their pauses belong to no layer, and may hold all ranks up; torch.profiler shows them only where it records stacks.
+    """
+
+    def __init__(self) -> None:
+        self._open: Any = None  # Python collects once at a time
+        self._process = os.getpid()
+
+    def install(self) -> None:
+        """From now on. Again: nothing more."""
+        if self._heard not in gc.callbacks:
+            self._process = os.getpid()
+            gc.callbacks.append(self._heard)
+
+    def remove(self) -> None:
+        """No longer; a second call does nothing."""
+        if self._heard in gc.callbacks:
+            gc.callbacks.remove(self._heard)
+        self._close()
+
+    def _heard(self, phase: str, info: dict[str, int]) -> None:
+        """What Python calls; what it raises Python prints and goes on."""
+        if phase != "start":
+            self._close()
+        elif info["generation"] > _YOUNGEST and os.getpid() == self._process:  # not in a fork, which records nothing
+            self._open = torch._C._profiler._RecordFunctionFast(GARBAGE)
+            self._open.__enter__()
+
+    def _close(self) -> None:
+        opened, self._open = self._open, None
+        if opened is not None:
+            with contextlib.suppress(RuntimeError):  # it began on a thread that is not recorded
+                opened.__exit__(None, None, None)
+
+
+keep_dynamo_off(GarbageMarks._heard, and_below=True)
+
+
 class Session:
     """One recording with fixed flags.
 
@@ -149,16 +205,11 @@ class Session:
             with_stack=with_stack,
             experimental_config=_config(with_stack),
         )
-        self._running = False
-
-    @property
-    def running(self) -> bool:
-        """Started and not stopped by us; another profiler may have ended it meanwhile."""
-        return self._running
+        self.running = False  # started and not stopped by us; another profiler may have ended it meanwhile
 
     def is_taken_by(self, profiler: object) -> bool:
         """This session runs, and that `torch.autograd.profiler.profile` is another one."""
-        return self._running and self._profiler.profiler is not profiler
+        return self.running and self._profiler.profiler is not profiler
 
     def start(self) -> None:
         """Begin to record.
@@ -179,14 +230,14 @@ class Session:
             _switch_off()
             release_recorder()
             raise
-        self._running = True
+        self.running = True
         self._scopes.watch()
         self._garbage.install()
 
     def begin_step(self, number: int) -> None:
         """Open the annotation that other tools know a step by."""
         self.end_step()
-        self._step = Annotation(f"ProfilerStep#{number}")
+        self._step = Annotation(f"ProfilerStep#{number}").begin()
 
     def end_step(self) -> None:
         """Close it."""
@@ -201,9 +252,9 @@ class Session:
             SessionLost: nothing of it can be exported.
         """
         self._garbage.remove()
-        if not self._running:
+        if not self.running:
             return
-        self._running = False
+        self.running = False
         release_recorder()
         if threading.get_ident() != self._thread:
             self._scopes.forget()

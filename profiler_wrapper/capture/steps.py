@@ -69,6 +69,10 @@ class Plan:
         """The steps before `step` turned out to be no steps: begin again, or None to go on as planned."""
         return None
 
+    def missed(self, steps: int) -> str | None:
+        """Which of the steps asked for were not among the first `steps`; None if all were."""
+        return None
+
 
 @dataclass(slots=True)
 class AutoPlan(Plan):
@@ -78,17 +82,23 @@ class AutoPlan(Plan):
     """
 
     timed_steps: int | None = TIMED_STEPS  # None: no end
+    warms_up: bool = True
     _recorded: int = 0
     _mode: Mode = Mode.FULL
     _phases: set[str] = field(default_factory=set)
 
     def first(self) -> Mode:
+        self._mode = Mode.FULL if self.warms_up else Mode.TIMED
         return self._mode
 
     def after(self, step: int, facts: StepFacts) -> Decision:
         self._recorded += 1
         self._phases |= facts.phases
-        if self._mode is Mode.FULL and self._warm_up_goes_on(facts):
+        if self.is_generation:
+            goes_on = self.timed_steps is None or self._recorded < GENERATION_CALLS
+        else:
+            goes_on = self._recorded < (MOST_WARM_UP_STEPS if facts.compiled else WARM_UP_STEPS)
+        if self._mode is Mode.FULL and goes_on:
             return Decision(Mode.FULL)
         if self._mode is Mode.FULL and not self.is_generation:
             self._mode, self._recorded = Mode.TIMED, 0
@@ -97,84 +107,45 @@ class AutoPlan(Plan):
         return Decision(self._mode, ends_window=self._mode is Mode.OVER)
 
     def restart(self, step: int) -> Mode | None:
-        if self._mode is Mode.OVER:
+        if self._mode is Mode.OVER or not self.warms_up:
             return None
-        self._mode, self._recorded = Mode.FULL, 0
+        self._recorded = 0
         self._phases.clear()
-        return self._mode
+        return self.first()
 
     @property
     def is_generation(self) -> bool:
         """A prefill and then decoding was seen in the steps recorded in full."""
         return {"prefill", "decode"} <= self._phases
 
-    def _warm_up_goes_on(self, facts: StepFacts) -> bool:
-        if self.is_generation:
-            return self.timed_steps is None or self._recorded < GENERATION_CALLS
-        if self._recorded < WARM_UP_STEPS:
-            return True
-        return facts.compiled and self._recorded < MOST_WARM_UP_STEPS
-
 
 @dataclass(frozen=True, slots=True)
-class TimedFromTheStart(Plan):
-    """Every step is timed: `steps="all"` where all steps are recorded alike."""
+class SchedulePlan(Plan):
+    """Each cycle of a `torch.profiler.schedule(...)` is a window.
 
-    def first(self) -> Mode:
-        return Mode.TIMED
+    The step before each is recorded in full where shapes are asked for so.
+    """
 
-    def after(self, step: int, facts: StepFacts) -> Decision:
-        return Decision(Mode.TIMED)
-
-
-@dataclass(frozen=True, slots=True)
-class WindowPlan(Plan):
-    """Windows of steps; the step before each is recorded in full where shapes are asked for so."""
-
-    windows: tuple[range, ...]
+    action: Callable[[int], str]  # name of the torch.profiler.ProfilerAction of a step
     full_step_before: bool
+    windows: tuple[range, ...] = ()  # that the schedule stands for; empty: it has no end
 
     def first(self) -> Mode:
         return self._mode(0)
 
     def after(self, step: int, facts: StepFacts) -> Decision:
-        return Decision(self._mode(step + 1), ends_window=any(step == window[-1] for window in self.windows))
+        return Decision(self._mode(step + 1), ends_window=self.action(step) == "RECORD_AND_SAVE")
 
     def missed(self, steps: int) -> str | None:
-        """Which of the steps asked for were not among the first `steps`; None if all were."""
         left = [(max(window[0], steps), window[-1]) for window in self.windows if window[-1] >= steps]
         return ", ".join(str(last) if first == last else f"{first}-{last}" for first, last in left) or None
 
     def _mode(self, step: int) -> Mode:
-        if any(step in window for window in self.windows):
-            return Mode.TIMED
-        if step > self.windows[-1][-1]:
+        if self.windows and step > self.windows[-1][-1]:
             return Mode.OVER
-        if self.full_step_before and any(step + 1 == window[0] for window in self.windows):
-            return Mode.FULL
-        return Mode.IDLE
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulePlan(Plan):
-    """A `torch.profiler.schedule(...)`: each of its cycles is a window."""
-
-    schedule: Callable[[int], Any]  # step -> torch.profiler.ProfilerAction
-    full_step_before: bool
-
-    def first(self) -> Mode:
-        return self._mode(0)
-
-    def after(self, step: int, facts: StepFacts) -> Decision:
-        return Decision(self._mode(step + 1), ends_window=self._action(step) == "RECORD_AND_SAVE")
-
-    def _action(self, step: int) -> str:
-        return str(getattr(self.schedule(step), "name", ""))
-
-    def _mode(self, step: int) -> Mode:
-        if self._action(step).startswith("RECORD"):
+        if self.action(step).startswith("RECORD"):
             return Mode.TIMED
-        if self.full_step_before and self._action(step + 1).startswith("RECORD"):
+        if self.full_step_before and self.action(step + 1).startswith("RECORD"):
             return Mode.FULL
         return Mode.IDLE
 
@@ -218,23 +189,27 @@ def make_plan(
     if schedule is not None:
         if not (isinstance(steps, str) and steps == "auto"):
             raise WrongUse(f"steps={steps!r} and a schedule were given. Give one of them.")
-        if not callable(schedule):
-            raise _no_schedule(schedule)
         try:
-            action = schedule(0)  # as torch.profiler asks too when it is made
+            made = schedule(0)  # as torch.profiler asks too when it is made
         except Exception as error:
             raise _no_schedule(schedule, f"asked for step 0 it raises {type(error).__name__}: {error}") from error
-        if getattr(action, "name", None) not in _ACTIONS:
-            raise _no_schedule(schedule, f"asked for step 0 it gives {action!r}, which is no ProfilerAction")
-        return SchedulePlan(schedule, full_step_before)
+        if getattr(made, "name", None) not in _ACTIONS:
+            raise _no_schedule(schedule, f"asked for step 0 it gives {made!r}, which is no ProfilerAction")
+        return SchedulePlan(lambda step: str(getattr(schedule(step), "name", "")), full_step_before)
     if isinstance(steps, str) and steps == "auto":
         return AutoPlan()
     if isinstance(steps, str) and steps == "all":
-        return AutoPlan(timed_steps=None) if record_shapes == "auto" else TimedFromTheStart()
-    return WindowPlan(parse_windows(steps), full_step_before)
+        return AutoPlan(timed_steps=None, warms_up=record_shapes == "auto")
+    windows = parse_windows(steps)
+
+    def action(step: int) -> str:
+        window = next((window for window in windows if step in window), None)
+        return "NONE" if window is None else "RECORD_AND_SAVE" if step == window[-1] else "RECORD"
+
+    return SchedulePlan(action, full_step_before, windows)
 
 
-def _no_schedule(schedule: object, why: str = "it cannot be called") -> WrongUse:
+def _no_schedule(schedule: object, why: str) -> WrongUse:
     return WrongUse(f"schedule={schedule!r} is no torch.profiler.schedule(...): {why}. Give one, or steps='20-22'.")
 
 
@@ -246,18 +221,17 @@ def parse_windows(steps: str | int | range) -> tuple[range, ...]:
     """
     if isinstance(steps, range) and len(steps) and steps.step == 1 and steps.start >= 0:
         return (steps,)
-    if isinstance(steps, int) and not isinstance(steps, bool) and steps >= 0:
-        return (range(steps, steps + 1),)
-    if not isinstance(steps, str):
+    if isinstance(steps, bool) or not isinstance(steps, (str, int)):
         raise _not_steps(steps)
-    windows = sorted((_parse_window(part.strip(), steps) for part in steps.split(",")), key=lambda window: window.start)
+    parts = str(steps).split(",")
+    windows = sorted((_parse_window(part.strip(), steps) for part in parts), key=lambda window: window.start)
     for earlier, later in pairwise(windows):
         if later.start < earlier.stop:
             raise WrongUse(f"steps={steps!r} asks for step {later.start} twice. Give windows that do not overlap.")
     return tuple(windows)
 
 
-def _parse_window(part: str, steps: str) -> range:
+def _parse_window(part: str, steps: object) -> range:
     match = re.fullmatch(r"([0-9]{1,12})(?:\s*-\s*([0-9]{1,12}))?", part)
     if match is None:
         raise _not_steps(steps)

@@ -11,6 +11,7 @@ import gc
 import os
 import sys
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FrameType
@@ -18,14 +19,10 @@ from typing import Any
 
 import torch
 import torch.autograd.profiler as autograd_profiler
-from torch import nn
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.autograd.function import Function
-from torch.nn.parameter import UninitializedParameter
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.profiler import profiler as torch_profiler
-
-from profiler_wrapper.capture.layers import all_parameters
 
 # Where they take it.
 _ENTRANCES = (
@@ -210,8 +207,6 @@ def keep_dynamo_off(function: Any, *, and_below: bool) -> None:
         action = dynamo._FrameAction
         below = action.SKIP if and_below else action.DEFAULT
         dynamo.set_code_exec_strategy(function.__code__, dynamo._FrameExecStrategy(action.SKIP, below))
-    elif hasattr(dynamo, "skip_code"):
-        dynamo.skip_code(function.__code__)
 
 
 is_compiling = torch.compiler.is_compiling
@@ -225,32 +220,29 @@ class OptimizerSteps:
     """Calls a function just before and after each step of any optimizer, until `remove()`.
 
     Steps that `torch.compile` has compiled are not seen: Dynamo finds nothing to trace here, and
-    `Updates` sees what they did.
+    `FirstCall.updated` sees what they did.
     """
 
     def __init__(self, *, before: StepHook, after: StepHook) -> None:
         self._active = True
         self._calling = False
+        self._handles = (
+            register_optimizer_step_pre_hook(self._calls(before)),
+            register_optimizer_step_post_hook(self._calls(after)),
+        )
 
-        def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-            if not is_compiling():
-                self._call_hook(before, optimizer)
-
-        def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-            if not is_compiling():
-                self._call_hook(after, optimizer)
-
-        keep_dynamo_off(before_step, and_below=True)
-        keep_dynamo_off(after_step, and_below=True)
-        self._handles = (register_optimizer_step_pre_hook(before_step), register_optimizer_step_post_hook(after_step))
-
-    def _call_hook(self, hook: StepHook, optimizer: Any) -> None:
-        if self._active:
+    def _calls(self, hook: StepHook) -> Callable[[Any, Any, Any], None]:
+        def on_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if is_compiling() or not self._active:
+                return
             self._calling = True
             try:
                 hook(weakref.ref(optimizer))
             finally:
                 self._calling = False
+
+        keep_dynamo_off(on_step, and_below=True)
+        return on_step
 
     def remove(self) -> None:
         """Call nothing more. What cannot be removed within a step stays, silent, until the next call of this."""
@@ -265,33 +257,8 @@ class OptimizerSteps:
 
 def _in_step() -> bool:
     """Whether an optimizer's step is running, on any thread."""
-    for frame in sys._current_frames().values():
-        within: FrameType | None = frame
-        while within is not None:
-            if within.f_code is _STEP:
-                return True
-            within = within.f_back
-    return False
-
-
-class Updates:
-    """Whether a model's parameters have changed since it was last asked: a step of an optimizer that called no hook."""
-
-    def __init__(self) -> None:
-        self._seen: tuple[int, int] | None = None
-
-    def since_last(self, module: nn.Module | None) -> bool:
-        """By the first parameter that learns; False where another one took its place."""
-        before, self._seen = self._seen, None
-        for parameter in all_parameters(module) if module is not None else ():
-            if isinstance(parameter, UninitializedParameter):  # it can be asked nothing
-                continue
-            if parameter.requires_grad and not parameter.is_inference():
-                self._seen = (id(parameter), parameter._version)
-                break
-        if before is None or self._seen is None:
-            return False
-        return before[0] == self._seen[0] and before[1] < self._seen[1]
+    tops = sys._current_frames().values()
+    return any(frame.f_code is _STEP for top in tops for frame, _ in traceback.walk_stack(top))
 
 
 def compilations() -> int:

@@ -1,6 +1,1 @@
-"""Callbacks for the loops of others: `integrations.transformers`, `integrations.lightning`; `flagscale` has its hooks.
-
-Each module imports the package it is for; this one imports none.
-"""
-
-from __future__ import annotations
+"""Callbacks for the loops of others: `transformers`, `lightning`, `flagscale`; each imports what it is for."""

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,12 +32,9 @@ class Guarded:
     """Base of a callback: after the first failure in a `guarded` method it does nothing any more.
 
     A copy, also one by pickle, is a callback that has not begun.
-
-    Attributes:
-        failed: it has failed, and one `ProfilerWrapperWarning` has said so.
     """
 
-    failed = False
+    failed = False  # and one `ProfilerWrapperWarning` has said so
 
     def rest(self) -> None:
         """Set what changes while it runs to what it is before. Called when it is made."""
@@ -45,6 +42,8 @@ class Guarded:
     def __getstate__(self) -> dict[str, Any]:
         idle: Guarded = object.__new__(type(self))
         vars(idle).update(vars(self), failed=False)
+        for name in ("log", "log_dict"):  # methods of the model that Lightning puts on a callback while it trains
+            vars(idle).pop(name, None)
         idle.rest()
         return vars(idle)
 
@@ -90,27 +89,32 @@ class Outlets:
             warn(f"{name} gets no more of the monitor's numbers, because it failed: {type(error).__name__}: {error}")
 
 
-_LOG_FILE = "training_log.json"
+class MonitoredTraining(Guarded):
+    """A `TrainingMonitor`, with its options, beside one training at a time."""
 
-
-class Blueprint:
-    """What a callback was told of the monitor that it makes when a training begins.
-
-    Raises:
-        WrongUse, TypeError: `config` or an option of `TrainingMonitor` is wrong.
-    """
-
-    def __init__(self, output_dir: str | os.PathLike[str] | None, config: Any, options: Mapping[str, Any]) -> None:
+    def __init__(self, output_dir: str | os.PathLike[str] | None = None, config: Any = None, **options: Any) -> None:
+        super().__init__()
         names = {field.name for field in fields(MonitorConfig)}
         of_config = {name: value for name, value in options.items() if name in names}
-        self.config = MonitorConfig.of(config).with_options(**of_config)
+        self._config = MonitorConfig.of(config).with_options(**of_config)
         self._output_dir = output_dir
         self._options = {name: value for name, value in options.items() if name not in names}
         self._interval_given = config is not None or "perf_log_interval" in of_config
-        silent = replace(self.config, enable_perf_monitor=False, perf_memory_tracking=False)
+        silent = replace(self._config, enable_perf_monitor=False, perf_memory_tracking=False)
         TrainingMonitor(config=silent, **self._options)  # raises for what is wrong, and does nothing else
+        self.rest()
 
-    def build(
+    def rest(self) -> None:
+        self.monitor: TrainingMonitor | None = None
+        self._learning_rate: float | None = None
+
+    def abandon(self) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        raise NotImplementedError
+
+    def _start(
         self,
         default_dir: str | os.PathLike[str],
         *,
@@ -119,32 +123,29 @@ class Blueprint:
         instead_of_wandb: bool = False,
         more_sinks: Sequence[Sink] = (),
         **found: Any,
-    ) -> TrainingMonitor:
-        """The monitor of one training.
+    ) -> None:
+        """A training begins. What its loop has stands where the user gave nothing.
 
         Args:
-            default_dir: the loop's own directory, for files where the user named none.
-            interval: of the loop's own log, in steps; taken where the user gave no config.
-            tensorboard_dir: taken where the user named none.
+            interval: of the loop's own log, in steps.
             instead_of_wandb: the loop has a run of W&B that one of `more_sinks` logs to.
             more_sinks: besides those of the config.
-            found: options of `TrainingMonitor`; what the user gave goes before.
+            found: options of `TrainingMonitor`.
         """
         output_dir = Path(self._output_dir if self._output_dir is not None else default_dir)
-        config = self.config
-        if not self._interval_given:
-            config = replace(config, perf_log_interval=max(1, interval))
+        config = self._config
         config = replace(
             config,
+            perf_log_interval=config.perf_log_interval if self._interval_given else max(1, interval),
             tensorboard_dir=config.tensorboard_dir or tensorboard_dir,
             wandb=config.wandb and not instead_of_wandb,
         )
         options = {**found, **self._options}
         if "sinks" not in options:
-            log_file = options.get("log_file", _LOG_FILE)
+            log_file = options.get("log_file", "training_log.json")
             log = None if log_file is None else output_dir / log_file
             options["sinks"] = [*sinks_of(config, training_log=log), *more_sinks]
-        return TrainingMonitor(output_dir, config, **options)
+        self.monitor = TrainingMonitor(output_dir, config, **options)
 
 
 class Collector(Sink):
@@ -175,14 +176,14 @@ def counts(sizes: Sequence[BatchSize], *, context_parallel: int = 1) -> dict[str
     `context_parallel`: ranks that have a part of each sequence.
     """
     known = [size.samples for size in sizes if size.samples is not None]
-    samples = sum(known) if known and len(known) == len(sizes) else None
+    batch: dict[str, Any] = {"samples": sum(known) if known and len(known) == len(sizes) else None}
     masks = [size.mask for size in sizes if size.mask is not None]
-    if masks and len(masks) == len(sizes) and context_parallel == 1:
-        return {"samples": samples, "attention_mask": masks}
     shapes = [(size.samples, size.length * context_parallel) for size in sizes if size.length is not None]
-    if shapes and len(shapes) == len(sizes):
-        return {"samples": samples, "shapes": shapes}
-    return {"samples": samples}
+    if masks and len(masks) == len(sizes) and context_parallel == 1:
+        batch["attention_mask"] = masks
+    elif shapes and len(shapes) == len(sizes):
+        batch["shapes"] = shapes
+    return batch
 
 
 # --------------------------------------------------------------------------------------------------
@@ -190,16 +191,10 @@ def counts(sizes: Sequence[BatchSize], *, context_parallel: int = 1) -> dict[str
 
 
 class ProfiledTraining(Guarded):
-    """A `ProfilerWrapper` around one training at a time.
-
-    Args:
-        options: those of `ProfilerWrapper`.
-
-    Raises:
-        WrongUse: an option means nothing.
-    """
+    """A `ProfilerWrapper`, with its options, around one training at a time."""
 
     def __init__(self, **options: Any) -> None:
+        super().__init__()
         ProfilerWrapper(**options)  # wrong options are told here, not in the training
         self._options = options
         self.rest()

@@ -46,8 +46,7 @@ class FLOPSMeasurementCallback(Guarded):
         args: the training's.
         log_interval: steps between two rows; None: `args.perf_log_interval`.
 
-    Raises:
-        WrongUse: an option has a value that means nothing.
+    Raises WrongUse where an option has a value that means nothing.
     """
 
     def __init__(self, args: Any, log_interval: int | None = None) -> None:
@@ -84,17 +83,13 @@ class FLOPSMeasurementCallback(Guarded):
         self.monitor.end_step(
             step=iteration, samples=samples, tokens=samples * length if samples is not None and length else None
         )
-        row = self._new_row()
-        if row is not None:
-            self._write(row, iteration, writer, wandb_writer)
+        self._write(self._new_row(), writer, wandb_writer)
 
     @guarded
     def on_train_end(self, writer: Any = None, wandb_writer: Any = None) -> None:
         """The training is over: the summary is written."""
         self.monitor.close()
-        row = self._new_row() or self._interval.rest()
-        if row is not None:
-            self._write(row, row.record.step, writer, wandb_writer)
+        self._write(self._new_row() or self._interval.rest(), writer, wandb_writer)
 
     def abandon(self) -> None:
         self.monitor.close()
@@ -106,20 +101,18 @@ class FLOPSMeasurementCallback(Guarded):
         self._seen = record
         return self._interval.add(record)
 
-    def _write(self, row: Row, iteration: int, writer: Any, wandb_writer: Any) -> None:
-        values = tagged(row)
+    def _write(self, row: Row | None, writer: Any, wandb_writer: Any) -> None:
+        if row is None:
+            return
+        values, step = tagged(row), row.record.step
         if writer is not None:
-            self._writers.send("writer", lambda: [writer.add_scalar(tag, of, iteration) for tag, of in values.items()])
+            self._writers.send("writer", lambda: [writer.add_scalar(tag, of, step) for tag, of in values.items()])
         if wandb_writer is not None:
-            self._writers.send("wandb_writer", lambda: wandb_writer.log(values, iteration))
+            self._writers.send("wandb_writer", lambda: wandb_writer.log(values, step))
 
 
 def initialize_perf_monitor(args: Any) -> FLOPSMeasurementCallback | None:
-    """Make the monitor of this process if `args.enable_perf_monitor` is on; else there is none any more.
-
-    Raises:
-        WrongUse: an option has a value that means nothing.
-    """
+    """Make the monitor of this process if `args.enable_perf_monitor` is on; else there is none any more."""
     global _callback
     _callback = FLOPSMeasurementCallback(args) if getattr(args, "enable_perf_monitor", False) else None
     return _callback
@@ -170,12 +163,9 @@ def _global_batch_size(args: Any) -> int | None:
     calculator = sys.modules.get(_CALCULATOR)
     if calculator is not None:
         return int(calculator.get_current_global_batch_size())
-    given = getattr(args, "global_batch_size", None)
-    if given is not None:
-        return int(given)
-    micro = getattr(args, "micro_batch_size", None)
-    if micro is None:
-        return None
+    given, micro = getattr(args, "global_batch_size", None), getattr(args, "micro_batch_size", None)
+    if given is not None or micro is None:
+        return None if given is None else int(given)
     ranks = getattr(args, "data_parallel_size", None)
     if ranks is None:
         sharing = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")

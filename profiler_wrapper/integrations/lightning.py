@@ -9,16 +9,14 @@ Nothing of it can end a training: a failure of ours is one warning.
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from profiler_wrapper.integrations.common import (
-    Blueprint,
     Collector,
-    Guarded,
+    MonitoredTraining,
     Outlets,
     ProfiledTraining,
     counts,
@@ -26,7 +24,6 @@ from profiler_wrapper.integrations.common import (
     tagged_for_trainer,
 )
 from profiler_wrapper.monitor.batches import BatchSize, size_of
-from profiler_wrapper.monitor.monitor import TrainingMonitor
 from profiler_wrapper.monitor.records import Row
 
 if TYPE_CHECKING:
@@ -58,16 +55,12 @@ _AUTOCAST = {"bf16-mixed": "bfloat16", "16-mixed": "float16"}
 class ProfilerCallback(ProfiledTraining, Callback):
     """Profiles some steps of `trainer.fit(model)`.
 
-    Args:
-        options: those of `ProfilerWrapper`: `steps="20-22"`, `output_dir=`, ...
-
-    Raises:
-        WrongUse: an option means nothing. Nothing is raised while training.
+    `options` are those of `ProfilerWrapper`: `steps="20-22"`, `output_dir=`, ... What is wrong raises WrongUse here;
+    nothing is raised while training.
     """
 
     def rest(self) -> None:
         super().rest()
-        _let_go_of_the_model(self)
         self._global_step = 0
 
     @guarded
@@ -95,16 +88,9 @@ class LayerProfiler(ProfiledTraining, Profiler):
 
     The roots are the modules that the LightningModule calls, by their classes; the optimizer's steps are the steps.
 
-    Args:
-        options: those of `ProfilerWrapper`: `steps="20-22"`, `output_dir=`, ...
-
-    Raises:
-        WrongUse: an option means nothing. Nothing is raised while training.
+    `options` are those of `ProfilerWrapper`: `steps="20-22"`, `output_dir=`, ... What is wrong raises WrongUse here;
+    nothing is raised while training.
     """
-
-    def __init__(self, **options: Any) -> None:
-        Profiler.__init__(self)
-        super().__init__(**options)
 
     @guarded
     def start(self, action_name: str) -> None:
@@ -121,7 +107,7 @@ class LayerProfiler(ProfiledTraining, Profiler):
         self._leave()
 
 
-class MonitorCallback(Guarded, Callback):
+class MonitorCallback(MonitoredTraining, Callback):
     """A `TrainingMonitor` beside `trainer.fit(model)`: files, and all loggers of the Trainer.
 
     A step lasts from the end of the one before to the end of the batch that the optimizer steps in, other batches and
@@ -133,25 +119,16 @@ class MonitorCallback(Guarded, Callback):
         output_dir: where files go; None: the Trainer's `default_root_dir`.
         config: as `TrainingMonitor` takes it; None: rows are as far apart as the Trainer's `log_every_n_steps`.
         options: others of `TrainingMonitor`: `peaks="bfloat16=989"`, `flops_profile_freq=500`, `model_config=`, ...
-
-    Raises:
-        WrongUse, TypeError: an option is wrong. Nothing is raised while training.
+            What is wrong raises WrongUse or TypeError here, and nothing is raised while training.
     """
 
-    def __init__(self, output_dir: str | os.PathLike[str] | None = None, config: Any = None, **options: Any) -> None:
-        super().__init__()
-        self._blueprint = Blueprint(output_dir, config, options)
-        self.rest()
-
     def rest(self) -> None:
-        _let_go_of_the_model(self)
-        self.monitor: TrainingMonitor | None = None
+        super().rest()
         self._loggers = Outlets()
         self._rows = Collector()
         self._global_step = 0
         self._batches: list[BatchSize] = []
         self._losses: list[torch.Tensor] = []
-        self._learning_rate: float | None = None
         self._in_step = False
 
     @guarded
@@ -159,10 +136,10 @@ class MonitorCallback(Guarded, Callback):
         self._close(trainer)
         self._rows, self._loggers = Collector(), Outlets()
         self._global_step = trainer.global_step
-        self.monitor = self._blueprint.build(
+        self._start(
             trainer.default_root_dir,
             interval=trainer.log_every_n_steps,
-            instead_of_wandb=any(_is_wandb(logger) for logger in trainer.loggers),
+            instead_of_wandb="WandbLogger" in {cls.__name__ for one in trainer.loggers for cls in type(one).__mro__},
             more_sinks=[self._rows],
             model=pl_module,
             model_config=_config_in(pl_module),
@@ -195,10 +172,16 @@ class MonitorCallback(Guarded, Callback):
         before, self._global_step = self._global_step, trainer.global_step
         if self._global_step == before:
             return
+        loss = None
+        if self._losses:  # of each batch of the step; Lightning has divided them by how many it accumulates
+            mean = self._losses[0] if len(self._losses) == 1 else torch.stack(self._losses).mean()
+            loss = mean * trainer.accumulate_grad_batches if pl_module.automatic_optimization else mean
+        # As Lightning's loggers count them: one for all optimizers together.
+        steps = getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step - 1)
         self.monitor.end_step(
-            step=_steps_before(trainer) + 1,
+            step=int(steps) + 1,
             epoch=trainer.current_epoch,
-            loss=self._loss(trainer, pl_module),
+            loss=loss,
             learning_rate=self._learning_rate,
             **counts(self._batches),
         )
@@ -221,21 +204,11 @@ class MonitorCallback(Guarded, Callback):
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self._close(trainer)
 
-    def abandon(self) -> None:
-        self._close(None)
-
     def _begin(self) -> None:
         if self.monitor is not None:
             self._batches, self._losses = [], []
             self._in_step = True
             self.monitor.start_step()
-
-    def _loss(self, trainer: Any, pl_module: Any) -> torch.Tensor | None:
-        """The mean over the batches of the step; Lightning has divided each by how many it accumulates."""
-        if not self._losses:
-            return None
-        mean = self._losses[0] if len(self._losses) == 1 else torch.stack(self._losses).mean()
-        return mean * trainer.accumulate_grad_batches if pl_module.automatic_optimization else mean
 
     def _interrupted(self) -> None:
         """What Lightning does now is no part of a step; where it lies between the batches of one, that has no time."""
@@ -255,7 +228,7 @@ class MonitorCallback(Guarded, Callback):
                 name = f"the Trainer's logger {number} ({type(logger).__name__})"
                 self._loggers.send(name, functools.partial(logger.log_metrics, metrics, step=step))
 
-    def _close(self, trainer: Any | None) -> None:
+    def _close(self, trainer: Any = None) -> None:
         monitor, self.monitor, self._in_step = self.monitor, None, False
         if monitor is not None:
             monitor.close()
@@ -263,20 +236,13 @@ class MonitorCallback(Guarded, Callback):
                 self._log_rows(trainer)
 
 
-def _let_go_of_the_model(callback: Guarded) -> None:
-    """Lightning puts these two methods of the model on a callback while it trains."""
-    for name in ("log", "log_dict"):
-        vars(callback).pop(name, None)
-
-
 def _by_lightnings_names(row: Row) -> Iterator[tuple[str, float]]:
     """What is known of a row under the names of Lightning's `ThroughputMonitor`: of all ranks, and of one device."""
-    flops_per_s = None if row.tflops_total is None else row.tflops_total * 1e12
     of_all = {
         "batches_per_sec": 1 / row.step_time_s if row.step_time_s else None,
         "samples_per_sec": row.samples_per_s,
         "items_per_sec": row.tokens_per_s,
-        "flops_per_sec": flops_per_s,
+        "flops_per_sec": None if row.tflops_total is None else row.tflops_total * 1e12,
     }
     for name, rate in of_all.items():
         if rate is not None:
@@ -284,16 +250,6 @@ def _by_lightnings_names(row: Row) -> Iterator[tuple[str, float]]:
             yield f"device/{name}", rate / row.record.world_size
     if row.mfu is not None:
         yield "device/mfu", row.mfu
-
-
-def _steps_before(trainer: Any) -> int:
-    """Steps as Lightning's loggers count them: one for all optimizers together."""
-    loop = trainer.fit_loop.epoch_loop
-    return int(getattr(loop, "_batches_that_stepped", trainer.global_step - 1))
-
-
-def _is_wandb(logger: Any) -> bool:
-    return any(base.__name__ == "WandbLogger" for base in type(logger).__mro__)
 
 
 def _config_in(pl_module: Any) -> Any:

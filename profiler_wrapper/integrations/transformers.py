@@ -17,15 +17,13 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from profiler_wrapper.integrations.common import (
-    Blueprint,
-    Guarded,
+    MonitoredTraining,
     ProfiledTraining,
     counts,
     guarded,
     tagged_for_trainer,
 )
 from profiler_wrapper.monitor.batches import BatchCounter
-from profiler_wrapper.monitor.monitor import TrainingMonitor
 from profiler_wrapper.monitor.records import Row
 from profiler_wrapper.monitor.sinks import Sink
 
@@ -46,11 +44,8 @@ else:
 class ProfilerCallback(ProfiledTraining, TrainerCallback):
     """Profiles some steps of `trainer.train()`, as `with ProfilerWrapper(trainer.model): trainer.train()` does.
 
-    Args:
-        options: those of `ProfilerWrapper`: `steps="20-22"`, `output_dir=`, ...
-
-    Raises:
-        WrongUse: an option means nothing. Nothing is raised while training.
+    `options` are those of `ProfilerWrapper`: `steps="20-22"`, `output_dir=`, ... What is wrong raises WrongUse here;
+    nothing is raised while training.
     """
 
     @guarded
@@ -66,7 +61,7 @@ class ProfilerCallback(ProfiledTraining, TrainerCallback):
         self._leave()
 
 
-class MonitorCallback(Guarded, TrainerCallback):
+class MonitorCallback(MonitoredTraining, TrainerCallback):
     """A `TrainingMonitor` beside `trainer.train()`: files, and whatever of TensorBoard and W&B the Trainer reports to.
 
     A step lasts from the end of the one before to the end of its optimizer step, micro-batches, waiting for data
@@ -80,9 +75,7 @@ class MonitorCallback(Guarded, TrainerCallback):
         add_to_logs: put MFU, TFLOPS, tokens and samples a second of the last step into the logs that the Trainer
             prints, and that callbacks after this one get.
         options: others of `TrainingMonitor`: `peaks="bfloat16=989"`, `flops_profile_freq=500`, ...
-
-    Raises:
-        WrongUse, TypeError: an option is wrong. Nothing is raised while training.
+            What is wrong raises WrongUse or TypeError here, and nothing is raised while training.
     """
 
     def __init__(
@@ -93,16 +86,14 @@ class MonitorCallback(Guarded, TrainerCallback):
         add_to_logs: bool = True,
         **options: Any,
     ) -> None:
-        self._blueprint = Blueprint(output_dir, config, options)
+        super().__init__(output_dir, config, **options)
         self._add_to_logs = add_to_logs
-        self.rest()
 
     def rest(self) -> None:
-        self.monitor: TrainingMonitor | None = None
+        super().rest()
         self._batches: BatchCounter | None = None
         self._context_parallel = 1
         self._ended: int | None = None  # the step whose loss is about to be logged
-        self._learning_rate: float | None = None
         self._between_batches = False  # of one step
 
     @guarded
@@ -112,7 +103,7 @@ class MonitorCallback(Guarded, TrainerCallback):
         run = sys.modules["wandb"].run if "wandb" in reports_to and "wandb" in sys.modules else None
         sizes = _parallel_sizes(args, model)
         self._context_parallel = sizes["context_parallel"] or 1
-        self.monitor = self._blueprint.build(
+        self._start(
             args.output_dir,
             interval=int(state.logging_steps or 10),
             tensorboard_dir=_tensorboard_dir(args) if "tensorboard" in reports_to else None,
@@ -163,20 +154,15 @@ class MonitorCallback(Guarded, TrainerCallback):
     def on_evaluate(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self._interrupted(args, state)
 
+    on_save = on_evaluate
+
     @guarded
     def on_predict(self, args: Any, state: Any, control: Any, *metrics: Any, **others: Any) -> None:
         self._interrupted(args, state)
 
     @guarded
-    def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        self._interrupted(args, state)
-
-    @guarded
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self._interrupted(args, state)
-        self._close()
-
-    def abandon(self) -> None:
         self._close()
 
     def _begin(self) -> None:
@@ -233,15 +219,9 @@ class _RunOfTrainer(Sink):
 
 def _rates(record: Any) -> dict[str, float]:
     """Rates of the last step; none of a profiled one, whose time is not that of a step alone."""
-    if record.profiled:
-        return {}
-    rates = {
-        "mfu": record.mfu,
-        "tflops_per_gpu": record.tflops_per_gpu,
-        "tokens_per_second": record.tokens_per_s,
-        "samples_per_second": record.samples_per_s,
-    }
-    return {name: value for name, value in rates.items() if value is not None}
+    found = {"tokens_per_second": record.tokens_per_s, "samples_per_second": record.samples_per_s}
+    rates = {"mfu": record.mfu, "tflops_per_gpu": record.tflops_per_gpu, **found}
+    return {name: value for name, value in rates.items() if value is not None and not record.profiled}
 
 
 def _tensorboard_dir(args: Any) -> str:

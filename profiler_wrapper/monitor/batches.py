@@ -77,7 +77,7 @@ def _first_tensor(batch: object, depth: int = _DEPTH) -> torch.Tensor | None:
     return next((tensor for tensor in found if tensor is not None), None)
 
 
-class BatchCounter:
+class BatchCounter(scopes.Listener):
     """Sees every batch that a model is trained on: `sizes` has one entry for each call with gradients.
 
     During the first step it looks at all calls of modules to find which one the loop makes: that of the model
@@ -140,9 +140,6 @@ class BatchCounter:
         if module is self._called:
             self.count(args, kwargs)
         return None
-
-    def close_call(self, opened: Any) -> None:
-        """Never called, as `open_call` returns None."""
 
     def _stop_looking(self) -> None:
         if self._looking:

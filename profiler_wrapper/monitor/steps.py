@@ -21,7 +21,7 @@ from profiler_wrapper.analysis.work.peaks import find_peaks, type_of
 from profiler_wrapper.capture.growth import peak_resident_bytes
 from profiler_wrapper.capture.layers import all_parameters
 from profiler_wrapper.capture.owned_tensors import find_optimizers
-from profiler_wrapper.capture.rank import RunInfo
+from profiler_wrapper.capture.records import RunInfo
 from profiler_wrapper.capture.runinfo import float32_matmul_precision, mesh_of, run_info
 from profiler_wrapper.capture.torch_state import profiler_is_on
 from profiler_wrapper.errors import Notices, WrongUse

@@ -13,7 +13,7 @@ from typing import Any
 
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.calls import layer_lanes
-from profiler_wrapper.capture.rank import FULL_SET_WORLD_SIZE, RunInfo
+from profiler_wrapper.capture.records import FULL_SET_WORLD_SIZE, RunInfo
 from profiler_wrapper.errors import warn
 from profiler_wrapper.reports.page import write_page
 from profiler_wrapper.reports.write import REPORTS, ReportFile

@@ -24,9 +24,8 @@ from typing import Any, Literal
 
 from profiler_wrapper.capture.allocator_history import AllocatorHistory, SnapshotUnavailable, snapshot_name
 from profiler_wrapper.capture.compiled import graph_breaks
-from profiler_wrapper.capture.rank import RunInfo
+from profiler_wrapper.capture.records import OutOfMemory, RecordedTrace, RunInfo, Window
 from profiler_wrapper.capture.session import safe_name
-from profiler_wrapper.capture.window import OutOfMemory, RecordedTrace, Window
 from profiler_wrapper.errors import attempt, say, warn
 from profiler_wrapper.result import ProfileResult
 from profiler_wrapper.run.options import Options

@@ -15,7 +15,7 @@ from typing import Any, Literal, SupportsIndex
 import numpy as np
 
 from profiler_wrapper.analysis.work.peaks import VARIABLE, Given, find_peaks
-from profiler_wrapper.capture.rank import RunInfo, given_coordinates
+from profiler_wrapper.capture.records import RunInfo, given_coordinates
 from profiler_wrapper.capture.steps import SWITCH, Plan, Shapes, is_off, make_plan
 from profiler_wrapper.errors import WrongUse, warn
 from profiler_wrapper.reports.write import REPORTS

@@ -13,7 +13,7 @@ from profiler_wrapper.analysis.attribution import NO_LAYER
 from profiler_wrapper.analysis.memory.blocks import op_tree
 from profiler_wrapper.analysis.model import Change, MemoryUse, Owner
 from profiler_wrapper.analysis.statistics import OPEN, fill_numbers, split_number
-from profiler_wrapper.capture.window import OutOfMemory
+from profiler_wrapper.capture.records import OutOfMemory
 from profiler_wrapper.errors import say, warn
 from profiler_wrapper.reports.text import clean, shorten
 from profiler_wrapper.result import ProfileResult

@@ -8,20 +8,18 @@ from collections.abc import Callable
 from profiler_wrapper import __version__
 from profiler_wrapper.capture.layers import all_parameters, find_stages
 from profiler_wrapper.capture.owned_tensors import OwnedTensors, find_optimizers, may_come
-from profiler_wrapper.capture.recorder import NamedBlock, Recorder
-from profiler_wrapper.capture.root_calls import FirstCall, is_part
+from profiler_wrapper.capture.recorder import Recorder
+from profiler_wrapper.capture.records import OutOfMemory, out_of_memory
 from profiler_wrapper.capture.runinfo import is_in_pipeline, run_info, run_settings
-from profiler_wrapper.capture.scopes import LayerScopes, RootCall
-from profiler_wrapper.capture.session import Session, machine_activities
+from profiler_wrapper.capture.scopes import FirstCall, LayerScopes, RootCall, is_part, listen, stop_listening
+from profiler_wrapper.capture.session import Annotation, Session, machine_activities
 from profiler_wrapper.capture.steps import Mode, OpenPlan, Plan
 from profiler_wrapper.capture.torch_state import (
-    Updates,
     in_backward,
     profiler_is_on,
     recorder_is_taken,
     records_elsewhere,
 )
-from profiler_wrapper.capture.window import OutOfMemory, out_of_memory
 from profiler_wrapper.errors import Notices, warn
 from profiler_wrapper.run.finishing import Finisher
 from profiler_wrapper.run.options import Options
@@ -52,7 +50,6 @@ class Profiling:
         self._owned_tensors = OwnedTensors(self._scopes.roots, find_optimizers(optimizer))
         self._recorder: Recorder | None = None
         self._first_call = FirstCall()
-        self._updates = Updates()
         self._only_marks = False
         self._notices = Notices()
         self._depth = 0
@@ -90,9 +87,9 @@ class Profiling:
         if self._recorder is not None:
             self._recorder.user_step()
 
-    def enter_named(self, name: str) -> NamedBlock:
+    def enter_named(self, name: str) -> Annotation:
         """A named block begins."""
-        block = NamedBlock(name, lambda name: self.finisher.follow(name) if self.finisher is not None else None)
+        block = Annotation(name, lambda name: self.finisher.follow(name) if self.finisher is not None else None)
         recorder = self._recorder
         if recorder is not None and recorder.on_owner_thread and not recorder.over:
             recorder.sessions.enter_named(block)
@@ -100,7 +97,7 @@ class Profiling:
             block.begin()
         return block
 
-    def leave_named(self, block: NamedBlock) -> None:
+    def leave_named(self, block: Annotation) -> None:
         """It has ended."""
         if self._recorder is not None:
             self._recorder.sessions.leave_named(block)
@@ -221,7 +218,7 @@ class Profiling:
         atexit.register(self._at_exit)
         self.finisher.begin_history()
         if self._entries == 1:
-            self._first_call.listen()
+            listen(self._first_call)
         recorder.start()
         recorder.begin_entry(self._entries - 1)
 
@@ -278,7 +275,7 @@ class Profiling:
         self._root_calls += 1
         self._gradients |= call.grad_enabled
         if self._recorder is not None:
-            self._recorder.root_enters(call, updated=self._updates.since_last(self._first_call.module))
+            self._recorder.root_enters(call, updated=self._first_call.updated())
 
     # -- afterwards -------------------------------------------------------------------------------
 
@@ -294,7 +291,7 @@ class Profiling:
             return
         self._held = False
         atexit.unregister(self._at_exit)
-        self._first_call.stop()
+        stop_listening(self._first_call)
         if recorder is not None:
             try:
                 recorder.stop()
@@ -350,7 +347,10 @@ class Profiling:
         """Take everything away, whatever state it is in."""
         recorder, self._recorder, self._held = self._recorder, None, False
         atexit.unregister(self._at_exit)
-        actions: list[Callable[[], object]] = [self._first_call.stop, self._scopes.detach]
+        actions: list[Callable[[], object]] = [
+            lambda: stop_listening(self._first_call),
+            self._scopes.detach,
+        ]
         if recorder is not None:
             actions.insert(0, recorder.stop)
         if self.finisher is not None:

@@ -27,8 +27,7 @@ from typing import IO, Any
 from profiler_wrapper.analysis.analyse import tables
 from profiler_wrapper.analysis.compiled import only_called
 from profiler_wrapper.capture.growth import control_group_free_bytes, free_bytes_below_own_limit
-from profiler_wrapper.capture.rank import RunInfo
-from profiler_wrapper.capture.window import OutOfMemory, RecordedTrace
+from profiler_wrapper.capture.records import OutOfMemory, RecordedTrace, RunInfo
 from profiler_wrapper.child import raise_priority, start_child
 from profiler_wrapper.errors import EmptyRecording, ProfilerWrapperWarning, say, warn
 from profiler_wrapper.reports.table import console_table

@@ -21,7 +21,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from profiler_wrapper.errors import BrokenSnapshot
-from profiler_wrapper.trace.json_stream import no_garbage_collection
+from profiler_wrapper.trace.events import no_garbage_collection
 from profiler_wrapper.trace.recording import Int64
 from profiler_wrapper.units import file_size
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from time import perf_counter_ns
@@ -21,6 +21,7 @@ from torch import nn
 
 from profiler_wrapper.capture.layers import Layer, RootLabels, all_modules, find_roots, holders, name_layers
 from profiler_wrapper.capture.runinfo import is_in_pipeline
+from profiler_wrapper.capture.scopes import Listener
 from profiler_wrapper.capture.torch_state import in_backward, is_compiling, keep_dynamo_off
 from profiler_wrapper.errors import Notices
 from profiler_wrapper.timer import log
@@ -64,15 +65,12 @@ class TimedModules:
     """
 
     def __init__(self, model: object) -> None:
-        in_pipeline = is_in_pipeline(model, None, None)
         self._entered: _ById = {}
         self._inside: _ById = {}
         self.all: list[TimedModule] = []
-        roots = find_roots(model, RootLabels())
+        roots = find_roots(model, RootLabels(), in_pipeline=is_in_pipeline(model, None, None))
         taken: set[str] = set()
         for root in roots:
-            if in_pipeline and not root.in_pipeline:
-                root = replace(root, in_pipeline=True)
             for layer in _outermost(name_layers(root)):
                 name = layer.mark.path
                 if name == ROOT_PATH or (len(roots) > 1 and name in taken):
@@ -324,7 +322,7 @@ class _Here(threading.local):
         self.run: EngineRun | None = None
 
 
-class LayerSpans:
+class LayerSpans(Listener):
     """Listens to calls of modules in the place of a `Breakdown`, and passes them on to it; and to waits for ranks.
 
     Its own failures go to `on_failure`.

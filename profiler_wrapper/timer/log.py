@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import torch
 
-from profiler_wrapper.capture.rank import RunInfo
+from profiler_wrapper.capture.records import RunInfo
 from profiler_wrapper.capture.runinfo import run_info
 from profiler_wrapper.errors import Notices, WrongUse
 from profiler_wrapper.trace.run_directory import RUN_NAME_VARIABLE, given_directory, safe_name

@@ -381,7 +381,7 @@ def parts_of(boundaries: Sequence[tuple[str, Mark]], end: Mark, step_time_s: flo
     return seconds
 
 
-class Breakdown:
+class Breakdown(scopes.Listener):
     """Listens to calls of modules, of the autograd engine and of optimizers, between `start()` and `stop()`.
 
     Nothing is left on the model, and what is compiled stays as it is. Its own failures go to `on_failure`.

@@ -116,7 +116,7 @@ def takes(monkeypatch: pytest.MonkeyPatch, seconds_of_size: dict[int, float]) ->
 
     def timer(work: Any, seconds: float) -> Any:
         call_s = seconds_of_size[work().shape[0]]
-        return ceilings._Sample(best_s=call_s, median_s=2 * call_s)
+        return call_s, 2 * call_s
 
     monkeypatch.setattr(ceilings, "_time", timer)
 
@@ -160,7 +160,7 @@ def test_a_type_that_torch_refuses_is_left_out_with_its_reason(monkeypatch: pyte
 def test_a_copy_counts_the_bytes_read_and_those_written(monkeypatch: pytest.MonkeyPatch) -> None:
     def timer(work: Any, seconds: float) -> Any:
         assert work().tolist() == [1] * 500
-        return ceilings._Sample(best_s=1e-6, median_s=2e-6)
+        return 1e-6, 2e-6
 
     monkeypatch.setattr(ceilings, "_time", timer)
     copy = ceilings._best_copy(CPU, 500, 1)

@@ -147,7 +147,7 @@ def test_notes_are_plain_tuples_and_come_back_from_a_cache() -> None:
     assert type(vars(graph)[compiled._ATTRIBUTE][1][0][3][0]) is tuple
     compiled._register(graph, [])
     compiled._register(from_cache(graph), [constants(node("up"), node("down"))])
-    assert compiled.known_graphs() == {"key": (MM,)}
+    assert compiled._graphs == {"key": (MM,)}
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_notes_are_plain_tuples_and_come_back_from_a_cache() -> None:
 )
 def test_graphs_of_doubtful_origin_are_not_known(graph: Graph, arguments: list[Any], reason: str) -> None:
     compiled._register(graph, arguments)
-    assert compiled.known_graphs() == {"key": reason}
+    assert compiled._graphs == {"key": reason}
 
 
 def test_one_key_for_two_places_is_not_known() -> None:
@@ -168,26 +168,27 @@ def test_one_key_for_two_places_is_not_known() -> None:
     compiled._register(first, [])
     compiled._register(from_cache(first), [constants(node("down"))])
     compiled._register(from_cache(first), [constants(node("up"))])
-    assert compiled.known_graphs() == {"key": compiled.OTHER_MODULES}
+    assert compiled._graphs == {"key": compiled.OTHER_MODULES}
 
 
 def test_graphs_without_a_key_are_not_kept() -> None:
     compiled._register(finished(MM, key=None), [])
-    assert compiled.known_graphs() == {}
+    assert compiled._graphs == {}
 
 
 def test_failed_note_drops_the_graph_and_the_next_one_is_whole() -> None:
     compiled._note_kernel(object(), "kernel")
     compiled._register(finished(MM, key="first"), [])
     compiled._register(finished(MM, key="second"), [])
-    known = compiled.known_graphs()
+    known = compiled._graphs
     assert "could not be noted" in known["first"]
     assert known["second"] == (MM,)
 
 
 def test_unknown_torch_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "_unavailable", None)
-    compiled._guarded(compiled._stand_before_tracing)(SimpleNamespace())  # type: ignore[arg-type]
+    monkeypatch.setattr(compiled, "_TRACING", "not there")
+    compiled.after_import("sys", compiled._stand_before_tracing)
     assert "this version of torch is not known" in str(compiled._unavailable)
     assert set(describe_compiled([], {})) == {"*"}
 

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity
 
-from profiler_wrapper.capture.root_calls import GarbageMarks
-from profiler_wrapper.capture.session import Session
+from profiler_wrapper.capture.session import GarbageMarks, Session
 from profiler_wrapper.trace.marks import GARBAGE
 from profiler_wrapper.trace.reader import read
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from profiler_wrapper.capture import owned_tensors as holdings_module
 from profiler_wrapper.capture.layers import find_roots
-from profiler_wrapper.capture.owned_tensors import FULL_STEPS, Listing, OwnedTensors, find_optimizers
+from profiler_wrapper.capture.owned_tensors import Listing, OwnedTensors, find_optimizers
 from profiler_wrapper.capture.torch_state import OptimizerSteps
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.trace.run_directory import HeldTensor, Holding, holdings_to_list, read_holdings
@@ -499,20 +499,23 @@ def run_steps(held: OwnedTensors, model: nn.Module, steps: int, *, keep: list[An
     return addresses
 
 
-def test_a_long_session_tells_places_once_and_the_last_moment_in_full(watched: Any) -> None:
+def test_a_long_session_tells_places_once_and_the_last_moment_in_full(
+    watched: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holdings_module, "MOST_TENSORS", 42)  # 2 parameters, then 2 gradients a step
     model = nn.Linear(WIDTH, WIDTH)
     held = held_memory(model)
     watched(held)
     held.begin()
     gradients = [torch.zeros_like(parameter) for parameter in model.parameters()]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(FULL_STEPS + 30):
+    for _ in range(50):
         for parameter, gradient in zip(model.parameters(), gradients, strict=True):
             parameter.grad = gradient
         optimizer.step()
     moments = held.end()
     told = [moment for moment in moments if {one.category for one in moment.tensors["cpu"]} == {"grads"}]
-    assert len(told) == FULL_STEPS + 1
+    assert len(told) == 20 + 1
     assert {len(moment.tensors["cpu"]) for moment in told} == {2}
     assert [moment.time_ns for moment in moments] == sorted(moment.time_ns for moment in moments)
 

@@ -17,7 +17,7 @@ from models import build
 from monitoring import Clock, monitoring
 from profiler_wrapper.analysis.work.peaks import Peaks
 from profiler_wrapper.analysis.work.utilization import StepWork
-from profiler_wrapper.capture.rank import RunInfo
+from profiler_wrapper.capture.records import RunInfo
 from profiler_wrapper.config_flops import model_flops as model_flops_module
 from profiler_wrapper.config_flops.model_flops import model_flops
 from profiler_wrapper.errors import Notices, ProfilerWrapperWarning, WrongUse

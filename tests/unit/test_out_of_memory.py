@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from profiler_wrapper.analysis.model import CATEGORIES, Change, MemoryMoment, MemoryTimeline, MemoryUse, Owner
-from profiler_wrapper.capture.window import OutOfMemory, out_of_memory
+from profiler_wrapper.capture.records import OutOfMemory, out_of_memory
 from profiler_wrapper.run.out_of_memory import out_of_memory_text
 
 GIB = 1 << 30

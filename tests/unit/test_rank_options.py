@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from profiler_wrapper.capture.layers import Stage
-from profiler_wrapper.capture.rank import RunInfo
+from profiler_wrapper.capture.records import RunInfo
 from profiler_wrapper.capture.runinfo import megatron_coordinates, run_info
 from profiler_wrapper.errors import ProfilerWrapperWarning, WrongUse
 from profiler_wrapper.run.options import Options, make_options

@@ -10,7 +10,7 @@ import torch
 
 from profiler_wrapper.capture import growth
 from profiler_wrapper.capture.growth import MOST_GROWTH_BYTES, GrowthBound, free_bytes, resident_bytes
-from profiler_wrapper.capture.rank import RunInfo
+from profiler_wrapper.capture.records import RunInfo
 from profiler_wrapper.capture.runinfo import mesh_coordinates, run_info
 
 

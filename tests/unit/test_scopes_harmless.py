@@ -69,23 +69,21 @@ def test_a_mark_that_fails_stops_marking_and_nothing_else(
     ]
 
 
-@pytest.mark.parametrize("callback", ["on_root_enter", "on_root_exit"])
-def test_a_callback_that_fails(tape: Tape, attach: Any, callback: str) -> None:
+def test_a_callback_that_fails(tape: Tape, attach: Any) -> None:
     model = Net(1)
-    one = attach(model, **{callback: lambda call: 1 / 0})
+    one = attach(model, on_root_enter=lambda call: 1 / 0)
     model(X)
     model(X)
     assert len(one.warnings) == 1
-    assert tape.events.count("+.") == tape.events.count("-.") < 2
+    assert tape.events == []
 
 
-@pytest.mark.parametrize("callback", ["on_root_enter", "on_root_exit"])
-def test_detach_in_a_callback(tape: Tape, attach: Any, callback: str) -> None:
+def test_detach_in_a_callback(tape: Tape, attach: Any) -> None:
     model = Net(1)
-    one = attach(model, **{callback: lambda call: one.detach()})
+    one = attach(model, on_root_enter=lambda call: one.detach())
     model(X)
     model(X)
-    assert tape.events.count("+.") == tape.events.count("-.") == (0 if callback == "on_root_enter" else 1)
+    assert tape.events == []
     assert not one.warnings
 
 

@@ -14,28 +14,27 @@ from mark_tape import Block, Net, Tape, X
 from profiler_wrapper.capture.scopes import RootCall
 
 
-def test_callbacks_lie_around_outermost_calls(tape: Tape, attach: Any) -> None:
+def test_the_callback_comes_before_outermost_calls(tape: Tape, attach: Any) -> None:
     model = Net(1)
     attach(
         [model, model.layers[0]],
         layers=0,
         on_root_enter=lambda call: tape.events.append(f"enter {call.label}"),
-        on_root_exit=lambda call: tape.events.append(f"exit {call.label}"),
     )
     model(X)
     model.layers[0](X)
     assert tape.events == [
-        "enter Net#0", "+.", "+.", "-.", "-.", "exit Net#0", "enter Block#0", "+.", "-.", "exit Block#0",
+        "enter Net#0", "+.", "+.", "-.", "-.", "enter Block#0", "+.", "-.",
     ]  # fmt: skip
 
 
 def test_a_recomputed_root_is_no_call_of_its_own(tape: Tape, attach: Any) -> None:
     calls: list[RootCall] = []
     model = Net(1)
-    attach(model, on_root_enter=calls.append, on_root_exit=calls.append)
+    attach(model, on_root_enter=calls.append)
     checkpoint(model, X.clone().requires_grad_(), use_reentrant=False).sum().backward()
     assert tape.entered.count(".") == 2
-    assert calls == [RootCall("Net#0", "forward", True)] * 2
+    assert calls == [RootCall("Net#0", "forward", True)]
     assert tape.events.count("+layers.0") == tape.events.count("-layers.0") == 2
 
 

@@ -125,7 +125,7 @@ def test_any_name_survives_the_export(name: str, safe: str, tmp_path: Path) -> N
     assert safe_name(name) == safe
     session = new_session()
     session.start()
-    annotation = Annotation(name)
+    annotation = Annotation(name).begin()
     annotation.end()
     annotation.end()
     session.stop()

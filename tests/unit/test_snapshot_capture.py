@@ -12,6 +12,7 @@ import torch
 
 from profiler_wrapper.capture import allocator_history
 from profiler_wrapper.capture.allocator_history import (
+    MOST_ENTRIES,
     MOST_FAILURES,
     AllocatorHistory,
     SnapshotUnavailable,
@@ -63,9 +64,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTorch]:
 
 
 def test_history_is_bounded_with_python_stacks_and_ends(gpu: FakeTorch, tmp_path: Path) -> None:
-    history = AllocatorHistory(most_entries=500)
+    history = AllocatorHistory()
     history.start()
-    assert gpu.calls == [{"enabled": "all", "context": "all", "stacks": "python", "max_entries": 500}]
+    assert gpu.calls == [{"enabled": "all", "context": "all", "stacks": "python", "max_entries": MOST_ENTRIES}]
     history.dump(tmp_path / "memory" / "a.pickle")
     history.stop()
     history.stop()

@@ -1,0 +1,46 @@
+"""Where a recording may end: torch writes the end of what is open then into memory that it has freed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity
+
+from profiler_wrapper.capture import recorder as recorder_module
+from profiler_wrapper.capture.owned_tensors import OwnedTensors
+from profiler_wrapper.capture.recorder import Recorder
+from profiler_wrapper.capture.scopes import RootCall
+from profiler_wrapper.capture.session import Session
+from profiler_wrapper.capture.steps import make_plan
+from profiler_wrapper.capture.torch_state import profiler_is_on
+
+CALL = RootCall("Net#0", "forward", False)
+
+
+def test_a_process_that_grows_within_an_op_is_recorded_until_the_op_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[Any] = []
+    recorder = Recorder(
+        plan=make_plan("all", record_shapes=False),
+        marks=SimpleNamespace(attach=list, detach=list),  # type: ignore[arg-type]
+        new_session=lambda mode: Session(activities=[ProfilerActivity.CPU]),
+        part_path=lambda name: tmp_path / f"{name}.json",
+        held=OwnedTensors(lambda: ()),
+        on_failure=lambda what, error: failures.append(error),
+    )
+    recorder.start()
+    torch.ones(2).add(1)
+    monkeypatch.setattr(recorder._growth, "exceeded", lambda: "it is too large")
+    monkeypatch.setattr(recorder_module, "in_op", lambda: True)
+    recorder.root_enters(CALL)
+    assert profiler_is_on() and not recorder.over
+    monkeypatch.setattr(recorder_module, "in_op", lambda: False)
+    recorder.root_enters(CALL)
+    assert recorder.over and not profiler_is_on() and not failures
+    (window,) = recorder.windows
+    assert window.warnings == ["recording ended in step 0, because it is too large"]
