@@ -85,6 +85,7 @@ LAUNCH_FILE = ".launch.json"
 # The same on all ranks of a job, and where a job may launch several times, what tells its launches apart.
 _JOB_VARIABLES = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PMIX_NAMESPACE", "LSB_JOBID", "PBS_JOBID")
 _ATTEMPT_VARIABLES = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+_SAME_START_S = 30.0  # ranks behind wrappers of their own, whose parents do not start at one moment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +97,8 @@ class Launch:
         exact: no other launch has this job's id.
         meeting: address and port at which the ranks meet; "" where it is not known.
         host, launcher: the machine, and the folder that torchrun made on it for this launch; "" without torchrun.
+        started_s: when the process that started this one did, in seconds since 1970; None where nothing tells. Without
+            it, a rank that never came in one launch would join that one's directory in the next.
         world_size: as torchrun tells it; None without. Where nodes come or go it starts all ranks again and counts that
             as no restart: this is what tells such rounds apart.
     """
@@ -105,6 +108,7 @@ class Launch:
     meeting: str = ""
     host: str = ""
     launcher: str = ""
+    started_s: float | None = None
     world_size: int | None = None
 
     def is_other_than(self, other: Launch, *, restarted: bool = False) -> bool:
@@ -117,7 +121,11 @@ class Launch:
             return True
         if self.host == other.host and self.launcher and other.launcher:
             return self.launcher != other.launcher
-        return not restarted and self.meeting != other.meeting
+        if not restarted and self.meeting != other.meeting:
+            return True
+        if self.host != other.host or self.started_s is None or other.started_s is None:
+            return False
+        return abs(self.started_s - other.started_s) > _SAME_START_S
 
 
 def find_launch(environment: Mapping[str, str]) -> Launch:
@@ -132,6 +140,7 @@ def find_launch(environment: Mapping[str, str]) -> Launch:
         meeting=f"{address}:{port}" if port else "",
         host=socket.gethostname(),
         launcher=launcher if below else "",
+        started_s=parent_start_s(),
         world_size=int(size) if below and size.isdecimal() else None,
     )
 
@@ -140,7 +149,7 @@ def launch_name(launch: Launch, environment: Mapping[str, str]) -> str:
     """The job's id; else the same on the ranks that one process launched: when it started, and where they meet."""
     if launch.job:
         return launch.job
-    name = time.strftime("%Y%m%d-%H%M%S", time.localtime(parent_start_s()))
+    name = time.strftime("%Y%m%d-%H%M%S", time.localtime(launch.started_s))
     port = environment.get("MASTER_PORT", "")
     return f"{name}-{port}" if port else name
 

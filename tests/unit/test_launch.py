@@ -21,20 +21,25 @@ from profiler_wrapper.trace.run_directory import (
     open_run,
 )
 
-HERE = Launch(meeting="a:1", host="h")
-TORCHRUN = Launch(meeting="a:1", host="h", launcher="/tmp/x1")
+HERE = Launch(meeting="a:1", host="h", started_s=1000.0)
+TORCHRUN = Launch(meeting="a:1", host="h", launcher="/tmp/x1", started_s=1000.0)
 
 
 @pytest.mark.parametrize(
     ("one", "changes", "other"),
     [
         (HERE, {}, False),
+        (HERE, {"started_s": 1010.0}, False),  # behind a wrapper of its own
+        (HERE, {"started_s": 1031.0}, True),
+        (HERE, {"started_s": None}, False),
         (HERE, {"meeting": "a:2"}, True),
-        (HERE, {"host": "g"}, False),
+        (HERE, {"host": "g", "started_s": 5000.0}, False),  # clocks and parents of another machine tell nothing
         (HERE, {"job": "7"}, True),
         (replace(HERE, job="7", exact=True), {"meeting": "b:9", "host": "g"}, False),
         (replace(TORCHRUN, job="7"), {"launcher": "/tmp/x2"}, True),  # torchrun with an id that its user chose, again
+        (replace(HERE, job="7"), {"started_s": 9999.0}, True),
         (TORCHRUN, {"launcher": "/tmp/x2"}, True),
+        (TORCHRUN, {"started_s": 9999.0}, False),
         (TORCHRUN, {"host": "g", "launcher": "/tmp/x2"}, False),
         (replace(TORCHRUN, world_size=2), {"world_size": 4}, True),  # nodes have come
         (replace(TORCHRUN, world_size=2), {"world_size": 4, "host": "g", "launcher": "/tmp/x2"}, True),

@@ -145,7 +145,8 @@ class _Kernels:
         order = np.argsort(times, kind="stable")
         taken = np.minimum(np.cumsum(np.concatenate([share, -share])[order]), _PARTS)[:-1]
         lasts = Union(self.windows.start_ns, self.windows.end_ns).overlap(times[order][:-1], times[order][1:])
-        return float((taken / _PARTS) @ lasts) / self.windows.length_ns
+        high, low = np.divmod(taken, 10**4)  # products of whole numbers, exact on any machine, none beyond 64 bits
+        return (10**4 * int(high @ lasts) + int(low @ lasts)) / _PARTS / self.windows.length_ns
 
     def occupancy(self) -> float | None:
         """Mean by time over the kernels that tell; None where none does."""
