@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from profiler_wrapper.comparison.compare import compare as compare
     from profiler_wrapper.comparison.guard import guard as guard
     from profiler_wrapper.config_flops.model_flops import model_flops as model_flops
-    from profiler_wrapper.config_flops.registry import register_family as register_family
+    from profiler_wrapper.config_flops.model_flops import register_family as register_family
     from profiler_wrapper.marking import mark as mark
     from profiler_wrapper.marking import trace_handler as trace_handler
     from profiler_wrapper.monitor.config import MonitorConfig as MonitorConfig

@@ -19,22 +19,322 @@ A family is added by one function::
 
 from __future__ import annotations
 
+import difflib
+import operator
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, get_args
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, get_args
 
-from profiler_wrapper.config_flops.registry import (
-    FAMILIES,
-    Batch,
-    Convention,
-    Fields,
-    Work,
-    family_of,
-    register_family,
-    whole_number,
-)
 from profiler_wrapper.errors import WrongUse
+
+# --------------------------------------------------------------------------------------------------
+# A config's fields under whichever of their names it has them: Hugging Face's, diffusers' or Megatron's.
+
+_MISSING: Any = object()
+
+
+class Fields:
+    """Reads one config: the entries of a mapping, else the attributes of an object.
+
+    Fields given beside it stand before those of the config, whichever of their names they come under.
+    A field that is None counts as absent.
+    """
+
+    def __init__(
+        self, config: object, given: Mapping[str, object] | None = None, *, class_name: str | None = None
+    ) -> None:
+        self._config = config
+        self._entries = config if isinstance(config, Mapping) else None
+        self._given = dict(given or {})
+        self._class_name = class_name
+        self.taken_as: str | None = None  # a model_type that stands before the config's
+        self.read: set[str] = set()  # names asked for
+
+    @property
+    def of_transformers(self) -> bool:
+        """Whether it is a config object of Hugging Face's transformers, so of a model that they build."""
+        return type(self._config).__module__.startswith("transformers.")
+
+    @property
+    def model_type(self) -> str | None:
+        """Hugging Face's name of the architecture."""
+        return self.taken_as or self._own_type
+
+    @property
+    def _own_type(self) -> str | None:
+        found = self.get("model_type")
+        return found if isinstance(found, str) and found else None
+
+    @property
+    def architecture(self) -> str | None:
+        """The model's class, which tells its head: `LlamaForCausalLM`; None where nothing tells."""
+        named = self.get("architectures")
+        if "architectures" not in self._given and self._class_name is not None and self._own_type is not None:
+            return self._class_name
+        if isinstance(named, str):
+            return named
+        return str(named[0]) if isinstance(named, Sequence) and named else None
+
+    @property
+    def class_names(self) -> list[str]:
+        """What the model or its config call themselves."""
+        names = [self.get("_class_name"), self._class_name, self.architecture, type(self._config).__name__]
+        return [name for name in names if isinstance(name, str)]
+
+    def has(self, name: str) -> bool:
+        """Whether the field is there, even if None."""
+        self.read.add(name)
+        return name in self._given or self._of_config(name) is not _MISSING
+
+    def given(self, *names: str) -> bool:
+        """Whether one of the fields was given beside the config."""
+        self.read.update(names)
+        return not self._given.keys().isdisjoint(names)
+
+    def get(self, *names: str, default: Any = None) -> Any:
+        """The first of the fields that is there and not None."""
+        look = self._given.get if self.given(*names) else self._of_config
+        for name in names:
+            value = look(name)
+            if value is not None and value is not _MISSING:
+                return value
+        return default
+
+    def whole(self, *names: str, default: int | None = None, least: int = 1) -> int:
+        """A whole number of at least `least`. Raises WrongUse without one and without a default."""
+        value = self.get(*names, default=default)
+        if value is None:
+            raise self.missing(*names)
+        return whole_number(f"{names[0]} of the config", value, least=least)
+
+    def flag(self, *names: str, default: bool = False) -> bool:
+        return bool(self.get(*names, default=default))
+
+    def missing(self, *names: str) -> WrongUse:
+        """What to raise where none of the fields is there."""
+        others = f" (or {', '.join(names[1:])})" if len(names) > 1 else ""
+        return WrongUse(f"the config has no {names[0]}{others}: give it as a keyword, {names[0]}=...")
+
+    def refuse(self, *names: str) -> None:
+        """Raises WrongUse where one of the fields is set: no formula here counts what it does."""
+        for name in names:
+            value = self.get(name)
+            if value is not None and value is not False and value != 0 and value != "":
+                raise WrongUse(
+                    f"the config has {name}={_short(value)}, which no registered formula counts: "
+                    "register one (register_family), or measure the FLOPs of a step"
+                )
+
+    def unread(self) -> list[str]:
+        """Fields given beside the config that nothing asked for."""
+        return sorted(self._given.keys() - self.read)
+
+    def _of_config(self, name: str) -> Any:
+        if self._entries is not None:
+            return self._entries.get(name, _MISSING)
+        return getattr(self._config, name, _MISSING)
+
+
+def whole_number(what: str, value: object, *, least: int = 1) -> int:
+    """`value` as an int of at least `least`; integral floats pass, as files of numbers write them."""
+    try:
+        number = int(value) if isinstance(value, float) and value.is_integer() else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = least - 1
+    if number < least or isinstance(value, bool):
+        raise WrongUse(f"{what} must be a whole number of at least {least}, found {_short(value)}")
+    return number
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# --------------------------------------------------------------------------------------------------
+# What a batch is, and the FLOPs that a model's products need for it: two for each multiply-add.
+
+Convention = Literal["full", "causal"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """The sequences of a step.
+
+    Attributes:
+        sequences: how many: texts, images or videos.
+        lengths: tokens of a sequence -> how many have as many; None where only the config tells (images).
+        convention: "causal" leaves out the pairs of tokens that a causal mask or a window hides.
+    """
+
+    sequences: int
+    lengths: Mapping[int, int] | None
+    convention: Convention = "full"
+
+    @property
+    def tokens(self) -> int:
+        """Of all sequences. Raises WrongUse where no length is known."""
+        return sum(length * count for length, count in self._known().items())
+
+    def or_of_length(self, tokens: int) -> Batch:
+        """The same batch, its sequences of `tokens` tokens where it does not say how long they are."""
+        return self if self.lengths is not None else replace(self, lengths={tokens: self.sequences})
+
+    def twice_the_pairs(self, *, causal: bool, window: int | None = None) -> int:
+        """Two times the pairs of query and key that count; twice, so that half of an odd number stays whole.
+
+        Of L tokens L², and L²/2 under a causal mask, the diagonal being counted half; of a window of W < L
+        tokens in it, LW - W²/2.
+        """
+        if not causal or self.convention == "full":
+            return sum(2 * length**2 * count for length, count in self._known().items())
+        pairs = 0
+        for length, count in self._known().items():
+            seen = length if window is None else min(length, window)
+            pairs += (2 * length * seen - seen**2) * count
+        return pairs
+
+    def _known(self) -> Mapping[int, int]:
+        if self.lengths is None:
+            raise WrongUse("the length of the sequences is missing: give seq_length or sequence_lengths")
+        return self.lengths
+
+
+class Work:
+    """Collects the products of one forward pass and of its backward, by part of the model."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.forward: Counter[str] = Counter(embedding=0)  # a lookup multiplies nothing, and is listed to say so
+        self.backward: Counter[str] = Counter(embedding=0)
+
+    def linear(
+        self,
+        part: str,
+        inputs: int,
+        outputs: int,
+        *,
+        rows: int | None = None,
+        times: int = 1,
+        input_gradient: bool = True,
+    ) -> None:
+        """`times` products of (rows, inputs) and (inputs, outputs); by default a row for each token.
+
+        Backward has two products as big, for the gradients of the weight and of the input; one where the
+        input comes from the data and autograd leaves its gradient out.
+        """
+        rows = self.batch.tokens if rows is None else rows
+        flops = 2 * rows * inputs * outputs * times
+        self.forward[part] += flops
+        self.backward[part] += 2 * flops if input_gradient else flops
+
+    def attention(
+        self,
+        heads: int,
+        width: int,
+        value_width: int | None = None,
+        *,
+        causal: bool,
+        window: int | None = None,
+        times: int = 1,
+    ) -> None:
+        """Scores of each query and key, `width` wide, and their sums of values, for each of `heads`.
+
+        Backward has four products instead of two. What a fused kernel computes again is not the model's.
+        """
+        pairs = self.batch.twice_the_pairs(causal=causal, window=window)
+        flops = pairs * heads * (width + (width if value_width is None else value_width)) * times
+        self.forward["attention_scores"] += flops
+        self.backward["attention_scores"] += 2 * flops
+
+
+Formula = Callable[[Fields, Batch], Work]
+
+_CLASS_NAME = re.compile(r"(?P<stem>\w+?)(For[A-Z]\w*|LMHeadModel|DoubleHeadsModel|Model|Config)$")
+
+
+class Family(NamedTuple):
+    """A formula, and how "auto" knows its models."""
+
+    name: str
+    formula: Formula
+    model_types: Sequence[str]  # Hugging Face's `model_type`s; the classes of these are known by them too
+    class_names: Sequence[str]  # full names of model classes
+    # groups of field names; a config without a type that has all of one group is of this family
+    marks: Sequence[Sequence[str]]
+
+
+FAMILIES: dict[str, Family] = {}
+
+
+def register_family(
+    name: str,
+    *,
+    model_types: Sequence[str] = (),
+    class_names: Sequence[str] = (),
+    marks: Sequence[Sequence[str]] = (),
+) -> Callable[[Formula], Formula]:
+    """Makes a function of `Fields` and `Batch`, which returns `Work`, the formula of the family `name`.
+
+    A family registered later stands before earlier ones, and takes the place of one of the same name.
+    """
+
+    def register(formula: Formula) -> Formula:
+        FAMILIES.pop(name, None)
+        FAMILIES[name] = Family(name, formula, model_types, class_names, marks)
+        return formula
+
+    return register
+
+
+def family_of(fields: Fields, name: str | None) -> Family:
+    """The family called `name`, or of that model_type; for None or "auto", the one the config is of.
+
+    Raises WrongUse where none is.
+    """
+    if name is not None and name != "auto":
+        if name in FAMILIES:
+            return FAMILIES[name]
+        types = {kind: family for family in FAMILIES.values() for kind in family.model_types}
+        if name in types:
+            fields.taken_as = name
+            return types[name]
+        close = difflib.get_close_matches(str(name), [*FAMILIES, *types], n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise WrongUse(f"no family {name!r} is registered.{hint} Registered: {_known()}")
+    newest_first = list(reversed(FAMILIES.values()))
+    model_type = fields.model_type
+    if model_type is not None:
+        for family in newest_first:
+            if model_type in family.model_types:
+                return family
+        if model_type in FAMILIES:
+            return FAMILIES[model_type]
+        raise WrongUse(
+            f"model_type={model_type!r} is of no registered family. If it has the same products as one of {_known()}, "
+            'say so (family="llama"); else register its formula (register_family), or measure the FLOPs of a step'
+        )
+    for class_name in fields.class_names:
+        match = _CLASS_NAME.fullmatch(class_name)
+        stem = match["stem"].lower() if match else None
+        for family in newest_first:
+            if class_name in family.class_names or stem in {kind.replace("_", "") for kind in family.model_types}:
+                return family
+    found = [one for one in newest_first if any(all(map(fields.has, group)) for group in one.marks)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        has = "fields of several families: " + ", ".join(sorted(family.name for family in found))
+    else:
+        has = "no model_type, nor a class or fields that tell its family"
+    raise WrongUse(f"the config has {has}. Say which it is of with family=..., one of {_known()}")
+
+
+def _known() -> str:
+    return ", ".join(sorted(FAMILIES))
+
 
 __all__ = ["Batch", "Fields", "ModelFlops", "Work", "families", "model_flops", "register_family"]
 

@@ -12,8 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler_wrapper.config_flops.model_flops import families, model_flops
-from profiler_wrapper.config_flops.registry import FAMILIES, Batch, Fields, Work, register_family
+from profiler_wrapper.config_flops.model_flops import (
+    FAMILIES,
+    Batch,
+    Fields,
+    Work,
+    families,
+    model_flops,
+    register_family,
+)
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.monitor.config import MODEL_TYPES
 
