@@ -19,9 +19,8 @@ from profiler_wrapper.analysis.attributed import attributed
 from profiler_wrapper.analysis.model import Finding
 from profiler_wrapper.analysis.work.peaks import Given
 from profiler_wrapper.result import attribute_trace, work_of_trace
-from profiler_wrapper.trace.recording import Recording
+from profiler_wrapper.trace.recording import Recording, Shapes
 from profiler_wrapper.trace.run_directory import trace_with_shapes
-from profiler_wrapper.trace.shapes import Shapes
 from profiling import result_of
 from shared_traces import TRACES
 

@@ -40,20 +40,20 @@ def _room(modules: int, lines: int, imports: str | None) -> Room:
 
 
 ROOMS = {
-    "": _room(10, 1504, None),
-    "trace": _room(12, 2973, ""),
-    "capture": _room(16, 5000, "trace"),
-    "run": _room(7, 1854, "__version__ analysis capture reports result trace"),
-    "analysis": _room(51, 13750, "trace"),
-    "reports": _room(16, 4650, "analysis trace"),
-    "comparison": _room(12, 3200, "analysis reports result trace"),
-    "ranks": _room(16, 7650, "analysis reports trace"),
-    "snapshot": _room(4, 1550, "reports trace"),
-    "timer": _room(9, 3200, "capture trace"),
-    "config_flops": _room(5, 1100, ""),
-    "monitor": _room(15, 4600, "analysis capture config_flops reports timer trace"),
-    "commands": _room(11, 1120, None),
-    "integrations": _room(5, 1000, None),
+    "": _room(10, 1500, None),
+    "trace": _room(11, 2950, ""),
+    "capture": _room(14, 4600, "trace"),
+    "run": _room(7, 1850, "__version__ analysis capture reports result trace"),
+    "analysis": _room(44, 12400, "trace"),
+    "reports": _room(16, 4625, "analysis trace"),
+    "comparison": _room(9, 2675, "analysis reports result trace"),
+    "ranks": _room(16, 7625, "analysis reports trace"),
+    "snapshot": _room(4, 1250, "reports trace"),
+    "timer": _room(8, 3150, "capture trace"),
+    "config_flops": _room(3, 1100, ""),
+    "monitor": _room(12, 4275, "analysis capture config_flops reports timer trace"),
+    "commands": _room(11, 1100, None),
+    "integrations": _room(5, 950, None),
 }
 SHARED = frozenset({"errors", "child", "units"})  # import nothing of the package but one another
 

@@ -32,9 +32,9 @@ from profiler_wrapper.trace.recording import (
     MemoryEvents,
     PythonCalls,
     Recording,
+    Shapes,
     Spans,
 )
-from profiler_wrapper.trace.shapes import Shapes
 
 
 def analyse(

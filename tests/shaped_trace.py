@@ -12,7 +12,7 @@ from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.analysis.work.flops import flops_of_recording
 from profiler_wrapper.analysis.work.peaks import Peaks
 from profiler_wrapper.analysis.work.utilization import StepWork, work_of_count
-from profiler_wrapper.trace.shapes import OpShapes, Shapes
+from profiler_wrapper.trace.recording import OpShapes, Shapes
 from recordings import Trace, analyse
 
 # A product of two 8 x 8 matrices is 1024 FLOPs and, of 4 bytes a number, 768 bytes: 100 ns and 50 ns here.

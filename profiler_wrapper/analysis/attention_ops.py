@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from profiler_wrapper.trace.shapes import OpShapes
+from profiler_wrapper.trace.recording import OpShapes
 
 NO_MASK = -1
 

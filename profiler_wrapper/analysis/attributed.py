@@ -33,8 +33,7 @@ from profiler_wrapper.analysis.steps import Steps, find_steps
 from profiler_wrapper.errors import EmptyRecording
 from profiler_wrapper.trace.marks import parse_mark
 from profiler_wrapper.trace.nesting import Nesting, crossed, nest
-from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording
-from profiler_wrapper.trace.shapes import Shapes
+from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording, Shapes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

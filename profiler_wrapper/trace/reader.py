@@ -38,10 +38,11 @@ from profiler_wrapper.trace.recording import (
     MemoryEvents,
     PythonCalls,
     Recording,
+    ShapeCollector,
+    Shapes,
     Spans,
     category_code,
 )
-from profiler_wrapper.trace.shapes import ShapeCollector, Shapes
 
 _T = TypeVar("_T")
 _NO_TIME = int(np.iinfo(np.int64).min)

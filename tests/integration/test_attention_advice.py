@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from advice_facts import facts_of, facts_of_gpu, findings_of_training
 from models import build, optimizer_of
 from profiler_wrapper.analysis.advice.attention import attention_fallback, attention_unfused
-from profiler_wrapper.trace.shapes import OpShapes
+from profiler_wrapper.trace.recording import OpShapes
 from recordings import Trace
 from shaped_trace import shapes_of
 

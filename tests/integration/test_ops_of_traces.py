@@ -15,7 +15,7 @@ from torch.utils.flop_counter import flop_registry
 from profiler_wrapper.analysis.work.bytes import INDEXING, SHOWS_INDICES, has_rule, moved_by
 from profiler_wrapper.analysis.work.formulas import flops_of, has_formula
 from profiler_wrapper.trace.reader import read_with_shapes
-from profiler_wrapper.trace.shapes import OpShapes
+from profiler_wrapper.trace.recording import OpShapes
 from shared_traces import TRACE_NAMES, TRACES, needs_traces
 from torch_versions import since_torch
 from traffic_truth import held, needed

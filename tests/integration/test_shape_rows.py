@@ -22,7 +22,7 @@ from profiler_wrapper.analysis.model import Analysis, AttentionCallRow, Attentio
 from profiler_wrapper.analysis.views.products import product_rows, shape_rows
 from profiler_wrapper.analysis.work.flops import FlopOps
 from profiler_wrapper.result import attribute_trace
-from profiler_wrapper.trace.shapes import OpShapes
+from profiler_wrapper.trace.recording import OpShapes
 from profiling import profiler, result_of
 from recordings import Trace
 from shaped_trace import analysed

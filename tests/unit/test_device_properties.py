@@ -7,8 +7,7 @@ import pytest
 from advice_facts import facts_of
 from profiler_wrapper.analysis.advice.facts import device_of
 from profiler_wrapper.analysis.classes import DeviceProperties, busiest_device, busiest_device_properties
-from profiler_wrapper.trace.recording import Category
-from profiler_wrapper.trace.shapes import OpShapes
+from profiler_wrapper.trace.recording import Category, OpShapes
 from recordings import Trace
 from shaped_trace import shapes_of
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.trace.shapes import OpShapes
+from profiler_wrapper.trace.recording import OpShapes
 from recordings import Trace, analyse
 from shaped_trace import shapes_of
 from unchanged import fails

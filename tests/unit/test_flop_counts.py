@@ -7,7 +7,7 @@ import pytest
 import shaped_trace
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.reports.table import console_table
-from profiler_wrapper.trace.shapes import OpShapes
+from profiler_wrapper.trace.recording import OpShapes
 from recordings import Trace, analyse
 
 
@@ -18,7 +18,7 @@ def square(size: int) -> OpShapes:
 
 def result(trace: Trace, **shapes_of: OpShapes) -> Analysis:
     """The analysis; `shapes_of` by the name of an op without `aten::`."""
-    shapes = shaped_trace.shapes_of(trace, {f"aten::{name}": inputs for name, inputs in shapes_of.items()})
+    shapes = shaped_trace.recording_of(trace, {f"aten::{name}": inputs for name, inputs in shapes_of.items()})
     return analyse(trace.recording(), shapes=shapes)
 
 

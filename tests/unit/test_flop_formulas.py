@@ -16,7 +16,7 @@ from profiler_wrapper.analysis.attention_ops import ATTENTIONS, HOLDING_ATTENTIO
 from profiler_wrapper.analysis.work.flops import flops_of_recording
 from profiler_wrapper.analysis.work.formulas import flops_of, has_formula, has_work
 from profiler_wrapper.result import attribute_trace
-from profiler_wrapper.trace.shapes import OpShapes
+from profiler_wrapper.trace.recording import OpShapes
 from torch_versions import since_torch
 
 FP8 = torch.float8_e4m3fn

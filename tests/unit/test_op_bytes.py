@@ -8,7 +8,7 @@ import pytest
 
 from profiler_wrapper.analysis.work.bytes import has_rule, moved_by, moves_nothing
 from profiler_wrapper.analysis.work.traffic import element_size_of_kernel
-from profiler_wrapper.trace.shapes import OpShapes
+from profiler_wrapper.trace.recording import OpShapes
 
 HALF, FLOAT, LONG, BOOL = "c10::BFloat16", "float", "long int", "bool"
 

@@ -11,7 +11,7 @@ from profiler_wrapper.analysis.advice.facts import Facts
 from profiler_wrapper.analysis.advice.products import no_tf32, tensor_cores_unused, unaligned_dimensions
 from profiler_wrapper.analysis.model import KernelRow
 from profiler_wrapper.analysis.work.peaks import Peaks
-from profiler_wrapper.trace.shapes import OpShapes
+from profiler_wrapper.trace.recording import OpShapes
 from recordings import Trace
 from shaped_trace import shapes_of
 

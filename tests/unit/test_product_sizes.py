@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from profiler_wrapper.analysis.work.formulas import Product, flops_of, products_of
-from profiler_wrapper.trace.shapes import OpShapes
+from profiler_wrapper.trace.recording import OpShapes
 
 NO_ARGUMENTS: dict[int, str] = {}
 CONVOLUTION = {3: "[2, 2]", 4: "[1, 1]", 5: "[1, 1]", 6: "False", 7: "[0, 0]", 8: "1"}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, LayerRow
-from profiler_wrapper.trace.shapes import OpShapes
+from profiler_wrapper.trace.recording import OpShapes
 from recordings import Trace
 from shaped_trace import PEAKS, addition, analysed, matrices, product
 

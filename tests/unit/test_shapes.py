@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler_wrapper.trace.reader import read_with_shapes
-from profiler_wrapper.trace.shapes import Shapes
+from profiler_wrapper.trace.recording import Shapes
 
 
 def shapes_of(path: Path, *ops: dict[str, Any], wanted: str = "") -> Shapes:

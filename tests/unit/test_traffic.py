@@ -6,8 +6,7 @@ import shaped_trace
 from profiler_wrapper.analysis.attributed import attributed
 from profiler_wrapper.analysis.work.flops import FlopOps
 from profiler_wrapper.analysis.work.traffic import Traffic
-from profiler_wrapper.trace.recording import Category
-from profiler_wrapper.trace.shapes import OpShapes
+from profiler_wrapper.trace.recording import Category, OpShapes
 from recordings import Trace
 
 
@@ -17,7 +16,7 @@ def floats(*dims: list[int]) -> OpShapes:
 
 def traffic(trace: Trace, **shapes_of: OpShapes) -> Traffic:
     """`shapes_of` by the name of an op without `aten::`."""
-    shapes = shaped_trace.shapes_of(trace, {f"aten::{name}": inputs for name, inputs in shapes_of.items()})
+    shapes = shaped_trace.recording_of(trace, {f"aten::{name}": inputs for name, inputs in shapes_of.items()})
     found = attributed(trace.recording(), shapes=shapes)
     return Traffic(found, shapes, FlopOps(found, shapes))
 

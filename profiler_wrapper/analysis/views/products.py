@@ -20,8 +20,7 @@ from profiler_wrapper.analysis.statistics import at, largest_by_key, sum_by_key
 from profiler_wrapper.analysis.work.flops import FlopOps
 from profiler_wrapper.analysis.work.formulas import Product, dtype_of, products_of
 from profiler_wrapper.trace.nesting import nearest, nearest_above
-from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64
-from profiler_wrapper.trace.shapes import OpShapes, Shapes
+from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, OpShapes, Shapes
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed

@@ -36,7 +36,7 @@ from profiler_wrapper.analysis.work.formulas import (
     per_dimension,
     products_of,
 )
-from profiler_wrapper.trace.shapes import OpShapes
+from profiler_wrapper.trace.recording import OpShapes
 
 # --- what an op was called with -----------------------------------------------------------------
 

@@ -36,8 +36,7 @@ from profiler_wrapper.analysis.work.formulas import (
     is_without_flops,
 )
 from profiler_wrapper.trace.nesting import nearest, nearest_above
-from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording
-from profiler_wrapper.trace.shapes import Shapes
+from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording, Shapes
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attention_ops import ATTENTIONS, flex_attention
-from profiler_wrapper.trace.shapes import OpShapes
+from profiler_wrapper.trace.recording import OpShapes
 
 Sizes = Sequence[int]
 WRONG_INPUTS = (LookupError, TypeError, ValueError, ZeroDivisionError)  # what a formula raises for others

@@ -32,8 +32,7 @@ from profiler_wrapper.analysis.work.formulas import OpFlops
 from profiler_wrapper.analysis.work.peaks import Peaks
 from profiler_wrapper.analysis.work.traffic import Traffic
 from profiler_wrapper.errors import attempt
-from profiler_wrapper.trace.recording import Float64
-from profiler_wrapper.trace.shapes import Shapes
+from profiler_wrapper.trace.recording import Float64, Shapes
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed

@@ -38,8 +38,7 @@ from profiler_wrapper.analysis.work.bytes import (
 )
 from profiler_wrapper.analysis.work.flops import FlopOps, UnknownCall, ancestors_of, marked, unknown_rows
 from profiler_wrapper.trace.nesting import nearest, nearest_above
-from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording
-from profiler_wrapper.trace.shapes import OpShapes, Shapes
+from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, OpShapes, Recording, Shapes
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed
