@@ -133,7 +133,7 @@ class BatchCounter(scopes.Listener):
     def open_call(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], marked: set[str] | None = None
     ) -> object | None:
-        """A module is about to be called; see `calls.Listener`."""
+        """A module is about to be called; see `scopes.Listener`."""
         self._saw_calls = True
         if self._called is None and holders(module)[-1] is self._plain:
             self._called = module
@@ -282,14 +282,15 @@ class Batches:
         if (count := self._scalars.count("samples", samples)) is not None:
             of_samples = count, self._ranks_of_given
         elif found is not None:
-            of_samples = sum(sequences for sequences, _ in found), self._ranks
+            rows = sum(sequences for sequences, _ in found)
+            of_samples = rows, self._ranks
+            self._compare(rows)
         elif self._batch_size is not None:
             of_samples = self._batch_size, self._ranks_of_given
         if (count := self._scalars.count("tokens", tokens)) is not None:
             of_tokens = count, self._ranks_of_given
         elif masked is not None:
-            real = sum(torch.count_nonzero(torch.as_tensor(mask)) for mask in masks)
-            of_tokens = self._scalars.number("attention_mask", real), self._ranks
+            of_tokens = self._scalars.number("attention_mask", self._real_tokens(masks)), self._ranks
         elif found is not None:
             of_tokens = sum(sequences * length for sequences, length in found), self._ranks
         elif self._seq_length is not None and of_samples is not None and isinstance(of_samples[0], (int, float)):
@@ -346,6 +347,24 @@ class Batches:
         if length is None and (tokens_here := self._here(tokens)) and tokens_here % sequences == 0:
             length = tokens_here // sequences
         return ((sequences, length),)
+
+    def _real_tokens(self, masks: Sequence[Any]) -> torch.Tensor | int | None:
+        """None, which is said, where the masks are on several accelerators: torch does not add across them."""
+        counts = [torch.count_nonzero(torch.as_tensor(mask)) for mask in masks]
+        if len({count.device for count in counts} - {torch.device("cpu")}) > 1:
+            why = "its masks are on several accelerators: give tokens= with each step"
+            self._notices.warn_once("masks apart", f"the monitor leaves out tokens of attention_mask: {why}")
+            return None
+        return sum(counts)
+
+    def _compare(self, rows: int) -> None:
+        size = None if self._batch_size is None else self._here((self._batch_size, self._ranks_of_given))
+        if size is not None and 0 < rows < size and size % rows == 0:
+            self._notices.warn_once(
+                "rows of mask",
+                f"attention_mask or shapes have {rows} rows where batch_size={size}: samples and tokens are theirs. "
+                "With several micro-batches in a step give a list of their masks, or samples= and tokens=",
+            )
 
     def _here(self, count: Count) -> int | None:
         """On this rank, where it is a whole number that is known already."""

@@ -63,7 +63,9 @@ class Counting:
         """The work of the step, once; None while it is not known. Raises ValueError: it could not be counted."""
         if self._process.poll() is None:
             return None
-        answer, _ = self._process.communicate()
+        answer = ""
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a process of its own may still hold the pipe
+            answer, _ = self._process.communicate(timeout=_ANSWER_S)
         self.cancel()
         if self._process.returncode == 0:
             with contextlib.suppress(msgspec.MsgspecError):
@@ -79,6 +81,7 @@ class Counting:
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
+_ANSWER_S = 1.0  # that a process which has ended gives its answer in
 DEFAULT_FREQUENCY = 500
 FIRST_WAIT_S = 10.0  # for the first measurement, so that the FLOPs are known from the first step on
 COUNTING_MOST_S = 600.0  # for one measurement: then the process that counts it is given up

@@ -1,7 +1,8 @@
 """Hands steps to where they are written, and lets nothing of that reach the training.
 
-Each sink works in a thread of its own behind a bounded queue. A sink that raises is dropped; one that hangs is left
-behind; either is said once.
+Each sink works in a thread of its own behind a bounded queue. The training waits a second in all for a slow one to
+write its steps, and where it is hundreds late, a moment to let it catch up. One that raises, hangs or is far too late
+is dropped, which is said once.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ from typing import Any, TypeAlias
 from profiler_wrapper.errors import warn
 from profiler_wrapper.monitor.records import GB, Interval, Row, RunStatistics, Session, StepRecord, times
 
-WAIT_S = 1.0  # a sink that once takes so long to write a step is not waited for again
+WAIT_S = 1.0  # what the training waits in all for a sink to write its steps
 CLOSING_S = 10.0  # what `close` takes at most
-QUEUE_LENGTH = 10_000  # jobs that a sink may be late
-CATCHING_UP_S = 1.0  # that the training waits for a sink with so many
+LATE = 500  # jobs: with so many, the training waits a moment for the sink to catch up
+CATCHING_UP_S = 1.0  # that moment; a sink that does not catch up in it gets the next when its queue has run empty
+QUEUE_LENGTH = 10_000  # jobs: one so late is dropped
+
+_USUAL_WAIT_S = 0.001  # a wait that does not count
 
 _Job: TypeAlias = "Session | tuple[StepRecord | None, Row | None] | RunStatistics | None"
 
@@ -147,6 +151,7 @@ class _Worker:
         self.sink = sink
         self.trouble: str | None = None
         self._wait_s = wait_s if sink.waited_for else 0.0
+        self._may_catch_up = True
         # No `Queue`: the garbage collector may close the sinks while this very thread holds that queue's lock.
         self._jobs: SimpleQueue[tuple[_Job, Event]] = SimpleQueue()
         self._last_done: Event
@@ -158,19 +163,26 @@ class _Worker:
             self._fail(error)
 
     def hand_over(self, job: _Job) -> None:
-        """Do it after the others; None: be done. A loop that does nothing but log waits for what comes too late."""
-        until = time.monotonic() + CATCHING_UP_S
-        while self._jobs.qsize() >= QUEUE_LENGTH and self.trouble is None:
-            time.sleep(0.001)
-            if time.monotonic() > until:
-                self.trouble = f"is {QUEUE_LENGTH} steps late"
+        """Do it after the others; None: be done.
+
+        A loop that does nothing but log is quicker than any sink: it waits for one that can catch up.
+        """
+        late = self._jobs.qsize()
+        if late >= QUEUE_LENGTH:
+            self.trouble = self.trouble or f"is {QUEUE_LENGTH} steps late"
+        elif late >= LATE and self._may_catch_up:
+            self._may_catch_up = self.is_done(CATCHING_UP_S)
+        elif not late:
+            self._may_catch_up = True
         self._last_done = Event()
         self._jobs.put((job, self._last_done))
 
     def wait_for_step(self) -> None:
-        """Until what was handed over is written, where that matters."""
-        if self._wait_s and not self.is_done(self._wait_s):
-            self._wait_s = 0.0
+        """Until what was handed over is written, where that matters and patience is left."""
+        if self._wait_s > 0:
+            before = time.monotonic()
+            self.is_done(self._wait_s)
+            self._wait_s -= max(0.0, time.monotonic() - before - _USUAL_WAIT_S)
 
     def is_done(self, wait_s: float) -> bool:
         """Whether all is done that was handed over, within so long; its own thread does not wait for itself."""

@@ -166,10 +166,12 @@ class EventPool:
 
 
 def nanoseconds_between(begin: Event | None, end: Event | None) -> int | None:
-    """None: there are none, or the device has not come to them, or they are of two devices."""
-    if begin is None or end is None or not (begin.query() and end.query()):
+    """None: there are none, or the device has not come to them, has failed, or they are of two devices."""
+    if begin is None or end is None:
         return None
     try:
+        if not (begin.query() and end.query()):
+            return None
         elapsed_ms: float = begin.elapsed_time(end)
     except RuntimeError:
         return None

@@ -33,6 +33,7 @@ PENDING_END: Final = b'"device_ns":null            }\n'
 _ROOM_BYTES = len(b"null            ")
 _LONGEST_NAME = 512
 
+_LOCK_S = 2.0  # no thread waits longer for another to write: a training never hangs on its timer
 _KNOWN_LOOK_NS = 1_000_000_000  # between two looks whether the files are still there
 _LOOK_NS = _KNOWN_LOOK_NS // 16  # while the rank may still become known
 _CLOCK_NS = 60 * _KNOWN_LOOK_NS  # between two lines that say how the clocks stand
@@ -260,6 +261,11 @@ class LineFile:
 
     def replace(self, place: int, old: bytes, new: bytes) -> None:
         """Put bytes in the place of as many that must be there; where they are not, nothing."""
+        if hasattr(os, "pread"):  # a signal's handler that replaces, too, must not move the place between two calls
+            descriptor = self._inside.fileno()
+            if os.pread(descriptor, len(old), place) == old:
+                os.pwrite(descriptor, new, place)
+            return
         self._inside.seek(place)
         if self._inside.read(len(old)) == old:
             self._inside.seek(place)
@@ -278,6 +284,24 @@ class LineFile:
     def close(self) -> None:
         self._end.close()
         self._inside.close()
+
+
+class _HeldTooLong(OSError):
+    """Another thread writes, and does not come to an end."""
+
+
+class _Lock:
+    """As `threading.RLock`, for a bounded time: the thread that holds it may hang in a file system that is gone."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(timeout=_LOCK_S):
+            raise _HeldTooLong(f"another thread has been writing for {_LOCK_S:g} s")
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 class _Pair(NamedTuple):
@@ -332,7 +356,7 @@ class SpanLog:
     def _reset(self, *, forked: bool = False) -> None:
         """As it is before the first line."""
         self._forked = forked
-        self._lock = threading.RLock()
+        self._lock = _Lock()
         self._pair: _Pair | None = None
         self._opening = False
         self.closed = False
@@ -359,7 +383,8 @@ class SpanLog:
     def write(
         self, texts: Sequence[bytes], lines: Sequence[bytes], *, pending: bool = False, is_header: bool = False
     ) -> int:
-        """Write lines of text and JSON lines, behind their heads.
+        """Write lines of text and JSON lines, behind their heads. What cannot be written is lost: so where there are no
+        files yet, or another thread hangs in writing them.
 
         Args:
             pending: the device's time is filled in later.
@@ -390,7 +415,7 @@ class SpanLog:
         """
         time_begin = len(line) - _ROOM_BYTES - len(b"}\n")
         filled = line[:time_begin] + b"%-*d}\n" % (_ROOM_BYTES, device_ns)
-        with self._lock, contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError), self._lock:
             if self._pair is not None and end >= len(line):
                 self._pair.lines.replace(end - len(line), line, filled)
 
@@ -404,7 +429,7 @@ class SpanLog:
         pair = self._pair
         if pair is None or len(old) != len(new):
             return
-        with self._lock, contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), self._lock:
             if pair.lines.tell() <= _MOST_NUMBERED_BYTES:
                 before = pair.lines.read()
                 pair.lines.replace(0, before, before.replace(old, new))
@@ -457,7 +482,7 @@ class SpanLog:
             return
         self.flush()
         self.closed = True
-        with self._lock:
+        with contextlib.suppress(_HeldTooLong), self._lock:
             if self._pair is not None:
                 self._pair.close()
 
@@ -471,18 +496,21 @@ class SpanLog:
     def _become(self, owner: Owner) -> None:
         """The owner is known, or better known: its lines go where they belong."""
         problem: OSError | None = None
-        with self._lock:
-            before, pair = self.owner, self._pair
-            if before is None or pair is None:
-                self._open(owner)
-            elif before.files_key != owner.files_key:
-                problem = self._move(owner, before, pair)
-            else:
-                self.owner = owner
-                if owner.heads != before.heads:
-                    self.heads = owner.heads
-                    with contextlib.suppress(OSError):
-                        pair.lines.append(owner.header(pair.files, clock_reading(self.offset_ns)))
+        try:
+            with self._lock:
+                before, pair = self.owner, self._pair
+                if before is None or pair is None:
+                    self._open(owner)
+                elif before.files_key != owner.files_key:
+                    problem = self._move(owner, before, pair)
+                else:
+                    self.owner = owner
+                    if owner.heads != before.heads:
+                        self.heads = owner.heads
+                        with contextlib.suppress(OSError):
+                            pair.lines.append(owner.header(pair.files, clock_reading(self.offset_ns)))
+        except _HeldTooLong as error:  # the next look tries again
+            problem = error
         if problem is not None:
             self._lose(problem, lines=0)
         if owner.known:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import multiprocessing
 import multiprocessing.util
 import sys
 import threading
 import weakref
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, Final, TypedDict, get_type_hints
@@ -38,7 +38,8 @@ class About(TypedDict, total=False):
 _ABOUT: Final[Mapping[str, Callable[[Any], Any]]] = get_type_hints(About)
 _ABOUT_IN_ORDER: Final = ("layer", "microbatch", "group", "bytes")  # as JSON lines have it
 _MOST_OPEN = 1000  # spans within one another
-_MOST_SEQUENCES = 10_000  # kinds of communication that are counted
+_MOST_SEQUENCES = 10_000  # kinds of communication that are counted in a step
+_MOST_STEPS = 16  # that it is counted in at a time: spans with `step=` may come in any order
 _SHORTEST_PAUSE_NS = 100_000  # of a pause for garbage that is a span; there are thousands of shorter ones a second
 _WAIT_S = 10.0  # for the device, when everything is written
 _NOTHING: Final[Mapping[str, Any]] = {}
@@ -165,7 +166,7 @@ class SpanRecorder:
         self._number: int | None = None  # of the step
         self._step = b"null"  # as JSON lines have it
         self._step_begin_ns: int | None = None
-        self._sequences: Counter[Any] = Counter()  # of communication in this step
+        self._sequences: dict[bytes, dict[Any, Iterator[int]]] = {}  # of communication, by step
 
     def after_fork(self) -> None:
         """In the child: the parent's spans are not its own, and it has no device."""
@@ -334,7 +335,6 @@ class SpanRecorder:
     def _set_step(self, number: int) -> None:
         self._number = number
         self._step = b"%d" % number
-        self._sequences.clear()
 
     # --- what is written ---
 
@@ -385,12 +385,16 @@ class SpanRecorder:
         span.begin_ns = begin_ns
         self._end(span, end_ns)
 
-    def _next_sequence(self, *communication: object) -> int:
-        """How often that communication has come in its step, from 0."""
-        if len(self._sequences) > _MOST_SEQUENCES:
-            self._sequences.clear()
-        self._sequences[communication] += 1
-        return self._sequences[communication] - 1
+    def _next_sequence(self, step: bytes, *communication: object) -> int:
+        """How often that communication has come in its step, from 0. Threads may ask at the same time."""
+        counts = self._sequences.get(step)
+        if counts is None:
+            counts = self._sequences.setdefault(step, {})
+            for old in list(self._sequences)[:-_MOST_STEPS]:
+                self._sequences.pop(old, None)
+        elif len(counts) > _MOST_SEQUENCES:
+            counts.clear()
+        return next(counts.setdefault(communication, itertools.count()))
 
     def _pause(self, begin_ns: int, end_ns: int) -> None:
         """A pause of the garbage collector, on this thread."""

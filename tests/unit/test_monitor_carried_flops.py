@@ -14,7 +14,7 @@ from profiler_wrapper.analysis.work.peaks import Peaks
 from profiler_wrapper.analysis.work.utilization import StepWork
 from profiler_wrapper.errors import Notices, ProfilerWrapperWarning
 from profiler_wrapper.monitor import flop_probe
-from profiler_wrapper.monitor.flop_probe import FlopProbe
+from profiler_wrapper.monitor.flop_probe import Counting, FlopProbe
 from profiler_wrapper.monitor.work import Measurement, Parallelism, Roof, Shapes, StepWorks
 
 MEASURED = StepWork(
@@ -132,6 +132,21 @@ def test_a_counting_that_hangs_is_told_and_given_up(monkeypatch: pytest.MonkeyPa
         assert probe.finished() is None
     assert probe.begin(2)
     probe.close()
+
+
+def test_a_process_whose_pipe_another_one_holds_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    holder = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3)']).pid)"
+    monkeypatch.setattr(flop_probe, "PROGRAM", holder)
+    monkeypatch.setattr(flop_probe, "_ANSWER_S", 0.1)
+    trace = tmp_path / "counted" / "trace.json"
+    trace.parent.mkdir()
+    counting = Counting(trace, {})
+    assert counting.wait(10)
+    begin = time.monotonic()
+    with pytest.raises(ValueError, match="gave no answer"):
+        counting.result()
+    assert time.monotonic() - begin < 5
+    assert not trace.parent.exists()
 
 
 def test_a_trace_that_could_not_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

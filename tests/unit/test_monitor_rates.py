@@ -25,6 +25,7 @@ from profiler_wrapper.monitor import steps as steps_module
 from profiler_wrapper.monitor.monitor import TrainingMonitor
 from profiler_wrapper.monitor.records import StepRecord
 from profiler_wrapper.monitor.work import Measurement, Parallelism, Roof, StepWorks, why_over_peak
+from programs import warned
 
 # Forward and backward of the Llama of the tests on 2 x 16 tokens: 2 layers, 64 wide, 4 heads, 2 of keys, 128 words.
 PROJECTIONS = 2 * (64 * 64 + 2 * 64 * 32 + 64 * 64)
@@ -237,6 +238,32 @@ def test_a_batch_that_is_not_as_told_is_said_once_with_both_numbers(tmp_path: Pa
     assert "taken to have 2 x 16," in said and "with 2 x 16 and 2 x 16:" in said
     (said,) = said_of_batches(tmp_path, nn.Linear(4, 4), torch.zeros(2, 4), batch_size=8)
     assert "taken to have 8," in said and "with 2:" in said
+
+
+@pytest.mark.parametrize(
+    ("rows", "step"),
+    [
+        (2, {"attention_mask": torch.ones(2, 16)}),
+        (4, {"shapes": [(2, 16), (2, 16)]}),
+        (None, {"attention_mask": [torch.ones(2, 16)] * 4}),
+        (None, {"attention_mask": torch.ones(2, 16), "samples": 8}),
+        (None, {"attention_mask": torch.ones(0, 16)}),
+    ],
+)
+def test_a_part_of_the_batch_is_said_without_a_model_too(
+    tmp_path: Path, rows: int | None, step: Mapping[str, Any]
+) -> None:
+    messages = warned(lambda: one_step(tmp_path, batch_size=8, step=step))
+    assert [message for message in messages if "rows" in message] == [
+        f"attention_mask or shapes have {rows} rows where batch_size=8: samples and tokens are theirs. With several "
+        "micro-batches in a step give a list of their masks, or samples= and tokens="
+    ] * (rows is not None)
+
+
+def test_a_batch_of_the_job_is_no_part_of_itself(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"batch_size": 8, "counts": "job", "data_parallel": 4, "world_size": 4}
+    messages = warned(lambda: one_step(tmp_path, step={"attention_mask": torch.ones(2, 16)}, **options))
+    assert not any("rows" in message for message in messages)
 
 
 def test_a_batch_that_is_as_told_is_not_said(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from monitoring import Clock, Device, Kept, monitoring, on_device
+from monitoring import Clock, Device, Kept, OnDevice, monitoring, on_device
 from profiler_wrapper.errors import ProfilerWrapperWarning
 from profiler_wrapper.monitor import steps as steps_module
 from profiler_wrapper.monitor.monitor import TrainingMonitor
@@ -75,6 +75,21 @@ def test_numbers_on_the_device_are_read_when_they_are_there(tmp_path: Path) -> N
         device.catch_up()
     assert (records[0].loss, records[0].grad_norm) == (2.5, 0.5)
     assert (records[0].samples, records[0].tokens) == (2, 3)
+
+
+def test_masks_on_two_accelerators_are_not_added(tmp_path: Path) -> None:
+    class OnAnother(OnDevice):
+        device = torch.device("cuda:1")  # type: ignore[assignment]
+
+    device = Device()
+    masks = [on_device(torch.ones(2, 3)), torch.ones(2, 3).as_subclass(OnAnother)]
+    several = pytest.warns(ProfilerWrapperWarning, match="several accelerators")
+    with several as told, monitoring(tmp_path, device=device) as (monitor, records):
+        for _ in range(2):
+            monitor.start_step()
+            monitor.end_step(attention_mask=masks)
+    assert len(told) == 1
+    assert [(record.samples, record.tokens) for record in records] == [(4, None)] * 2
 
 
 def test_steps_a_device_never_comes_to_are_told_without_their_time(tmp_path: Path, quick_end: None) -> None:

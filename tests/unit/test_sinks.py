@@ -182,6 +182,39 @@ def test_a_sink_that_hangs_is_waited_for_once_and_said_once(hanging: Callable[..
     assert "close 49" in kept.calls
 
 
+def test_a_sink_that_is_slow_with_every_step_is_waited_for_a_bounded_time_in_all() -> None:
+    class Slow(Kept):
+        def write(self, record: StepRecord) -> None:
+            time.sleep(0.08)
+
+    sinks = Sinks([Slow()], Session(), wait_s=0.2, closing_s=5.0)
+    begin = time.monotonic()
+    write_steps(sinks, last=15)
+    assert time.monotonic() - begin < 0.6
+    assert warned(sinks.close) == []
+
+
+def test_a_sink_that_is_late_with_every_row_is_waited_for_a_bounded_time_in_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sinks_module, "QUEUE_LENGTH", 30)
+    monkeypatch.setattr(sinks_module, "LATE", 10)
+    monkeypatch.setattr(sinks_module, "CATCHING_UP_S", 0.1)
+
+    class Slow(Kept):
+        waited_for = False
+
+        def write(self, record: StepRecord) -> None:
+            time.sleep(0.05)
+
+    sinks = Sinks([Slow()], Session())
+    begin = time.monotonic()
+    messages = warned(lambda: write_steps(sinks, last=60))
+    assert time.monotonic() - begin < 1.0
+    assert messages == ["the monitor goes on without kept: it is 30 steps late"]
+    sinks.close()
+
+
 def test_a_sink_that_is_too_late_is_dropped_so_that_its_queue_is_bounded(
     hanging: Callable[..., Hanging], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +227,7 @@ def test_a_sink_that_is_too_late_is_dropped_so_that_its_queue_is_bounded(
 
 
 def test_a_sink_that_is_late_but_works_gets_time_to_catch_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sinks_module, "LATE", 10)
     monkeypatch.setattr(sinks_module, "QUEUE_LENGTH", 20)
 
     class Slow(Kept):

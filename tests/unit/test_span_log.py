@@ -14,9 +14,11 @@ import pytest
 
 from monitoring import Device
 from profiler_wrapper.errors import Notices
+from profiler_wrapper.timer import log as span_log
 from profiler_wrapper.timer import spans as recording
 from profiler_wrapper.timer.log import PENDING_END, LineFile, SpanLog, SpanPlace
 from profiler_wrapper.timer.timer import Timer
+from programs import warned
 from timed_runs import span_rows
 
 
@@ -80,6 +82,61 @@ def test_a_file_that_somebody_cut_goes_on_and_holds_whole_lines(log: SpanLog, tm
     log.close()
     assert [json.loads(one)["name"] for one in lines_of(tmp_path).read_text().splitlines()[:1]] == ["y"]
     assert "7 " not in lines_of(tmp_path).read_text()
+
+
+def test_a_line_is_filled_in_whole_while_a_signal_fills_in_another(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(b"a: null\nb: null\n")
+    lines = LineFile(path)
+    inside = lines._inside
+    stopped: list[str] = []
+
+    class Stopped:
+        """A file between whose calls the other line is filled in."""
+
+        def __getattr__(self, name: str) -> Any:
+            if not stopped:
+                stopped.append(name)
+                result = getattr(inside, name)
+                return lambda *args: (result(*args), lines.replace(8, b"b: null\n", b"b: 2222\n"))[0]
+            return getattr(inside, name)
+
+    lines._inside = Stopped()  # type: ignore[assignment]
+    lines.replace(0, b"a: null\n", b"a: 1111\n")
+    lines._inside = inside
+    lines.close()
+    assert path.read_bytes() == b"a: 1111\nb: 2222\n"
+
+
+def test_a_thread_that_hangs_in_a_write_holds_up_no_other(
+    log: SpanLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(span_log, "_LOCK_S", 0.05)
+    line = b'{"name":"x",' + PENDING_END
+    end = log.write((), (line,), pending=True, is_header=True)
+    held, go_on = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        with log._lock:
+            held.set()
+            go_on.wait(10)
+
+    thread = threading.Thread(target=hang)
+    thread.start()
+    held.wait()
+    begin = time.monotonic()
+    (said,) = warned(lambda: log.write((), (line,)))
+    log.fill_in(end, line, 7)
+    log.number_lines(0)
+    log.set_place(SpanPlace(output_dir=tmp_path, rank=1, world_size=2))
+    log.close()
+    took_s = time.monotonic() - begin
+    go_on.set()
+    thread.join()
+    assert took_s < 2
+    assert "loses spans" in said and "another thread has been writing for 0.05 s" in said
+    assert log.lost == 1 or log.closed
+    assert json.loads(lines_of(tmp_path).read_text().splitlines()[-1])["device_ns"] is None
 
 
 def test_device_times_of_the_spans_before_the_first_step_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

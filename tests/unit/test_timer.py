@@ -19,6 +19,7 @@ import torch
 
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.timer import log as span_log
+from profiler_wrapper.timer import spans as span_recording
 from profiler_wrapper.timer.log import LineFile
 from profiler_wrapper.timer.spans import SpanRecorder, _label
 from profiler_wrapper.timer.timer import Timer
@@ -498,6 +499,24 @@ def test_waiting_is_the_communication_within_a_span(timer: Timer) -> None:
         assert backward["waiting_ns"] == ring["duration_ns"] + second["duration_ns"]
         assert "waiting_ns" not in optimizer
     assert [span["sequence"] for span in spans if span["name"] == "all_reduce"] == [0, 1, 2, 3]
+
+
+def test_communication_is_numbered_within_its_step(timer: Timer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(span_recording, "_MOST_SEQUENCES", 3)
+    for step in range(2):
+        for _ in range(3):
+            timer.step(step)  # with every micro-batch
+            with timer("all_reduce"):
+                pass
+    for step in (7, 8):  # of spans that say their step themselves, in no order
+        for group in ("tp", "dp"):
+            for of in (step, 7):
+                with timer("ring", kind="communication", group=group, step=of):
+                    pass
+    numbered = [(span["name"], span["step"], span["sequence"]) for span in written(timer) if "sequence" in span]
+    assert numbered[:6] == [("all_reduce", step, number) for step in range(2) for number in range(3)]
+    assert [number for _, step, number in numbered[6:] if step == 7] == [0, 1, 0, 1, 2, 2]
+    assert [number for _, step, number in numbered[6:] if step == 8] == [0, 0]
 
 
 def test_steps(timer: Timer) -> None:

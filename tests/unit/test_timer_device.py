@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from monitoring import Device
+from monitoring import Device, DeviceEvent
 from profiler_wrapper.timer import spans as recording
-from profiler_wrapper.timer.device_events import MOST_PENDING
+from profiler_wrapper.timer.device_events import MOST_PENDING, nanoseconds_between
 from profiler_wrapper.timer.timer import Timer
 from programs import warned
 from timed_runs import span_rows, text_rows
@@ -84,6 +84,20 @@ def test_events_are_used_again(timer: Timer, device: Device) -> None:
             device.work(1)
         device.catch_up()
     assert device.events <= 8
+
+
+@pytest.mark.parametrize("failing", ["query", "elapsed_time"])
+def test_a_device_that_has_failed_tells_no_time(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    device = Device()
+    begin, end = device.event(), device.event()
+    begin.record()
+    end.record()
+    assert nanoseconds_between(begin, end) == 0
+    monkeypatch.setattr(DeviceEvent, failing, fails)
+    assert nanoseconds_between(begin, end) is None
 
 
 def test_dump_waits_for_the_device_and_not_for_ever(timer: Timer, device: Device) -> None:
