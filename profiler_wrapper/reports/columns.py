@@ -28,9 +28,10 @@ class Column:
 
     Attributes:
         key: of its value in a row; on the page, of the column.
-        kind: how it is written: as "time" (ns), "bytes", "flops", "rate" (a second), "share" (0 to 1), "count",
-            "number" or "text".
-        field: of `LayerRow`; "": there is none, and `value` makes it from other columns.
+        kind: how it is written: as "time" (ns), "bytes", "flops", "rate" (a second; of FLOPs in the printed table and
+            on the page), "share" (0 to 1), "count", "number" or "text".
+        field: of `LayerRow`; "": there is none, and `value` makes it from other columns. Its name says how it becomes
+            the value of one step: `..._per_step...` is work of a step, `..._bytes` stays, all else is divided by steps.
         over_phases: makes one value of those of a layer's phases; None: it is of one phase, in the full table alone.
         over_layers: makes one value of those of several layers.
         forward: of a layer's phases, those of the forward count.
