@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
+from profiler_wrapper.analysis.classes import BACKENDS
 from profiler_wrapper.analysis.model import FORWARD_PHASES, PHASES, Analysis, LayerRow, bound_of
 from profiler_wrapper.analysis.statistics import sum_if_all_known, sum_of_known
 from profiler_wrapper.reports.describe import step_count, work_scale
@@ -114,7 +115,7 @@ COLUMNS = (
     _time("attention", "attention_ns", zero=False, console="attention", full="attention", page="Attention", goes=11,
           spare=2, sets="main time", help="Of it in attention kernels"),
     Column(key="backend", kind="text", page="Backend", spare=9, sets="main time",
-           help="Of attention: flash, cudnn, mem_efficient, flex, math, external"),
+           help=f"Of attention: {', '.join(BACKENDS)}"),
     _time("communication", "communication_ns", zero=False, full="communication"),
     _time("exposed", "exposed_communication_ns", zero=False, full="exposed", page="Exposed comm.", spare=4,
           sets="main time", help="Communication with no compute beside it"),
