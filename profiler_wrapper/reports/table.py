@@ -196,6 +196,7 @@ def total_row(analysis: Analysis, totals: Sequence[LayerTotal], scale: Scale) ->
     of_roots = summed([root.values for root in roots])
     peak = analysis.memory.get("peak")
     whole = peak.get("allocated_bytes") if isinstance(peak, Mapping) else None
+    peaks = [whole, of_roots["peak"], *(row.peak_bytes for row in analysis.steps)]
     sums = {
         **phases,
         "time": analysis.time.total_ns,
@@ -206,13 +207,7 @@ def total_row(analysis: Analysis, totals: Sequence[LayerTotal], scale: Scale) ->
         "known_flops": sum(row.flops_per_step for row in analysis.flops) if analysis.uncounted else None,
         "roof": _whole_roof(analysis, roots),
         "retained": of_roots["retained"],
-        "peak": most(
-            [
-                whole if isinstance(whole, (int, float)) else None,
-                of_roots["peak"],
-                *(row.peak_bytes for row in analysis.steps),
-            ]
-        ),
+        "peak": most(size for size in peaks if isinstance(size, (int, float))),
     }
     return TableRow(kind="total", label="TOTAL", values=scale.of(sums))
 
