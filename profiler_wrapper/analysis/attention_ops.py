@@ -138,6 +138,7 @@ class Backend:
     ops: str = ""  # pattern of what an op's name begins with
     kernels: str = ""  # pattern of what is somewhere in a kernel's name
     inputs: Mapping[str, Attention] = field(default_factory=dict)  # by op, as that version declares them
+    slower: int = 0  # 1: not as fast as flash; 2: not fused at all
 
 
 _SDPA = "aten::_scaled_dot_product_"
@@ -199,6 +200,7 @@ ATTENTION_BACKENDS = (
                 query=1, heads_first=False, backward=True, causal=14, mask=4, packed=_PACKED_BACKWARD, saved=(5, 10)
             ),
         },
+        slower=1,
     ),
     # torch 2.13: not compiled by the user
     Backend("flex", r"FlexAttentionAutogradOp"),
@@ -211,6 +213,7 @@ ATTENTION_BACKENDS = (
         "math",
         r"aten::_scaled_dot_product_attention_math",
         inputs={f"{_SDPA}attention_math_for_mps": Attention(causal=5, mask=3, dropout=4)},
+        slower=2,
     ),
     Backend(  # flash-attn 2.8 and 3
         "external",
@@ -262,8 +265,8 @@ ATTENTION_BACKENDS = (
     ),
 )
 
-# How slow, beside all others: not as fast as flash, and not fused at all.
-SLOWER_BACKENDS = {"mem_efficient": 1, "math": 2, "none": 2}
+# `Backend.slower` of those that are, and of attention that is gone.
+SLOWER_BACKENDS = {backend.name: backend.slower for backend in ATTENTION_BACKENDS if backend.slower} | {"none": 2}
 
 # The inputs of every op that attends by itself; and of those that hold such an op, or plain products.
 ATTENTIONS: dict[str, Attention] = {

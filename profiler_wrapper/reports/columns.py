@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
+from profiler_wrapper.analysis.classes import BACKENDS
 from profiler_wrapper.analysis.model import FORWARD_PHASES, PHASES, Analysis, LayerRow, bound_of
 from profiler_wrapper.analysis.statistics import sum_if_all_known, sum_of_known
 from profiler_wrapper.reports.describe import step_count, work_scale
@@ -28,9 +29,10 @@ class Column:
 
     Attributes:
         key: of its value in a row; on the page, of the column.
-        kind: how it is written: as "time" (ns), "bytes", "flops", "rate" (a second), "share" (0 to 1), "count",
-            "number" or "text".
-        field: of `LayerRow`; "": there is none, and `value` makes it from other columns.
+        kind: how it is written: as "time" (ns), "bytes", "flops", "rate" (a second; of FLOPs in the printed table and
+            on the page), "share" (0 to 1), "count", "number" or "text".
+        field: of `LayerRow`; "": there is none, and `value` makes it from other columns. Its name says how it becomes
+            the value of one step: `..._per_step...` is work of a step, `..._bytes` stays, all else is divided by steps.
         over_phases: makes one value of those of a layer's phases; None: it is of one phase, in the full table alone.
         over_layers: makes one value of those of several layers.
         forward: of a layer's phases, those of the forward count.
@@ -113,7 +115,7 @@ COLUMNS = (
     _time("attention", "attention_ns", zero=False, console="attention", full="attention", page="Attention", goes=11,
           spare=2, sets="main time", help="Of it in attention kernels"),
     Column(key="backend", kind="text", page="Backend", spare=9, sets="main time",
-           help="Of attention: flash, cudnn, mem_efficient, flex, math, external"),
+           help=f"Of attention: {', '.join(BACKENDS)}"),
     _time("communication", "communication_ns", zero=False, full="communication"),
     _time("exposed", "exposed_communication_ns", zero=False, full="exposed", page="Exposed comm.", spare=4,
           sets="main time", help="Communication with no compute beside it"),

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
+import msgspec
+
 from profiler_wrapper.analysis.model import (
     CATEGORIES,
     Analysis,
     Change,
+    Leak,
     MemoryCategory,
     MemoryMoment,
     MemoryUse,
@@ -99,10 +103,10 @@ def walk(root: MemoryNode, layers: Mapping[str, int], *, above: int = 0) -> Iter
     `layers` gives each layer its place in the model; their names begin `above` labels below the root.
     """
 
-    def place(child: PlacedNode) -> tuple[bool, float, int, str]:
+    def place(child: PlacedNode) -> tuple[bool, float, int, list[tuple[bool, int, str]]]:
         node = child.node
         order = layers.get(".".join(child.path[above:]), inf)
-        return node.is_op, order, -node.total_bytes if node.is_op else 0, child.path[-1]
+        return node.is_op, order, -node.total_bytes if node.is_op else 0, _natural(child.path[-1])
 
     stack = [PlacedNode(root, ())]
     while stack:
@@ -110,6 +114,12 @@ def walk(root: MemoryNode, layers: Mapping[str, int], *, above: int = 0) -> Iter
         yield placed
         below = [PlacedNode(node, (*placed.path, label)) for label, node in placed.node.children.items()]
         stack += sorted(below, key=place, reverse=True)
+
+
+def _natural(label: str) -> list[tuple[bool, int, str]]:
+    """So that 2 comes before 10."""
+    parts = re.findall(r"([0-9]{1,18})|([^0-9]+|[0-9]+)", label)
+    return [(not number, int(number or 0), text) for number, text in parts]
 
 
 def layer_order(analysis: Analysis) -> dict[str, int]:
@@ -285,29 +295,44 @@ _LONGEST_PLACE = 70
 _LEAST_SHARE = 0.005  # of the peak: a category that holds less is not named on one line
 
 
+class _Peak(msgspec.Struct):
+    allocated_bytes: float
+    step: int | None = None
+    phase: str | None = None
+
+
+class _Memory(msgspec.Struct):
+    """What the lines below need of `Analysis.memory`."""
+
+    peak: _Peak
+    categories: dict[str, float]  # at the peak
+    leaks: list[Leak] = []
+
+
 def memory_lines(memory: Mapping[str, Any], width: int) -> list[str]:
     """The peak and the largest leak of `Analysis.memory`, a line of at most `width` columns each.
 
     `"memory: peak 312.4 MiB in backward of step 3: activation 61 %, params 20 %, ..."`: categories that do not fit are
     left out, the smallest first. No lines where it is not known who held the memory.
     """
-    peak, leaks = memory.get("peak"), memory.get("leaks") or ()
-    if not peak or not memory.get("categories"):
+    try:
+        known = msgspec.convert(memory, _Memory)
+    except msgspec.ValidationError:  # nothing was recorded, or somebody else wrote it
         return []
-    whole = peak["allocated_bytes"]
-    line = f"memory: peak {whole / MIB:.1f} MiB {_in_words(peak.get('phase'), peak.get('step'))}".rstrip()
+    peak, leaks = known.peak, known.leaks
+    whole = peak.allocated_bytes
+    line = f"memory: peak {whole / MIB:.1f} MiB {_in_words(peak.phase, peak.step)}".rstrip()
     between = ": "
-    for name, size in sorted(memory["categories"].items(), key=lambda item: -item[1]):
+    for name, size in sorted(known.categories.items(), key=lambda item: -item[1]):
         part = f"{between}{clean(name)} {100 * size / max(1, whole):.0f} %"
         if size <= _LEAST_SHARE * whole or cells(line + part) > width:
             break
         line, between = line + part, ", "
     lines = [shorten(line, width)]
     for leak in leaks[:1]:
-        size = leak["bytes_per_step"] / MIB
-        before = f"warning: leak of {size:.3f} MiB per step ({leak['steps']} steps seen): "
+        before = f"warning: leak of {leak.bytes_per_step / MIB:.3f} MiB per step ({leak.steps} steps seen): "
         after = f" (and {len(leaks) - 1} more in the log)" if len(leaks) > 1 else ""
-        who = clean(f"{leak['op']} in {leak['layer']}" if leak["layer"] else leak["op"])
+        who = clean(f"{leak.op} in {leak.layer}" if leak.layer else leak.op)
         lines.append(shorten(before + shorten(who, max(0, width - cells(before) - cells(after))) + after, width))
     return lines
 

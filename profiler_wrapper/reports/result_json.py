@@ -36,6 +36,7 @@ from profiler_wrapper.analysis.model import (
     ProductRow,
     StepRow,
     StepSplit,
+    Summary,
     SynchronisationRow,
     TimeTotals,
     UnattributedRow,
@@ -118,9 +119,17 @@ def from_dict(data: Mapping[str, Any]) -> Analysis:
         if not all(isinstance(one, Mapping) for one in mappings.values()):
             raise TypeError(f"{', '.join(mappings)} are objects")
         check_run(mappings["run"])
+        msgspec.convert(_without_nulls(mappings["summary"]), Summary)
         return replace(msgspec.convert(prepared | {"run": {}, "memory": {}}, Analysis), **mappings)
     except (msgspec.ValidationError, KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise BrokenTrace(f"Not a readable result of profiler_wrapper: {error}") from error
+
+
+def _without_nulls(value: Any) -> Any:
+    """A mapping, and mappings in it, without what is not known."""
+    if not isinstance(value, Mapping):
+        return value
+    return {key: _without_nulls(one) for key, one in value.items() if one is not None}
 
 
 def _prepared(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -194,7 +194,9 @@ def total_row(analysis: Analysis, totals: Sequence[LayerTotal], scale: Scale) ->
         phases[row.phase] = phases.get(row.phase, 0) + row.self_time_ns
     roots = [total for total in totals if total.parent is None]
     of_roots = summed([root.values for root in roots])
-    peak: Mapping[str, Any] = analysis.memory.get("peak") or {}
+    peak = analysis.memory.get("peak")
+    whole = peak.get("allocated_bytes") if isinstance(peak, Mapping) else None
+    peaks = [whole, of_roots["peak"], *(row.peak_bytes for row in analysis.steps)]
     sums = {
         **phases,
         "time": analysis.time.total_ns,
@@ -205,7 +207,7 @@ def total_row(analysis: Analysis, totals: Sequence[LayerTotal], scale: Scale) ->
         "known_flops": sum(row.flops_per_step for row in analysis.flops) if analysis.uncounted else None,
         "roof": _whole_roof(analysis, roots),
         "retained": of_roots["retained"],
-        "peak": most([peak.get("allocated_bytes"), of_roots["peak"], *(row.peak_bytes for row in analysis.steps)]),
+        "peak": most(size for size in peaks if isinstance(size, (int, float))),
     }
     return TableRow(kind="total", label="TOTAL", values=scale.of(sums))
 
@@ -433,6 +435,7 @@ def _formats(rows: Sequence[TableRow]) -> dict[str, _Format]:
         "rate": _Format(rate_unit, _number(rate, rate_size)),
         "bytes": _Format("MiB", _number(largest("retained", "peak"), MIB, 2)),
         "count": _Format("", _calls),
+        "number": _Format("", lambda number: f"{number:.4g}"),
         "text": _Format("by", str),
     }
 

@@ -82,6 +82,16 @@ def test_the_bound_is_cpu_time_or_device_time_whichever_a_step_waits_for() -> No
     assert 0.120 <= (found.saves_at_most_us or 0) <= 0.125
 
 
+def test_what_an_optimizer_inside_another_does_is_its_own() -> None:
+    """A wrapper, such as ZeroRedundancyOptimizer or Lookahead, steps an Adam: its ops are no ops of the wrapper."""
+    trace = Trace().annotation("ProfilerStep#0", 0, 1000).annotation("Optimizer.step#Wrapper.step", 700, 950)
+    trace.annotation("Optimizer.step#Adam.step", 750, 900)
+    for i in range(10):
+        trace.op("aten::add_", 760 + 10 * i, 770 + 10 * i)
+    (found,) = slow_optimizer(facts_of(trace.recording()))
+    assert found.title == "Adam updates its parameters one by one: 10 small ops a step"
+
+
 @pytest.mark.parametrize("on_device", [False, True])
 def test_forward_and_backward_of_a_closure_are_no_time_of_the_optimizer(on_device: bool) -> None:
     """A step of 1000 ns: forward from 10, backward on the engine's thread until 700, then ten updates of 10 ns."""

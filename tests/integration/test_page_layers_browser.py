@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from browser import CHROMIUM, NO_CHROMIUM, Browser, Page
-from page_tables import LAYER_ROWS, Opener, names_of_layers, open_page
+from page_tables import LAYER_ROWS, Opener, names_of_layers, open_page, table_of
 from profiler_wrapper.analysis.model import Analysis
 from sample_page import awkward_page
 from sample_views import full_analysis
@@ -111,6 +112,14 @@ def test_a_narrow_window_leaves_columns_out(layers: Page) -> None:
         layers.wait(f"{heads}.length === {len(everything)}")
     finally:
         layers.resize(1366, 768)
+
+
+def test_a_layer_without_a_forward_keeps_nothing_and_lacks_nothing(opened: Opener) -> None:
+    whole = full_analysis()
+    rows = tuple(row for row in whole.layers if row.layer != "lm_head" or row.phase != "forward")
+    page = opened(replace(whole, layers=rows), "layers")
+    retained = dict(zip(names_of_layers(page), table_of(page, "layers").texts("retained"), strict=True))
+    assert retained["norm"] and retained["lm_head"] == ""
 
 
 def test_layers_whose_rows_cannot_be_made(browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

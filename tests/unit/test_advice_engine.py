@@ -228,6 +228,12 @@ def test_a_part_that_is_a_number_says_what_it_is() -> None:
     assert verdict(facts_of(made.recording()), []).startswith("The 2 blocks' child 1 takes ")
 
 
+@pytest.mark.parametrize(("name", "told"), [("1", "Layer 1"), ("0.1", "Layer 0.1"), ("head.1", "head.1")])
+def test_a_layer_that_is_a_number_is_told_as_a_layer(name: str, told: str) -> None:
+    made = Trace().annotation("ProfilerStep#1", 0, 1000).mark(name, 0, 900).op("aten::mm", 20, 880)
+    assert verdict(facts_of(made.recording()), []).startswith(f"{told} takes ")
+
+
 def test_of_steps_of_unlike_length_the_range_is_told_too() -> None:
     made = trace()
     end = 5 * STEP_NS

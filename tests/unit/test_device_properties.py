@@ -46,6 +46,12 @@ def test_the_busiest_device_is_the_same_for_all() -> None:
     assert sum(gaps.length_ns) == overview.gaps_ns
 
 
+def test_half_a_compute_capability_is_none() -> None:
+    recording = of_two_devices().recording(metadata={"deviceProperties": DEVICES})
+    device = device_of(facts_of(recording, run={"compute_capability": [9]}))
+    assert device is not None and device.compute_capability == (8, 0)
+
+
 @pytest.mark.parametrize(("precision", "dtype"), [("high", "tfloat32"), ("highest", "float32")])
 @pytest.mark.parametrize("older", [False, True])
 def test_float32_is_what_the_busiest_device_multiplies(precision: str, dtype: str, older: bool) -> None:

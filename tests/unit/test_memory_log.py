@@ -181,3 +181,12 @@ def test_a_total_is_its_own_and_those_right_below(held: list[Owner], category: M
     assert len(set(paths)) == len(paths)
     for i, path in enumerate(paths[1:], 1):
         assert path[:-1] in paths[:i]
+
+
+def test_layers_without_a_place_in_the_model_are_in_natural_order() -> None:
+    held = [
+        Owner(category="activation", layer=f"layers.{i}", name="", op="aten::mm", phase=None, size_bytes=1, count=1)
+        for i in (10, 2, 1)
+    ]
+    root = category_tree(held, "activation", "root")
+    assert [placed.path[1] for placed in walk(root, {}) if len(placed.path) == 2] == ["1", "2", "10"]

@@ -159,6 +159,7 @@ def test_peaks_that_no_device_has_are_refused(flops: dict[str, float], bandwidth
 def test_any_kind_of_real_number_is_one(given: Any) -> None:
     for value in (given, {"bfloat16": given}):
         assert found(H100, given=value).flops("bfloat16") == 989e12
+    assert found(H100, given={"bfloat16": given / 2}).flops("bfloat16") == 494.5e12
 
 
 def test_a_wrong_value_in_the_environment_is_a_warning_beside_what_the_table_says() -> None:

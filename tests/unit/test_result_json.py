@@ -172,6 +172,10 @@ def test_the_share_of_the_peak_comes_back() -> None:
         {"schema_version": 1, "time": {"total_us": 1, "unattributed_us": 0}, "time_basis": "cpu", "layers": [1]},
         {"schema_version": 1, "time": {"total_us": 1, "unattributed_us": 0}, "time_basis": "cpu", "layers": [{}]},
         {"schema_version": 1, "time": {"total_us": 1, "unattributed_us": 0}, "time_basis": "cpu", "run": [1]},
+        to_dict(llama(1)) | {"summary": {"findings": {"id": 1}}},
+        to_dict(llama(1)) | {"summary": {"findings": [1]}},
+        to_dict(llama(1)) | {"summary": {"comparable": [1]}},
+        to_dict(llama(1)) | {"summary": {"comparable": {"coverage": "all"}}},
     ],
 )
 def test_what_is_no_result_is_refused(data: Any) -> None:

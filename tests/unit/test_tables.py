@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,7 +16,7 @@ from profiler_wrapper.analysis.statistics import number_ranges, outliers
 from profiler_wrapper.analysis.work.peaks import find_peaks
 from profiler_wrapper.analysis.work.roofline import _note
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.reports.columns import phase_times
+from profiler_wrapper.reports.columns import COLUMNS, phase_times
 from profiler_wrapper.reports.describe import coverage_percent, step_time_in_words, use_line, use_lines
 from profiler_wrapper.reports.folding import Tree, layer_totals, outlying_layers
 from profiler_wrapper.reports.full_table import full_table, layer_section, step_section
@@ -352,6 +353,12 @@ def test_table_of_work() -> None:
     assert console_table(worked(llama(4))) + "\n" == golden("table_work.txt")
 
 
+def test_a_column_of_plain_numbers_can_be_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = tuple(replace(one, console="FLOP/B") if one.key == "intensity" else one for one in COLUMNS)
+    monkeypatch.setattr("profiler_wrapper.reports.table.COLUMNS", columns)
+    assert "FLOP/B" in console_table(worked(llama(4)), width=250)
+
+
 def test_communication_is_no_time_that_could_be_at_the_roof() -> None:
     analysis = worked(llama(2, steps=1))
     head = next(row for row in analysis.layers if row.layer == "lm_head" and row.phase == "forward")
@@ -532,6 +539,24 @@ def test_the_console_has_a_line_for_the_peak_and_one_for_a_leak() -> None:
     ]
     assert_fits(analysis, 25, 100)
     assert_fits(analysis, 12, 60)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"peak": {"allocated_bytes": None}},
+        {"peak": {"step": 1}},
+        {"peak": [1]},
+        {"categories": {"params": None}},
+        {"categories": {"params": "much"}},
+        {"leaks": [{"op": "aten::clone"}]},
+    ],
+    ids=str,
+)
+def test_memory_that_somebody_else_wrote_ends_no_table(odd: dict[str, Any]) -> None:
+    text = console_table(replace(llama(12), memory={**memory_summary(leaking_memory(12)), **odd}))
+    assert "TOTAL" in text
+    assert "memory:" not in text
 
 
 def test_nothing_recorded() -> None:

@@ -225,15 +225,20 @@ def _largest_part(facts: Facts) -> tuple[str, int]:
     if not time:
         return NO_LAYERS, 0
     (part, spent) = max(time.items(), key=lambda entry: entry[1])
-    name, members = cut(part[1], _LONGEST_NAME), sorted(blocks_of[part])
+    name, members = _readable(cut(part[1], _LONGEST_NAME)), sorted(blocks_of[part])
     if members:
         one_kind = len({split_number(block)[0] for block in facts.blocks}) == 1
-        owner = f"The {len(members)} blocks'" if one_kind and len(members) > 1 else f"{where(members)}'s"
+        owner = f"The {len(members)} blocks'" if one_kind and len(members) > 1 else f"{_readable(where(members))}'s"
         return f"{cut(owner, _LONGEST_NAME)} {name}", spent
     if any(row.parent == part[1] for row in facts.analysis.layers):  # of one with layers below, what is its own
         of_loss = any(_LOSS.search(row.op) and part[1] in row.layers for row in facts.analysis.operators)
         name += f"'s own code (outside its layers{'; the loss' if of_loss else ''})"
     return name, spent
+
+
+def _readable(name: str) -> str:
+    """A layer's name in a sentence; one of numbers alone, as `nn.Sequential` gives them, reads as none."""
+    return name if any(map(str.isalpha, name)) else f"Layer {name}"
 
 
 def _part(row: LayerRow) -> tuple[str, str]:

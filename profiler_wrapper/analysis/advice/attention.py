@@ -21,7 +21,7 @@ from profiler_wrapper.analysis.advice.facts import (
     time_of_ns,
     where,
 )
-from profiler_wrapper.analysis.attention_ops import FAST_PATH_PARTS
+from profiler_wrapper.analysis.attention_ops import FAST_PATH_PARTS, SLOWER_BACKENDS
 from profiler_wrapper.analysis.model import AttentionCallRow, Finding
 from profiler_wrapper.analysis.views.products import attention_made
 from profiler_wrapper.analysis.work.flops import marked
@@ -151,7 +151,6 @@ def _tokens(shape: tuple[int, ...]) -> int | None:
     return shape[-2] if len(shape) >= 2 else None
 
 
-_SLOWER = ("math", "mem_efficient")
 _FIXES: dict[Cause, str] = {
     "switched off": "switch it on: torch.backends.cuda.enable_flash_sdp(True), or leave sdpa_kernel(...) away",
     "dimensions": "queries, keys and values of (batch, heads, tokens, head_dim): x.unsqueeze(0), or expand them",
@@ -175,13 +174,13 @@ def attention_fallback(facts: Facts) -> Iterator[Finding]:
     device, found = device_of(facts), facts.found
     if device is not None and device.compute_capability is None:
         return  # the conditions are those of CUDA and of CPUs
-    if not any(row.backend in _SLOWER for row in facts.analysis.attention):
+    if not any(row.backend in SLOWER_BACKENDS for row in facts.analysis.attention):
         return
     made = attention_made(found)
     places, place_of = found.attribution.places, found.attribution.place_of
     entries: dict[tuple[str, str], list[int]] = defaultdict(list)
     for entry, backend in made.backend_of.items():
-        if entry >= 0 and backend in _SLOWER and found.recording.name_of(entry) not in FAST_PATH_PARTS:
+        if entry >= 0 and backend in SLOWER_BACKENDS and found.recording.name_of(entry) not in FAST_PATH_PARTS:
             entries[found.layer_name(places[int(place_of[entry])]) or "", backend].append(entry)
     calls = {(row.layer, row.backend): row for row in facts.analysis.attention_calls if row.phase == "backward"}
     calls |= {(row.layer, row.backend): row for row in facts.analysis.attention_calls[::-1] if row.phase != "backward"}

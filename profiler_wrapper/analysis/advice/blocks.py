@@ -25,6 +25,7 @@ from profiler_wrapper.analysis.advice.facts import (
 from profiler_wrapper.analysis.model import FORWARD_PHASES, Finding, Phase
 from profiler_wrapper.analysis.statistics import (
     OUTLIER_SHARE,
+    at,
     mad,
     outliers,
     split_number,
@@ -230,11 +231,14 @@ def _steps(facts: Facts) -> Iterator[_Steps]:
     for i, name in enumerate(recording.names):
         if match := _STEP.match(name):
             of_class[match["class_name"]].append(i)
+    is_annotation = spans.category == Category.ANNOTATION
+    any_step = np.isin(spans.name, [name for names in of_class.values() for name in names]) & is_annotation
+    step_of = nearest(parent, any_step)  # an optimizer may step another: what that does is its own
+    in_phase = attribution.in_phases("optimizer")[attribution.place_of]  # not the forward of a closure
+    foreign = ((step_of >= 0) & ~in_phase) | attribution.is_node
     for class_name, names in of_class.items():
-        is_step = np.isin(spans.name, names) & (spans.category == Category.ANNOTATION)
-        inside = nearest(parent, is_step) >= 0
-        itself = inside & attribution.in_phases("optimizer")[attribution.place_of]  # not the forward of a closure
-        foreign = (inside & ~itself) | attribution.is_node
+        is_step = any_step & np.isin(spans.name, names)
+        itself = at(is_step, step_of, False) & in_phase
         is_op = recording.named(lambda name: name.startswith("aten::")) & (spans.category == Category.CPU_OP) & itself
         outermost = np.flatnonzero(is_op & (nearest_above(parent, nearest(parent, is_op)) < 0))
         starts, ends = spans.start_ns[foreign], spans.end_ns[foreign]

@@ -455,7 +455,7 @@ def device_of(facts: Facts) -> DeviceProperties | None:
     name = str(run.get("device") or properties.name or "")
     is_amd = any(key.startswith("hip_") for key in metadata) or "hip" in run.get("versions", {}) or "AMD" in name
     stated = run.get("compute_capability")
-    capability = (int(stated[0]), int(stated[1])) if stated else properties.compute_capability
+    capability = (int(stated[0]), int(stated[1])) if stated and len(stated) == 2 else properties.compute_capability
     memory = run.get("device_memory_bytes") or properties.memory_bytes or facts.device_memory_bytes
     return replace(
         properties,

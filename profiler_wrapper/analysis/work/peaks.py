@@ -212,15 +212,18 @@ def _of_pairs(pairs: Mapping[str, object], device_name: str | None, name: str) -
     bandwidth = known.bandwidth_bytes_per_s if known else None
     if not pairs:
         raise WrongUse(f"{name} is empty. {_ACCEPTED}.")
+    stated: dict[str, float] = {}
     for key, value in pairs.items():
         if key.strip().lower() == _BANDWIDTH:
-            bandwidth = _checked(value, f"{name}: {key}={value!r}", _LARGEST_GB_PER_S, "GB/s") * 1e9
+            stated[key] = _checked(value, f"{name}: {key}={value!r}", _LARGEST_GB_PER_S, "GB/s")
+            bandwidth = stated[key] * 1e9
             continue
         kind = type_of(key)
         if kind is None:
             raise WrongUse(f"{name} has {key!r}, which is none of {', '.join(TYPES)} or {_BANDWIDTH}.")
-        flops[kind] = _checked(value, f"{name}: {key}={value!r}", _LARGEST_TFLOPS, "TFLOP/s") * 1e12
-    what = ", ".join(f"{key}={float(str(value)):g}" for key, value in pairs.items())
+        stated[key] = _checked(value, f"{name}: {key}={value!r}", _LARGEST_TFLOPS, "TFLOP/s")
+        flops[kind] = stated[key] * 1e12
+    what = ", ".join(f"{key}={number:g}" for key, number in stated.items())
     rest = f"; the rest: {known.source}" if known else ""
     return Peaks(
         device=device_name or "",

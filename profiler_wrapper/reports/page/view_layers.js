@@ -111,7 +111,7 @@
       value: row => row.row === "total" ? undefined : row.group ? row.group.full : row.layer || row.label,
     };
     const asked = { outside: ["work", "roof"], total: ["work"], unattributed: [] }; // of rows that are no layers
-    const isAsked = (row, column) => !(row.row in asked) || asked[row.row].includes(column.why);
+    const isAsked = (row, column) => row.row in asked ? asked[row.row].includes(column.why) : column.key !== "retained" || row.calls; // without a forward nothing is kept for backward
     const shown = column => ({
       ...column, missing: whys[column.why], cell: column.key === "flops" ? drawWork(work) : undefined,
       bar: column.key === "share", like: column.kind === "us" && column.key !== "time" ? "time" : undefined,
