@@ -70,6 +70,7 @@ class Baseline:
     blocks: Mapping[str, str | None]  # the block of each layer
     times: Mapping[TimeKey, LayerTime]
     steps_ns: tuple[float, ...]  # all time of each step, as many as in `times`
+    lengths: tuple[int, ...] = ()  # how many of the steps each run has
     no_times: str = ""  # why times cannot be judged
     results: tuple[Analysis, ...] = field(default=(), compare=False, repr=False)  # that it was made from
 
@@ -212,6 +213,7 @@ def _together(sides: Sequence[Baseline]) -> Baseline:
             for key in common
         },
         steps_ns=tuple(chain(*(one.steps_ns for one in timed))),
+        lengths=tuple(len(one.steps_ns) for one in timed),
         no_times="" if timed else sides[0].no_times,
     )
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from comparables import comparable
-from noisy_recordings import noisy_run
+from noisy_recordings import Noise, noisy_run
 from profiler_wrapper.analysis.model import Analysis, ClassRow, FlopRow, OperatorRow, Phase
 from profiler_wrapper.comparison.baseline import make_baseline, read_baseline, write_baseline
 from profiler_wrapper.comparison.guard import GuardCheck, GuardReport, guard
@@ -333,14 +333,37 @@ def test_times_are_judged_only_where_both_recorded_the_same_and_no_shapes() -> N
     assert few.startswith("the baseline: it takes at least 3 timed steps")
 
 
-def test_a_baseline_of_several_runs_has_their_spread() -> None:
-    between = [1.0, 1.25, 0.8]
+def part_of(name: str, factor: float, seed: int, steps: int) -> Analysis:
+    """What begins with `name` takes so much longer."""
+
+    def slower(layer: str, phase: str, step: int) -> float:
+        return factor if layer.startswith(name) else 1.0
+
+    return noisy_run(seed, steps=steps, blocks=10, slower=slower, noise=Noise(common=0.02, own=0.01, outliers=0.0))
+
+
+@pytest.mark.parametrize("steps", [5, 10])
+@pytest.mark.parametrize(
+    ("name", "before", "after", "regressed"),
+    [
+        ("layers.7.", [1.0], [1.2], True),
+        ("layers.7.", [1.0, 1.0, 1.2], [1.2], False),
+        ("layers.7.", [1.0, 1.2, 1.0, 1.2], [1.2], False),
+        ("layers.7.", [1.0, 1.25, 0.8], [1.15], False),
+        ("layers.7.", [1.0], [1.0, 1.2, 1.2], False),
+        ("layers.7.", [1.0, 1.0, 1.02], [1.3], True),
+        ("", [1.0], [1.15], True),  # the whole step
+        ("", [1.0, 1.0, 1.15], [1.15], False),
+    ],
+)
+def test_the_spread_between_runs_is_let_pass(
+    name: str, before: list[float], after: list[float], regressed: bool, steps: int
+) -> None:
     runs = [
-        noisy_run(i, slower=lambda layer, phase, step, f=factor: f if layer.startswith("layers.7.") else 1.0)
-        for i, factor in enumerate(between)
+        [part_of(name, factor, seed + i, steps) for i, factor in enumerate(side)]
+        for seed, side in ((100, before), (200, after))
     ]
-    assert judged(noisy_run(0), noisy_run(9, slower=seventh)).regressed
-    assert not judged(runs, noisy_run(9, slower=seventh)).regressed
+    assert (check(judged(*runs), "time").status == "regression") == regressed
 
 
 # -- the file -------------------------------------------------------------------------------------
