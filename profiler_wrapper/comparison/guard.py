@@ -172,7 +172,7 @@ def guard(
     base = baseline if isinstance(baseline, Baseline) else read_baseline(baseline)
     if isinstance(runs, (Analysis, str, os.PathLike)):
         runs = [runs]
-    run = runs if isinstance(runs, Baseline) else make_baseline(runs)
+    run = (runs if isinstance(runs, Baseline) else make_baseline(runs)).renamed_like(base)
     found = differences(base.traits, run.traits)
     return GuardReport(
         baseline=baseline_name or _name_of(baseline),
