@@ -46,7 +46,7 @@ ROOMS = {
     "run": _room(7, 1850, "__version__ analysis capture reports result trace"),
     "analysis": _room(44, 12400, "trace"),
     "reports": _room(16, 4625, "analysis trace"),
-    "comparison": _room(9, 2675, "analysis reports result trace"),
+    "comparison": _room(9, 2725, "analysis reports result trace"),
     "ranks": _room(16, 7625, "analysis reports trace"),
     "snapshot": _room(4, 1250, "reports trace"),
     "timer": _room(8, 3150, "capture trace"),
