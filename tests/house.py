@@ -45,8 +45,13 @@ ROOMS = {
     "capture": _room(14, 4600, "trace"),
     "run": _room(7, 1850, "__version__ analysis capture reports result trace"),
     "analysis": _room(44, 12400, "trace"),
+<<<<<<< HEAD
     "reports": _room(16, 4650, "analysis trace"),
     "comparison": _room(9, 2675, "analysis reports result trace"),
+=======
+    "reports": _room(16, 4625, "analysis trace"),
+    "comparison": _room(9, 2725, "analysis reports result trace"),
+>>>>>>> fix-comparison
     "ranks": _room(16, 7625, "analysis reports trace"),
     "snapshot": _room(4, 1250, "reports trace"),
     "timer": _room(8, 3150, "capture trace"),

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 from profiler_wrapper.analysis.model import Analysis, LayerRow, Phase
 from profiler_wrapper.comparison.compare import Source, peak_bytes
-from profiler_wrapper.comparison.match import Side, side_of, traits
+from profiler_wrapper.comparison.match import Side, match_names, shown_names, side_of, traits
 from profiler_wrapper.comparison.noise import FEWEST_STEPS
 from profiler_wrapper.errors import BrokenTrace, WrongUse
 from profiler_wrapper.reports.result_json import from_dict, to_dict
@@ -49,6 +49,16 @@ class Amount(NamedTuple):
     def of_layer(self) -> bool:
         return self.phase is not None and self.what != "op"
 
+    def renamed(self, new_name: Callable[[str], str]) -> Amount:
+        """The same of the layer of another name."""
+        if self.of_layer:
+            return self._replace(name=new_name(self.name))
+        if self.what == "wait" and " in " in self.name:
+            kind, _, where = self.name.partition(" in ")
+            layer, _, phase = where.rpartition(", ")
+            return self._replace(name=f"{kind} in {new_name(layer)}, {phase}")
+        return self
+
 
 class LayerTime(NamedTuple):
     """Time of a layer in each step."""
@@ -70,6 +80,7 @@ class Baseline:
     blocks: Mapping[str, str | None]  # the block of each layer
     times: Mapping[TimeKey, LayerTime]
     steps_ns: tuple[float, ...]  # all time of each step, as many as in `times`
+    lengths: tuple[int, ...] = ()  # how many of the steps each run has
     no_times: str = ""  # why times cannot be judged
     results: tuple[Analysis, ...] = field(default=(), compare=False, repr=False)  # that it was made from
 
@@ -81,6 +92,24 @@ class Baseline:
         """Of a whole step; None where it is not known."""
         return self.ranges.get(Amount(what))
 
+    def renamed_like(self, other: Baseline) -> Baseline:
+        """The same with its layers by the names of `other`, whatever wraps the model."""
+        if self.results and other.results:
+            names = shown_names(self.results[0], other.results[0], "run")
+        else:  # a file of version 2 has names alone
+            names = match_names(self.blocks, other.blocks)
+
+        def name(layer: str) -> str:
+            return names.get(layer, layer)
+
+        return replace(
+            self,
+            ranges={amount.renamed(name): known for amount, known in self.ranges.items()},
+            backends={(name(layer), phase): known for (layer, phase), known in self.backends.items()},
+            blocks={name(layer): block and name(block) for layer, block in self.blocks.items()},
+            times={(name(layer), phase): time for (layer, phase), time in self.times.items()},
+        )
+
 
 def make_baseline(runs: Sequence[Source], *, read: Callable[[str | os.PathLike[str]], Analysis] = load) -> Baseline:
     """What to compare later runs with, from runs of one thing: with several, what varies among them is let pass.
@@ -89,19 +118,20 @@ def make_baseline(runs: Sequence[Source], *, read: Callable[[str | os.PathLike[s
         WrongUse: there is none, or they are of different models.
         BrokenTrace, EmptyRecording, OSError: as `load`.
     """
-    if not runs:
-        raise WrongUse("a baseline needs a run")
     analyses = tuple(run if isinstance(run, Analysis) else read(run) for run in runs)
     sources = tuple(Path(run).name for run in runs if not isinstance(run, Analysis))
     return _baseline_of(analyses, sources)
 
 
 def _baseline_of(analyses: tuple[Analysis, ...], sources: tuple[str, ...]) -> Baseline:
-    sides = [_measured(one) for one in analyses]
+    if not analyses:
+        raise WrongUse("a baseline needs a run")
+    sides = [replace(_measured(one), results=(one,)) for one in analyses]
     models = {str(one.traits.get("model")) for one in sides}
     if len(models) > 1:
         raise WrongUse(f"a baseline is of runs of one thing, but these are of {', '.join(sorted(models))}")
-    return replace(_together(sides), sources=sources, results=analyses)
+    named = [sides[0], *(side.renamed_like(sides[0]) for side in sides[1:])]
+    return replace(_together(named), sources=sources, results=analyses)
 
 
 def _measured(analysis: Analysis) -> Baseline:
@@ -212,6 +242,7 @@ def _together(sides: Sequence[Baseline]) -> Baseline:
             for key in common
         },
         steps_ns=tuple(chain(*(one.steps_ns for one in timed))),
+        lengths=tuple(len(one.steps_ns) for one in timed),
         no_times="" if timed else sides[0].no_times,
     )
 
@@ -274,8 +305,11 @@ def write_baseline(baseline: Baseline, path: Path) -> None:
     """The file to commit: the results of the runs, with what a guard looks at; a row on each line, for diffs.
 
     Raises:
+        WrongUse: it was read from a file of version 2, which has no results.
         OSError: it cannot be written.
     """
+    if not baseline.results:
+        raise WrongUse("a baseline of version 2 has no results to write: make the baseline anew from its runs")
     results = ",\n".join(map(_guarded_result, baseline.results))
     head = f'"guard_baseline_version": {BASELINE_VERSION},\n"sources": {json.dumps(baseline.sources)}'
     with replacing(path) as beside:

@@ -165,7 +165,7 @@ def compare(a: Source, b: Source, *, name_a: str = "", name_b: str = "") -> Comp
         classes=_classes(a, b),
         unattributed=_reasons(a, b),
         backend_changes=backend_changes,
-        common=changes.common,
+        common=changes.left_out,
     )
 
 
@@ -194,7 +194,7 @@ def _decided(pair: ComparedRow, side_a: Side, side_b: Side, changes: TimeChanges
         pair,
         change=mean_b / mean_a - 1 if mean_a and mean_b and same_basis else None,
         error=unit.error if unit is not None else None,
-        decision=_decision(unit.apart_ns, unit.apart) if unit is not None and known else "not judged",
+        decision=_decision(unit.decided_ns, unit.decided) if unit is not None and known else "not judged",
     )
 
 

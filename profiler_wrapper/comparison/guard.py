@@ -31,7 +31,16 @@ from profiler_wrapper.comparison.baseline import (
 from profiler_wrapper.comparison.compare import Source, name_of
 from profiler_wrapper.comparison.match import OF_MACHINE, differences, siblings_together
 from profiler_wrapper.comparison.model import Difference
-from profiler_wrapper.comparison.noise import BUSY, beside_the_rest, layer_shifts, limit, series_change, step_spread
+from profiler_wrapper.comparison.noise import (
+    BUSY,
+    Float,
+    beside_the_rest,
+    common_factors,
+    layer_shifts,
+    limit,
+    series_change,
+    step_spread,
+)
 from profiler_wrapper.reports.text import clean
 from profiler_wrapper.units import MIB
 
@@ -163,7 +172,7 @@ def guard(
     base = baseline if isinstance(baseline, Baseline) else read_baseline(baseline)
     if isinstance(runs, (Analysis, str, os.PathLike)):
         runs = [runs]
-    run = runs if isinstance(runs, Baseline) else make_baseline(runs)
+    run = (runs if isinstance(runs, Baseline) else make_baseline(runs)).renamed_like(base)
     found = differences(base.traits, run.traits)
     return GuardReport(
         baseline=baseline_name or _name_of(baseline),
@@ -458,8 +467,11 @@ def _check_time(base: Baseline, run: Baseline) -> GuardCheck:
     before, after = (np.array([side.times[key].steps_ns for key in keys]) for side in (base, run))
     step_before, step_after = (np.array(side.steps_ns) for side in (base, run))
     own = np.array([base.times[key].own for key in keys])
-    shifts = layer_shifts(before, after, np.sqrt(before.mean(axis=1) * own))
-    limits = np.maximum(_limit(shifts.spread), limit(shifts.error))
+    weight = np.sqrt(before.mean(axis=1) * own)
+    shifts = layer_shifts(before, after, weight)
+    between = [_between(one, side.lengths, weight) for one, side in ((before, base), (after, run))]
+    spreads = np.maximum.reduce([shifts.spread, *between])
+    limits = np.maximum(_limit(spreads), limit(shifts.error))
     rows = []
     for i in np.flatnonzero(shifts.beyond_noise()).tolist():
         shift = float(shifts.excess[i])
@@ -467,11 +479,13 @@ def _check_time(base: Baseline, run: Baseline) -> GuardCheck:
             beside = beside_the_rest(before[i], after[i], step_before, step_after)
             shift = min(shift, beside, key=abs) if shift * beside > 0 else 0.0
         if abs(shift) > limits[i]:
-            rows.append(_time_row(keys[i], float(np.median(before[i])), shift, limits[i], shifts.spread[i]))
+            rows.append(_time_row(keys[i], float(np.median(before[i])), shift, limits[i], spreads[i]))
     unsteady, moved = int((~shifts.steady).sum()), math.expm1(shifts.common)
     reason = f"{unsteady} of {len(keys)} vary too much from step to step to be judged" if unsteady else ""
     if run.on_device:
-        spread = float(step_spread(np.log(step_before)[None, :], np.log(step_after)[None, :])[0])
+        steps = ((step_before[None, :], base.lengths), (step_after[None, :], run.lengths))
+        between = [_between(one, lengths) for one, lengths in steps]
+        spread = float(max(step_spread(*(np.log(one) for one, _ in steps)), *between)[0])
         whole = series_change(step_before, step_after)
         if whole.beyond_noise and abs(whole.shift) > _limit(spread):
             rows.append(_time_row(("", None), float(np.median(step_before)), whole.shift, _limit(spread), spread))
@@ -480,6 +494,17 @@ def _check_time(base: Baseline, run: Baseline) -> GuardCheck:
     elif unsteady == len(keys):
         return _undecided("time", f"{reason}, as on a busy machine: try again")
     return _check_of("time", rows, reason)
+
+
+def _between(times: Float, lengths: Sequence[int], weight: Float | None = None) -> Float:
+    """How far apart the runs are in each row: what their steps, taken together, do not show. 0 of one run.
+
+    With `weight` beside what all rows of a step have in common.
+    """
+    logs = np.log(times)
+    own = logs if weight is None else logs - common_factors(logs, weight)
+    levels = [np.median(run, axis=1) for run in np.split(own, np.cumsum(lengths[:-1], dtype=int), axis=1)]
+    return np.std(levels, axis=0, ddof=1) if len(levels) > 1 else np.zeros(len(own))
 
 
 def _limit(spread: Any) -> Any:

@@ -33,6 +33,11 @@ def match_layers(a: Analysis, b: Analysis) -> dict[str, str]:
     return matched
 
 
+def match_names(a: Iterable[str], b: Iterable[str]) -> dict[str, str]:
+    """As `match_layers`, where only names are known."""
+    return _match(*({name: name for name in names if name} for names in (a, b)))
+
+
 def like_name(layer: str, block: str | None) -> tuple[str, int | None]:
     """A name with the number of its block left open, outside of blocks with its last number, and that number."""
     if block and (layer == block or layer.startswith(block + ".")):
@@ -177,7 +182,7 @@ def side_of(analysis: Analysis) -> Side:
 
 def pair_rows(a: Analysis, b: Analysis) -> tuple[ComparedRow, ...]:
     """Every row of both results, once: layers in the order of `b`, behind them those that only `a` has."""
-    shown_of_a = _shown_names(a, b)
+    shown_of_a = shown_names(a, b)
     rows_a = {(shown_of_a[row.layer], row.phase): row for row in a.layers}
     rows_b = {(row.layer, row.phase): row for row in b.layers}
     backends_a, backends_b = _backends(a), _backends(b)
@@ -208,13 +213,13 @@ def _backends(analysis: Analysis) -> dict[tuple[str, Phase], tuple[str, ...]]:
     return {key: tuple(backend for _, backend in sorted(backends)) for key, backends in found.items()}
 
 
-def _shown_names(a: Analysis, b: Analysis) -> dict[str, str]:
-    """What the layers of `a` are called here. One that `b` does not have keeps its name, marked if `b` has that too."""
+def shown_names(a: Analysis, b: Analysis, mark: str = "a") -> dict[str, str]:
+    """The layers of `a` by the names of `b`. What `b` does not have keeps its name, marked if `b` has that too."""
     matched = match_layers(a, b)
     of_b = {row.layer for row in b.layers if row.layer}
     shown = {"": ""}
     for layer in dict.fromkeys(row.layer for row in a.layers if row.layer):
-        shown[layer] = matched.get(layer, f"{layer} (a)" if layer in of_b else layer)
+        shown[layer] = matched.get(layer, f"{layer} ({mark})" if layer in of_b else layer)
     return shown
 
 

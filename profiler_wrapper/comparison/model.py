@@ -22,7 +22,8 @@ Confidence = Literal["high", "low"]
 class ComparedRow:
     """One layer in one phase, on both sides or on one. `change`: relative, of the time of a step: 0.1 is 10 % slower.
 
-    `decision` is about what goes beyond the change that all layers have in common.
+    `decision` is about what goes beyond the change that all layers have in common. On a device, where that is beyond
+    noise itself, it is about the whole change; on a CPU that is as likely other load.
     """
 
     layer: str  # as `b` names it, else as `a` does
@@ -177,7 +178,7 @@ class Comparison:
     classes: tuple[ComparedClass, ...]
     unattributed: tuple[ComparedReason, ...]
     backend_changes: tuple[tuple[str, str, str], ...]  # attention's layers (folded), backends of a, of b
-    common: float = 0.0  # relative change that all layers have in common; `change_ns` of culprits leaves it out
+    common: float = 0.0  # relative change of all layers that `change_ns` of culprits leaves out, as load does it
 
     def __str__(self) -> str:
         return self.table()

@@ -146,8 +146,9 @@ def _beside_the_rest(changed: Sequence[ChangedLayer], common: float) -> str:
     if first.change is None:
         return f"{place_of(first)} is only in {'b' if first.change_ns > 0 else 'a'}{more}"
     error = f" (±{100 * first.error:.1f})" if first.error is not None else ""
-    amount = f"{100 * abs((1 + first.change) / (1 + common) - 1):.1f} %{error}"
-    return f"{place_of(first)} is {amount} {'slower' if first.change_ns > 0 else 'faster'} beside the rest{more}"
+    beside = (1 + first.change) / (1 + common) - 1
+    amount = f"{100 * abs(beside):.1f} %{error}"
+    return f"{place_of(first)} is {amount} {'slower' if beside > 0 else 'faster'} beside the rest{more}"
 
 
 def _other_flops(totals: Sequence[ComparedTotal]) -> str:

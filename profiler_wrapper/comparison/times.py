@@ -47,6 +47,8 @@ class UnitChange:
 
     change: float | None  # relative; None: only on one side
     error: float | None
+    decided_ns: float  # per step, beyond `TimeChanges.left_out`
+    decided: bool  # that is more than noise
     apart_ns: float  # per step, beyond the change that all have in common
     apart: bool  # that is more than noise
     time_ns: float  # of a step, the larger of both sides
@@ -63,6 +65,7 @@ class TimeChanges:
     known: bool = False  # noise is
     common: float = 0.0  # relative
     common_beyond_noise: bool = False
+    left_out: float = 0.0  # relative, of what is common: nothing where that is beyond noise and of a device
 
 
 def time_changes(pairs: Sequence[ComparedRow], a: Side, b: Side) -> TimeChanges:
@@ -87,7 +90,8 @@ def time_changes(pairs: Sequence[ComparedRow], a: Side, b: Side) -> TimeChanges:
             continue
         if not mean_a or not mean_b:
             much = max(mean_a / max(1.0, a.total_ns), mean_b / max(1.0, b.total_ns)) >= LEAST_ONE_SIDED
-            units[key] = UnitChange(None, None, mean_b - mean_a, much, max(mean_a, mean_b))
+            delta = mean_b - mean_a
+            units[key] = UnitChange(None, None, delta, much, delta, much, max(mean_a, mean_b))
         elif (series_a > 0).all() and (series_b > 0).all():
             # By its own time, so that nothing counts for itself and for what holds it.
             own_ns = sum(max(0, row.self_time_ns) for row in (*rows_a, *rows_b))
@@ -101,20 +105,27 @@ def time_changes(pairs: Sequence[ComparedRow], a: Side, b: Side) -> TimeChanges:
     moved = np.log(means_b / means_a)
     common = weighted_median(moved, weight)
     apart = shifts.beyond_noise() & ((moved - common) * shifts.excess > 0)  # what is shown and what is tested
-    for i, (key, (series_a, series_b, _)) in enumerate(series.items()):
-        before, after = float(means_a[i]), float(means_b[i])
-        beside = beside_the_rest(series_a, series_b, whole_a, whole_b) if on_cpu and apart[i] else shifts.excess[i]
-        units[key] = UnitChange(
-            change=after / before - 1,
-            error=after / before * float(shifts.error[i]) if shifts.known else None,
-            apart_ns=after - before * math.exp(common),
-            apart=bool(apart[i] and beside * shifts.excess[i] > 0),
-            time_ns=max(before, after),
-        )
     common_error = shifts.common_error if math.isfinite(shifts.common_error) else 0.0
     sure_of_common = abs(shifts.common) > limit(common_error, known=shifts.known)
     all_moved = bool(total.beyond_noise and shared >= LEAST_SHARED and sure_of_common)
-    return TimeChanges(units, total, shared, on_cpu, shifts.known, math.expm1(common), all_moved)
+    plain = all_moved and not on_cpu  # on a CPU that is as likely other load
+    left_out = 0.0 if plain else common
+    whole = np.abs(shifts.shift) > limit(np.hypot(shifts.error, common_error), known=shifts.known)
+    whole &= moved * shifts.shift > 0
+    for i, (key, (series_a, series_b, _)) in enumerate(series.items()):
+        before, after = float(means_a[i]), float(means_b[i])
+        beside = beside_the_rest(series_a, series_b, whole_a, whole_b) if on_cpu and apart[i] else shifts.excess[i]
+        is_apart = bool(apart[i] and beside * shifts.excess[i] > 0)
+        units[key] = UnitChange(
+            change=after / before - 1,
+            error=after / before * float(shifts.error[i]) if shifts.known else None,
+            decided_ns=after - before * math.exp(left_out),
+            decided=bool(whole[i]) if plain else is_apart,
+            apart_ns=after - before * math.exp(common),
+            apart=is_apart,
+            time_ns=max(before, after),
+        )
+    return TimeChanges(units, total, shared, on_cpu, shifts.known, math.expm1(common), all_moved, math.expm1(left_out))
 
 
 def shared_time(pairs: Sequence[ComparedRow], a: Side, b: Side) -> float:
@@ -247,14 +258,14 @@ class _Tree:
         phase = key.phase
         if phase is None:
             phase, change = self._phase_of(key, change)
-        share = change.apart_ns / total_delta_ns if total_delta_ns else math.nan
+        share = change.decided_ns / total_delta_ns if total_delta_ns else math.nan
         return ChangedLayer(
             layer=folded_name({layer: self._blocks.get(layer) for layer in key.layers}),
             layers=key.layers,
             phase=phase,
             change=change.change,
             error=change.error,
-            change_ns=change.apart_ns,
+            change_ns=change.decided_ns,
             share=share if math.isfinite(share) else None,
         )
 

@@ -389,7 +389,8 @@ def _sums(segments: Iterable[Segment]) -> dict[str, int]:
 def _pools(segments: Iterable[Segment]) -> tuple[PoolMemory, ...]:
     groups: dict[tuple[tuple[int, int], int, str, bool], list[Segment]] = defaultdict(list)
     for segment in segments:
-        groups[segment.pool, segment.stream, segment.kind, segment.expandable].append(segment)
+        pool = segment.pool or (0, 0)
+        groups[pool, segment.stream, segment.kind, bool(segment.expandable)].append(segment)
     rows = []
     for (pool, stream, kind, expandable), members in groups.items():
         rows.append(

@@ -18,7 +18,6 @@ from typing import Annotated, Any, BinaryIO, Literal, NoReturn
 
 import msgspec
 import numpy as np
-from msgspec.structs import replace
 
 from profiler_wrapper.errors import BrokenSnapshot
 from profiler_wrapper.trace.events import no_garbage_collection
@@ -44,7 +43,7 @@ ACTIONS = (
 UNKNOWN = -1  # where a time, the address of an entry or the free memory is not given
 
 
-class Frame(msgspec.Struct, frozen=True, rename={"file": "filename", "source": "fx_original_trace"}):
+class Frame(msgspec.Struct, frozen=True):
     """One call of a stack."""
 
     file: str = ""
@@ -78,9 +77,9 @@ class Segment(msgspec.Struct, rename=_NAMES):
     size_bytes: _Size
     stream: _Int
     blocks: list[Block]
-    pool: tuple[_Int, _Int] = (0, 0)  # the default one; others belong to CUDA graphs and `MemPool`s
+    pool: tuple[_Int, _Int] | None = None  # None, (0, 0): the default one; others belong to CUDA graphs and `MemPool`s
     kind: str = "unknown"  # "small", "large"
-    expandable: bool = False
+    expandable: bool | None = None
 
 
 class Stack(msgspec.Struct, frozen=True):
@@ -232,8 +231,15 @@ _MOST_FRAMES = 512  # of one stack: Python itself stops at 1000 calls
 _SOURCE = re.compile(r'File "([^"\n]+)", line (\d+), in ([^\n]+)')
 
 
+class _Frame(msgspec.Struct, frozen=True):
+    filename: str | None = None
+    line: _Int | None = None
+    name: str | None = None
+    fx_original_trace: str | None = None
+
+
 class _Frames(msgspec.Struct):
-    frames: list[Frame]
+    frames: list[_Frame]
 
 
 class _Entry(msgspec.Struct):
@@ -243,7 +249,7 @@ class _Entry(msgspec.Struct):
     device_free: _Int = UNKNOWN
     time_us: _Int = UNKNOWN
     frames: Any = None
-    user_metadata: str = ""
+    user_metadata: str | None = None
 
 
 class _Root(msgspec.Struct):
@@ -267,7 +273,7 @@ def snapshot_of(root: Any, *, file_bytes: int, name: str) -> MemorySnapshot:
         raise msgspec.ValidationError("it repeats a few values so often that they are more than the file has bytes")
     shared = _Shared()
     # torch writes metadata into the history only: the last of an address is that of its block.
-    last = [{one.addr: one.user_metadata for one in trace if one.action == "alloc"} for trace in traces]
+    last = [{one.addr: one.user_metadata or "" for one in trace if one.action == "alloc"} for trace in traces]
     for segment in read.segments:
         _complete(segment, last[segment.device] if 0 <= segment.device < len(last) else {}, shared)
     return MemorySnapshot(
@@ -296,21 +302,22 @@ class _Shared:
         number = self._stacks_by_ids.get(same)
         if number is None:
             read = msgspec.convert({"frames": frames}, _Frames).frames[:_MOST_FRAMES]
-            stack = Stack(tuple(self.frames.setdefault(one, one) for one in map(_with_source, read)), metadata)
+            stack = Stack(tuple(self.frames.setdefault(one, one) for one in map(_frame, read)), metadata)
             number = self._stacks_by_ids[same] = self.stacks.setdefault(stack, len(self.stacks))
         return number
 
 
-def _with_source(frame: Frame) -> Frame:
+def _frame(read: _Frame) -> Frame:
     """Of the stack that torch writes of the model, the innermost line."""
-    if not frame.source:
-        return frame
-    lines = _SOURCE.findall(frame.source)
-    return replace(frame, source="{}:{} {}".format(*lines[-1]) if lines else "")
+    lines = _SOURCE.findall(read.fx_original_trace or "")
+    source = "{}:{} {}".format(*lines[-1]) if lines else ""
+    return Frame(read.filename or "", read.line or 0, read.name or "", source)
 
 
 def _complete(segment: Segment, metadata: Mapping[int, str], shared: _Shared) -> None:
     """Give its blocks their states, addresses, sizes asked for, and the numbers of their stacks."""
+    if sum(block.size_bytes for block in segment.blocks) != segment.size_bytes:
+        shared.notes["segments have blocks that do not add up to their size"] += 1
     at = segment.address
     for block in segment.blocks:
         if block.state not in _STATES:
@@ -330,7 +337,7 @@ def _events(trace: Iterable[_Entry], shared: _Shared) -> AllocatorEvents:
         if action is None:
             shared.notes["entries of the history are of a kind that is not known; they are left out"] += 1
             continue
-        stack = shared.stack(entry.frames, entry.user_metadata)
+        stack = shared.stack(entry.frames, entry.user_metadata or "")
         rows.append((action, entry.addr, entry.size, entry.device_free, entry.time_us, stack))
     columns = np.array(rows, np.int64).reshape(-1, len(AllocatorEvents.__struct_fields__)).T
     return AllocatorEvents(**dict(zip(AllocatorEvents.__struct_fields__, columns.copy(), strict=True)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -91,8 +92,33 @@ def test_everything_slower_is_said_of_all_layers() -> None:
     assert comparison.decision == "slower"
     assert comparison.culprits == ()
     assert "all layers alike" in comparison.verdict
-    assert {row.decision for row in comparison.rows} <= {"no difference", "not judged"}
+    assert {row.decision for row in comparison.rows} <= {"slower", "not judged"}
     assert comparison.totals[0].change == pytest.approx(0.25, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("factors", "slower"),
+    [
+        ({".mlp ": 1.2}, 33),  # and their blocks' forward and backward, and the root's
+        ({" backward": 1.5}, 41),
+        ({" ": 1.3}, 82),
+        ({" ": 0.7}, 0),
+    ],
+)
+def test_where_all_moved_on_a_device_a_decision_is_about_the_whole_change(
+    factors: dict[str, float], slower: int
+) -> None:
+    def factor(layer: str, phase: str, step: int) -> float:
+        return next((one for part, one in factors.items() if part in f"{layer} {phase}"), 1.0)
+
+    noise = Noise(common=0.01, own=0.01, outliers=0.0)
+    a, b = (noisy_run(i, steps=6, blocks=10, noise=noise, slower=how) for i, how in ((1, None), (2, factor)))
+    found = compare(a, b)
+    decided = Counter(row.decision for row in found.rows)
+    assert (decided["slower"], decided["faster"]) == ((slower, 0) if slower else (0, 82))
+    assert found.common == 0.0
+    for one in found.culprits:
+        assert one.change is not None and one.change * one.change_ns > 0
 
 
 def test_like_layers_that_are_slower_together_are_one_culprit_with_its_phase_and_share() -> None:

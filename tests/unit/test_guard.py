@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -12,8 +13,8 @@ from typing import Any
 import pytest
 
 from comparables import comparable
-from noisy_recordings import noisy_run
-from profiler_wrapper.analysis.model import Analysis, ClassRow, FlopRow, OperatorRow, Phase
+from noisy_recordings import Noise, noisy_run
+from profiler_wrapper.analysis.model import Analysis, ClassRow, FlopRow, OperatorRow, Phase, SynchronisationRow
 from profiler_wrapper.comparison.baseline import make_baseline, read_baseline, write_baseline
 from profiler_wrapper.comparison.guard import GuardCheck, GuardReport, guard
 from profiler_wrapper.comparison.match import like_name
@@ -260,6 +261,48 @@ def test_a_graph_break_is_named_with_its_line() -> None:
     assert finding.text == "graph breaks: 0 -> 1, m.py:7: a branch"
 
 
+def renamed(analysis: Analysis, new_name: Callable[[str], str]) -> Analysis:
+    """The same thing, its layers by other names."""
+
+    def renamed_rows(rows: Iterable[Any], *fields: str) -> Any:
+        return tuple(
+            replace(row, **{one: new_name(old) for one in fields if (old := getattr(row, one))}) for row in rows
+        )
+
+    return replace(
+        analysis,
+        layers=renamed_rows(analysis.layers, "layer", "parent", "block"),
+        attention=renamed_rows(analysis.attention, "layer"),
+        flops=renamed_rows(analysis.flops, "layer"),
+        synchronisations=renamed_rows(analysis.synchronisations, "layer"),
+    )
+
+
+def within_block(name: str) -> str:
+    return re.sub(r"(layers\.\d+)", r"\1._checkpoint_wrapped_module", name)
+
+
+@pytest.mark.parametrize("new_name", ["net.model.".__add__, within_block], ids=["prefix", "part of a wrapper"])
+def test_names_may_differ(new_name: Callable[[str], str], tmp_path: Path) -> None:
+    wait = SynchronisationRow(
+        kind="item", op="aten::item", layer="model.layers.1.mlp", phase="forward", count=2, wait_ns=9
+    )
+    one = exact(synchronisations=(wait,))
+    other = renamed(one, new_name)
+    base, both = make_baseline([one]), make_baseline([one, other])
+    assert base.ranges == both.ranges
+    write_baseline(base, path := tmp_path / "baseline.json")
+    for runs in ([other], [other, other]):
+        report = guard(path, runs)
+        assert [finding for one in report.checks for finding in (*one.regressions, *one.improvements)] == []
+        assert check(report, "synchronisations").status == "ok"
+    more = with_row(other, new_name("model.layers.2.mlp"), "forward", self_flops_per_step=1500)
+    (finding,) = check(guard(base, more), "FLOPs").regressions
+    assert finding.text == "model.layers.2.mlp (forward): FLOPs 1e-06 GFLOP -> 1.5e-06 GFLOP (+50 %)"
+    timed = renamed(noisy_run(9, slower=seventh), new_name)
+    assert check(judged(noisy_run(1), timed), "time").regressions[0].layer == "layers.7"
+
+
 def test_another_model_can_not_be_judged() -> None:
     other = noisy_run(1)
     report = judged(exact(), other)
@@ -333,14 +376,37 @@ def test_times_are_judged_only_where_both_recorded_the_same_and_no_shapes() -> N
     assert few.startswith("the baseline: it takes at least 3 timed steps")
 
 
-def test_a_baseline_of_several_runs_has_their_spread() -> None:
-    between = [1.0, 1.25, 0.8]
+def part_of(name: str, factor: float, seed: int, steps: int) -> Analysis:
+    """What begins with `name` takes so much longer."""
+
+    def slower(layer: str, phase: str, step: int) -> float:
+        return factor if layer.startswith(name) else 1.0
+
+    return noisy_run(seed, steps=steps, blocks=10, slower=slower, noise=Noise(common=0.02, own=0.01, outliers=0.0))
+
+
+@pytest.mark.parametrize("steps", [5, 10])
+@pytest.mark.parametrize(
+    ("name", "before", "after", "regressed"),
+    [
+        ("layers.7.", [1.0], [1.2], True),
+        ("layers.7.", [1.0, 1.0, 1.2], [1.2], False),
+        ("layers.7.", [1.0, 1.2, 1.0, 1.2], [1.2], False),
+        ("layers.7.", [1.0, 1.25, 0.8], [1.15], False),
+        ("layers.7.", [1.0], [1.0, 1.2, 1.2], False),
+        ("layers.7.", [1.0, 1.0, 1.02], [1.3], True),
+        ("", [1.0], [1.15], True),  # the whole step
+        ("", [1.0, 1.0, 1.15], [1.15], False),
+    ],
+)
+def test_the_spread_between_runs_is_let_pass(
+    name: str, before: list[float], after: list[float], regressed: bool, steps: int
+) -> None:
     runs = [
-        noisy_run(i, slower=lambda layer, phase, step, f=factor: f if layer.startswith("layers.7.") else 1.0)
-        for i, factor in enumerate(between)
+        [part_of(name, factor, seed + i, steps) for i, factor in enumerate(side)]
+        for seed, side in ((100, before), (200, after))
     ]
-    assert judged(noisy_run(0), noisy_run(9, slower=seventh)).regressed
-    assert not judged(runs, noisy_run(9, slower=seventh)).regressed
+    assert (check(judged(*runs), "time").status == "regression") == regressed
 
 
 # -- the file -------------------------------------------------------------------------------------
@@ -361,16 +427,21 @@ def test_a_file_of_another_version_says_so(tmp_path: Path) -> None:
     path.write_text('{"guard_baseline_version": 99}')
     with pytest.raises(WrongUse, match="make the baseline anew"):
         read_baseline(path)
-    for version in (2, 3):
-        path.write_text(f'{{"guard_baseline_version": {version}, "rows": 3}}')
-        with pytest.raises(WrongUse, match="not a baseline"):
+    for broken in (
+        '2, "rows": 3',
+        '3, "rows": 3',
+        '3, "sources": [], "results": []',
+        '3, "sources": [], "results": [3]',
+    ):
+        path.write_text(f'{{"guard_baseline_version": {broken}}}')
+        with pytest.raises(WrongUse, match="not a baseline that guard wrote"):
             read_baseline(path)
 
 
 VERSION_2 = Path(__file__).parents[1] / "data" / "guard_baseline_version_2.json"
 
 
-def test_a_file_of_version_2_is_still_a_baseline() -> None:
+def test_a_file_of_version_2_is_still_a_baseline(tmp_path: Path) -> None:
     """It was written of two runs of a model of eight blocks, with a range of events in one layer."""
     base, runs = read_baseline(VERSION_2), [two_runs_of_version_2(i) for i in (1, 2)]
     now = make_baseline(runs)
@@ -382,11 +453,15 @@ def test_a_file_of_version_2_is_still_a_baseline() -> None:
     for key, time in base.times.items():
         assert median(time.steps_ns) == pytest.approx(median(now.times[key].steps_ns), rel=0.03)
     assert not guard(base, now).regressed
+    with pytest.raises(WrongUse, match="version 2"):
+        write_baseline(base, tmp_path / "again.json")
+    assert not (tmp_path / "again.json").exists()
     slower = replace(noisy_run(9, blocks=8, slower=seventh), run=runs[0].run)
     assert check(guard(base, make_baseline([slower])), "time").regressions[0].layer == "layers.7"
     more = with_row(runs[0], "layers.3.mlp", "forward", self_events=15)
-    (finding,) = check(guard(base, make_baseline([more])), "kernels").regressions
-    assert (finding.layer, finding.before, finding.after) == ("layers.3.mlp", 1, 3)
+    for run in (more, renamed(more, "module.".__add__)):
+        (finding,) = check(guard(base, make_baseline([run])), "kernels").regressions
+        assert (finding.layer, finding.before, finding.after) == ("layers.3.mlp", 1, 3)
 
 
 def two_runs_of_version_2(seed: int) -> Analysis:

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from profiler_wrapper.errors import BrokenSnapshot
+from profiler_wrapper.snapshot.analyse import allocator_report
 from profiler_wrapper.snapshot.read import ACTIONS, Stack, read_pickle, read_snapshot
 from snapshots import MAIN, MIB, MLP_STACK, FakeAllocator, frame, read, snapshot, training
 
@@ -287,6 +288,26 @@ def test_a_bare_list_of_segments_is_read() -> None:
     assert [block.address for block in found.segments[0].blocks] == [0, 256, 768]
     assert found.events == {}
     assert found.notes == ()
+
+
+def test_blocks_that_do_not_add_up_are_said() -> None:
+    assert read([{**SEGMENT, "blocks": [{**BLOCK, "size": SEGMENT["total_size"] // 2}]}]).notes == (
+        "1 segments have blocks that do not add up to their size",
+    )
+
+
+def test_none_is_what_is_not_known() -> None:
+    known: dict[str, Any] = {"filename": "m.py", "line": 3, "name": "f", "fx_original_trace": ""}
+    block = {**BLOCK, "size": SEGMENT["total_size"], "frames": [{**known, key: None} for key in known]}
+    entry = {"action": "alloc", "addr": BLOCK["address"], "size": 1, "user_metadata": None}
+    segment = {**SEGMENT, "segment_pool_id": None, "is_expandable": None, "blocks": [block]}
+    found = read({"segments": [segment], "device_traces": [[entry]]})
+    assert [(one.file, one.line, one.name) for one in found.stacks[found.segments[0].blocks[0].stack].frames] == [
+        ("", 3, "f"), ("m.py", 0, "f"), ("m.py", 3, ""), ("m.py", 3, "f"),
+    ]  # fmt: skip
+    assert (found.stacks[0], found.notes) == (Stack(), ())
+    (pool,) = allocator_report(found).devices[0].pools
+    assert (pool.pool, pool.expandable) == ((0, 0), False)
 
 
 def test_unknown_keys_and_actions_of_a_newer_torch_are_left_out() -> None:

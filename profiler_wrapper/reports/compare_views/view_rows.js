@@ -10,8 +10,8 @@
     title: "Layers",
     order: 20,
     draw(data, element) {
-      page.note(element, "Time per step with everything inside the layer, in the same phase. A decision is about what goes beyond the change that all layers have in common.");
-      const moved = ["slower", "faster"].includes(data.comparison.decision);
+      page.note(element, "Time per step with everything inside the layer, in the same phase. A decision is about what goes beyond the change that all layers have in common, unless that is beyond noise itself and of a device.");
+      const moved = data.comparison.time_basis === "cpu" && ["slower", "faster"].includes(data.comparison.decision);
       page.table(element, {
         columns: [
           { key: "layer", title: "Layer", kind: "text", longest: 70, value: row => row.layer || (row.phase === "optimizer" ? "optimizer" : "outside layers") },
