@@ -41,22 +41,17 @@ def _room(modules: int, lines: int, imports: str | None) -> Room:
 
 ROOMS = {
     "": _room(10, 1500, None),
-    "trace": _room(11, 2950, ""),
+    "trace": _room(11, 2975, ""),
     "capture": _room(14, 4600, "trace"),
     "run": _room(7, 1850, "__version__ analysis capture reports result trace"),
-    "analysis": _room(44, 12400, "trace"),
-<<<<<<< HEAD
-    "reports": _room(16, 4650, "analysis trace"),
-    "comparison": _room(9, 2675, "analysis reports result trace"),
-=======
-    "reports": _room(16, 4625, "analysis trace"),
-    "comparison": _room(9, 2725, "analysis reports result trace"),
->>>>>>> fix-comparison
+    "analysis": _room(44, 12425, "trace"),
+    "reports": _room(16, 4675, "analysis trace"),
+    "comparison": _room(9, 2750, "analysis reports result trace"),
     "ranks": _room(16, 7625, "analysis reports trace"),
-    "snapshot": _room(4, 1250, "reports trace"),
-    "timer": _room(8, 3150, "capture trace"),
+    "snapshot": _room(4, 1275, "reports trace"),
+    "timer": _room(8, 3175, "capture trace"),
     "config_flops": _room(3, 1100, ""),
-    "monitor": _room(12, 4275, "analysis capture config_flops reports timer trace"),
+    "monitor": _room(12, 4300, "analysis capture config_flops reports timer trace"),
     "commands": _room(11, 1100, None),
     "integrations": _room(5, 950, None),
 }
