@@ -15,6 +15,7 @@ import pytest
 
 from profiler_wrapper.errors import BrokenTrace
 from profiler_wrapper.trace import events as trace_events
+from profiler_wrapper.trace import reader as trace_reader
 from profiler_wrapper.trace.reader import read, read_with_shapes
 from profiler_wrapper.trace.recording import Category, FailedAllocation, Lane, Recording
 from shared_traces import TRACE_NAMES, TRACES, needs_traces
@@ -142,6 +143,16 @@ def test_metadata_before_and_after(read_json: Callable[..., Recording]) -> None:
 def test_categories_of_all_versions(read_json: Callable[..., Recording], cat: str, expected: Category) -> None:
     recording = read_json(trace(LAUNCH | {"cat": cat}))
     assert recording.spans.category.tolist() == [expected]
+
+
+def test_each_category_is_looked_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, asked = tmp_path / "trace.json", Counter[str]()
+    path.write_text(json.dumps(trace(*[OP | {"cat": f"c{i}"} for i in range(500)])))
+    monkeypatch.setattr(trace_events, "_HEAD_BYTES", 1)
+    monkeypatch.setattr(trace_events, "CHUNK_BYTES", 4096)
+    monkeypatch.setattr(trace_reader, "category_code", lambda cat: asked.update([cat]) or -1)
+    read(path)
+    assert max(asked[f"c{i}"] for i in range(500)) == 1
 
 
 def test_unknown_categories_launch_only_from_a_cpu_lane(read_json: Callable[..., Recording]) -> None:
