@@ -402,10 +402,11 @@ class TraceEvents:
 
 
 def last_comma(data: bytes) -> int:
-    """Where the last comma is that no brackets and no text are around; -1 without one. It takes longer than decoding."""
+    """Where the last comma is that no brackets and no text are around; -1 without one. Takes longer than decoding."""
     bare = np.frombuffer(_TEXT.sub(lambda match: b" " * len(match[0]), data), np.uint8)
-    depth = np.cumsum(np.isin(bare, list(b"[{")), dtype=np.int32) - np.cumsum(np.isin(bare, list(b"]}")), dtype=np.int32)
-    return int(np.flatnonzero((depth == 0) & (bare == ord(",")))[-1:].max(initial=-1))
+    steps = np.isin(bare, list(b"[{")).astype(np.int8) - np.isin(bare, list(b"]}"))
+    outside = np.flatnonzero((np.cumsum(steps, dtype=np.int32) == 0) & (bare == ord(",")))
+    return int(outside[-1]) if len(outside) else -1
 
 
 def _error_byte(error: Exception) -> int:

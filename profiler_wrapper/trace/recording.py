@@ -282,6 +282,7 @@ _Undecoded = tuple[bytes, bytes, bytes, bytes]  # dims, types, concrete, strides
 # --------------------------------------------------------------------------------------------------
 # Input shapes of ops: many spans, few different shapes.
 
+
 @dataclass(frozen=True, slots=True)
 class OpShapes:
     """What an op was called with, one entry per input.
