@@ -170,7 +170,9 @@ def calculate_mfu_with_profiler(
         if not 0 < float(step_time) < math.inf:
             raise WrongUse(f"step_time={step_time!r}: give a positive number of seconds")
         flops = model_flops(model, batch_size, seq_length, convention=convention).total
-        parameter = next(model.parameters())
+        parameter = next(model.parameters(), None)
+        if parameter is None:
+            raise WrongUse(f"{type(model).__name__} has no parameters, whose type says which peak counts")
         device = parameter.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else parameter.dtype
         name = str(dtype).removeprefix("torch.")

@@ -41,7 +41,7 @@ def _room(modules: int, lines: int, imports: str | None) -> Room:
 
 ROOMS = {
     "": _room(10, 1500, None),
-    "trace": _room(11, 2975, ""),
+    "trace": _room(11, 3000, ""),
     "capture": _room(14, 4600, "trace"),
     "run": _room(7, 1850, "__version__ analysis capture reports result trace"),
     "analysis": _room(44, 12425, "trace"),

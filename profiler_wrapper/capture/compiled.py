@@ -19,7 +19,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -456,12 +456,14 @@ def _has_been_imported(module: ModuleType) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Has the loader of a module that is waited for report when it is done."""
+    """Lets the others find a module that is waited for, and has its loader report when it is done."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(fullname, path, target) if fullname in _waiting else None
+        finders = [one for one in sys.meta_path if one is not self and hasattr(one, "find_spec")]
+        specs = (one.find_spec(fullname, path, target) for one in finders) if fullname in _waiting else ()
+        spec = next((one for one in specs if one is not None), None)
         # A loader of this type is made for one module and for one import of it.
         if spec is None or type(spec.loader) is not SourceFileLoader:
             return spec

@@ -49,7 +49,8 @@ def find_stages(model: object) -> tuple[Stage, ...]:
         return tuple(stage for one in model for stage in find_stages(one))
     held = getattr(model, "_stages", None)
     if not isinstance(held, (list, tuple)) or isinstance(model, Mapping):
-        held = [getattr(model, "_stage", None) or model]
+        stage = getattr(model, "_stage", None)
+        held = [model if stage is None else stage]
     return tuple(_stage(one) for one in held if _is_stage(one))
 
 

@@ -530,7 +530,8 @@ class FirstCall(Listener):
 
     def open_call(self, module: nn.Module, args: Any, kwargs: Any, marked: set[str] | None = None) -> None:
         stop_listening(self)
-        self._module, self._gradient = weakref.ref(module), _gradient_state(module)
+        if self._module() is None:  # else another thread's call came first
+            self._module, self._gradient = weakref.ref(module), _gradient_state(module)
 
 
 def _learning(module: nn.Module | None) -> nn.Parameter | None:

@@ -254,13 +254,17 @@ def _overridden(options: Options, text: str) -> Options:
         return options
     if is_off({SWITCH: text}):
         return replace(options, off=True)
-    values = dict(re.findall(r"(?:^|,)\s*(\w+)\s*=\s*(.*?)\s*(?=,\s*\w+\s*=|$)", text))
-    unknown = sorted(set(values) - {"steps", "ranks"})
-    if unknown or "=" not in text.partition(",")[0]:
-        raise WrongUse(f"it names {(*unknown, text)[0]!r}. Set it to off, or to something like steps=20-22,ranks=0.")
+    values: dict[str, list[str]] = {}
+    name = ""
+    for part in text.split(","):
+        key, equals, value = part.partition("=")
+        name = key.strip() if equals else name
+        values.setdefault(name, []).append(value.strip() if equals else part.strip())
+    if unknown := sorted(set(values) - {"steps", "ranks"}):
+        raise WrongUse(f"it names {unknown[0] or text!r}. Set it to off, or to something like steps=20-22,ranks=0.")
     if "steps" in values:
-        options = replace(options, steps=values["steps"], schedule=None)
+        options = replace(options, steps=",".join(values["steps"]), schedule=None)
         options.plan()
     if "ranks" in values:
-        options = replace(options, ranks=_ranks(values["ranks"]))
+        options = replace(options, ranks=_ranks(",".join(values["ranks"])))
     return options

@@ -121,6 +121,8 @@ def _owners_lines(owners: Sequence[Owner]) -> list[str]:
         for name, size in categories
         if size >= _WORTH_A_WORD * total
     ]
+    while len(shares) > 1 and len("  held by: " + ", ".join(shares)) > _WIDTH:
+        shares.pop()
     lines = [f"held by: {', '.join(shares)}"]
     layers = sorted(by_layers.items(), key=lambda item: -item[1])[:_MOST_LAYERS]
     for (pattern, category), size in layers:

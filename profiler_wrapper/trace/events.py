@@ -144,6 +144,7 @@ Progress = Callable[[int, int], None]
 
 CHUNK_BYTES = 4 << 20  # small enough to stay in the cache, large enough to hide the cost of a slice
 _HEAD_BYTES = 64 << 10  # what comes before the first event is seldom longer
+_SEARCHED_BYTES = 64 << 10  # an event is seldom longer
 _PACKED_BYTES = 64 << 10  # gzip makes at most a thousand times as much of it
 _LONGEST_VALUE_BYTES = 64 << 20  # a larger one is damage, or meant to fill the memory
 _GZIP = b"\x1f\x8b"
@@ -153,6 +154,7 @@ _NEAR_END_BYTES = 5  # an error so near to the end of the file is that of a valu
 # What decoding raises for data that are not JSON. (Only from 0.21 on is msgspec's own a ValueError.)
 _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _ERROR_BYTE = re.compile(r"\(byte (\d+)\)")
+_TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)  # whole, or up to the end of the data
 _BETWEEN_EVENTS = re.compile(rb"\}\s*(,)\s*(?:\{|\Z)")
 # Up to the bracket before the first event. In a text its quotes would have backslashes before them.
 EVENTS_BEGIN = re.compile(rb'(?:\xef\xbb\xbf)?\s*(?:\[|\{.*?"traceEvents"\s*:\s*\[)', re.DOTALL)
@@ -237,7 +239,9 @@ class TraceEvents:
         while len(found) < size:
             assert self._unzip is not None
             packed = self._unzip.unused_data or self._file.read(_PACKED_BYTES)
-            if self._unzip.eof:
+            if self._unzip.eof:  # zeros may lie between members, and a read may end within the two bytes of the next
+                while (packed := packed.lstrip(b"\0")) in (b"", _GZIP[:1]) and (more := self._file.read(_PACKED_BYTES)):
+                    packed += more
                 if not packed.startswith(_GZIP):
                     break
                 self._unzip = zlib.decompressobj(_AS_GZIP)
@@ -295,9 +299,17 @@ class TraceEvents:
         """The next events, taken off the data; none where more had to be read first."""
         if len(self._data) < CHUNK_BYTES:
             self._more(CHUNK_BYTES)
+        failed: BrokenTrace | None = None
         for cut in self._cuts():
-            if (events := self._up_to(cut)) is not None:
-                return events
+            try:
+                if (events := self._up_to(cut)) is not None:
+                    return events
+            except BrokenTrace as error:
+                if self._closed:
+                    raise
+                failed = failed or error  # unless another cut does: this one may lie within a name that needs a repair
+        if failed is not None:
+            raise failed
         if self._more(CHUNK_BYTES):
             return []
         events = self._up_to(len(self._data), at_end=True)
@@ -306,11 +318,12 @@ class TraceEvents:
         return events or []
 
     def _cuts(self) -> Iterator[int]:
-        """Commas that may part two events: the last, then others, each time twice as far back."""
-        for tail in (1 << 16, len(self._data)):  # an event is seldom longer than the first
-            cuts = [match.start(1) for match in _BETWEEN_EVENTS.finditer(self._data, max(0, len(self._data) - tail))]
-            yield from (cuts[-(1 << i)] for i in range(len(cuts).bit_length()))
-        yield from cuts[:1]
+        """Commas that may part two events: the last, then others, each time twice as far back; then one that does."""
+        start = max(0, len(self._data) - _SEARCHED_BYTES)
+        cuts = [match.start(1) for match in _BETWEEN_EVENTS.finditer(self._data, start)]
+        yield from (cuts[-(1 << i)] for i in range(len(cuts).bit_length()))
+        if (comma := last_comma(self._data)) >= 0:
+            yield comma
 
     def _up_to(self, cut: int, *, at_end: bool = False) -> list[Event] | None:
         """The events before `cut`, or before the end of their list, taken off; None where no event ends at `cut`."""
@@ -376,7 +389,8 @@ class TraceEvents:
         try:
             found = self._repairing(head + behind, msgspec.json.decode, place)
         except _DECODE_ERRORS as error:
-            if self.complete and _is_cut_short(error):
+            near_end = _error_byte(error) >= len(head) + len(behind) - _NEAR_END_BYTES and "invalid" in str(error)
+            if self.complete and (_is_cut_short(error) or near_end):
                 self._torn("it ends before the closing brace")
                 self._read_metadata()
                 return
@@ -385,6 +399,14 @@ class TraceEvents:
             self._torn(self._tear)
         if isinstance(found, dict):
             self.metadata = {key: value for key, value in found.items() if key != "traceEvents"}
+
+
+def last_comma(data: bytes) -> int:
+    """Where the last comma is that no brackets and no text are around; -1 without one. Takes longer than decoding."""
+    bare = np.frombuffer(_TEXT.sub(lambda match: b" " * len(match[0]), data), np.uint8)
+    steps = np.isin(bare, list(b"[{")).astype(np.int8) - np.isin(bare, list(b"]}"))
+    outside = np.flatnonzero((np.cumsum(steps, dtype=np.int32) == 0) & (bare == ord(",")))
+    return int(outside[-1]) if len(outside) else -1
 
 
 def _error_byte(error: Exception) -> int:

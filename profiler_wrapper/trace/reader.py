@@ -199,7 +199,7 @@ class _Collector:
 
     def __init__(self) -> None:
         self.count = 0  # events seen
-        self._names, self._lanes, self._cats, self._phases = (_Numbers() for _ in range(4))
+        self._names, self._lanes, self._phases = (_Numbers() for _ in range(3))
         self._python_kind = cache(_python_kind)
         self._unknown_ns: Counter[str] = Counter()  # by category that nobody knows: of events that are in no figure
         self._warnings: list[str] = []
@@ -224,18 +224,19 @@ class _Collector:
     def add(self, events: list[Event]) -> list[Event]:
         """Adds the next events of the file; returns those that became spans, in order."""
         self.count += len(events)
-        cat = self._cats.of(map(_CAT, events), len(events))
+        cats = _Numbers()  # of these events alone: a hostile file may have as many categories as events
+        cat = cats.of(map(_CAT, events), len(events))
         phase = self._phases.of(map(_PHASE, events), len(events))
-        category: Int8 = np.array(list(map(category_code, self._cats)), np.int8)[cat]
+        category: Int8 = np.array(list(map(category_code, cats)), np.int8)[cat]
         has_duration = phase == self._phases["X"]
         is_span = has_duration & (category >= 0)
         is_call = self._part_python(is_span, category, events)
         for index in np.flatnonzero(is_span & (category == UNKNOWN)).tolist():  # some do not look like a launch
             args = events[index].args
             is_span[index] = args.correlation >= 0 and args.device < 0 and args.stream < 0
-        self._add_unknown(has_duration & ~is_span & ((category == UNKNOWN) | (cat == self._cats[""])), events)
+        self._add_unknown(has_duration & ~is_span & ((category == UNKNOWN) | (cat == cats[""])), events)
         is_memory = self._part_instants((phase == self._phases["i"]) | (phase == self._phases["I"]), events)
-        is_flow = (cat == self._cats["fwdbwd"]) & ((phase == self._phases["s"]) | (phase == self._phases["f"]))
+        is_flow = (cat == cats["fwdbwd"]) & ((phase == self._phases["s"]) | (phase == self._phases["f"]))
         spans = list(compress(events, is_span.tolist()))
         self._add_spans(spans, category[is_span])
         self._add_memory(list(compress(events, is_memory.tolist())))

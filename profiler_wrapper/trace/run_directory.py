@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import json
 import os
+import secrets
 import shutil
 import socket
 import time
@@ -180,10 +181,24 @@ def claim(root: Path, launch: Launch, *, restarted: bool = False) -> bool:
         if _has_ranks(root) and _owner(root) is None:  # they leave the file first, so these are older, or one alone
             return False
         root.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError), (root / LAUNCH_FILE).open("xb") as file:
-            file.write(msgspec.json.encode(launch))
+        _leave(root / LAUNCH_FILE, msgspec.json.encode(launch))
         owner = _owner(root)
     return owner is None or not launch.is_other_than(owner, restarted=restarted)
+
+
+def _leave(path: Path, data: bytes) -> None:
+    """Write it whole and where there is none: of several ranks that come at once, one does."""
+    beside = path.with_name(f"{path.name}-{secrets.token_hex(8)}")
+    try:
+        beside.write_bytes(data)
+        os.link(beside, path)
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without links
+        with suppress(FileExistsError), path.open("xb") as file:
+            file.write(data)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def _has_ranks(root: Path) -> bool:
@@ -406,9 +421,10 @@ def run_roots(
     launch, attempt = find_launch(environment), attempt_name(environment)
     named = environment.get(RUN_NAME_VARIABLE) or run_name
     if not (named or launch.job or world_size > 1):
+        parent.mkdir(parents=True, exist_ok=True)  # where that fails, as behind a dangling link, no other name helps
         for run in numbered(parent / f"{prefix}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}"):
             with suppress(FileExistsError):
-                run.mkdir(parents=True)
+                run.mkdir()
                 yield run, run
     name = safe_name(named or f"{prefix}-{launch_name(launch, environment)}", prefix)
     for run in numbered(parent / name):

@@ -127,6 +127,13 @@ def test_a_sharded_model_has_the_flops_of_the_plain_one(process_group: None) -> 
     assert mfu * 1e12 == pytest.approx(llama_flops(), rel=1e-12)
 
 
+def test_of_a_model_without_parameters_the_peak_is_not_known() -> None:
+    llama = models.build("llama").model
+    model = type(type(llama).__name__, (nn.Identity,), {"config": llama.config})()
+    with pytest.warns(ProfilerWrapperWarning, match=r"MFU is not available: WrongUse: \w+ has no parameters"):
+        assert math.isnan(calculate_mfu_with_profiler(model, BATCH, TOKENS, 1.0, peaks=1.0))
+
+
 def test_of_a_model_without_a_config_it_is_not_known() -> None:
     with pytest.warns(ProfilerWrapperWarning, match="MFU is not available: WrongUse: Linear has no config"):
         assert math.isnan(calculate_mfu_with_profiler(nn.Linear(2, 2), BATCH, TOKENS, 1.0, peaks=1.0))

@@ -264,6 +264,20 @@ def test_function_is_called_once_the_module_is_imported(module_file: str) -> Non
     assert seen == [1, 2]
 
 
+def test_import_hooks_of_others_find_the_module_as_without_us(
+    module_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hook:
+        @staticmethod
+        def find_spec(name: str, *_: Any) -> Any:
+            loader = SimpleNamespace(create_module=lambda _: None, exec_module=lambda module: setattr(module, "f", 2))
+            return importlib.machinery.ModuleSpec(name, loader) if name == module_file else None
+
+    monkeypatch.setattr(sys, "meta_path", [Hook, *sys.meta_path])
+    compiled.after_import(module_file, lambda module: None)
+    assert importlib.import_module(module_file).f == 2
+
+
 def test_importing_us_imports_neither_torch_nor_its_compiler() -> None:
     script = """
         import sys

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from profiler_wrapper.trace import run_directory
@@ -136,6 +137,30 @@ def test_of_many_ranks_that_come_at_once_one_leaves_the_file(tmp_path: Path) -> 
     assert found == [True] * 8
     assert os.listdir(tmp_path / "job") == [LAUNCH_FILE]
     assert json.loads((tmp_path / "job" / LAUNCH_FILE).read_text())["host"] == "h"
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_launch_that_comes_while_another_leaves_its_file_does_not_join_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    encode, joined = msgspec.json.encode, list[bool]()
+
+    def come(launch: Launch) -> bytes:
+        monkeypatch.setattr(msgspec.json, "encode", encode)
+        joined.append(claim(tmp_path, replace(HERE, meeting="a:2")))
+        return encode(launch)
+
+    monkeypatch.setattr(msgspec.json, "encode", come)
+    if not links:
+        monkeypatch.setattr(os, "link", lambda *_: os.stat("/nothing"))
+    assert [claim(tmp_path, HERE), *joined] == [False, True]
+    assert os.listdir(tmp_path) == [LAUNCH_FILE]
+
+
+def test_where_no_directory_can_be_made_no_name_is_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "outputs").symlink_to(tmp_path / "gone")
+    with pytest.raises(OSError, match="outputs"):
+        open_run(tmp_path / "outputs", prefix="p", environment={})
 
 
 def test_a_torn_file_is_nobodys(tmp_path: Path) -> None:

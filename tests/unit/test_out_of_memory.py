@@ -172,6 +172,13 @@ def test_names_of_any_length_stay_within_the_lines() -> None:
     answered(use_of("cpu", *owners))
 
 
+def test_of_many_categories_the_smallest_are_left_out() -> None:
+    owners = [owner(name, "head", (40 - i) * GIB + GIB // 2) for i, name in enumerate(CATEGORIES)]
+    (held,) = (line for line in answered(use_of("cpu", *owners)) if "held by" in line)
+    assert held.startswith(f"  held by: {CATEGORIES[0]} 40.5 GiB (") and held.endswith(" %)")
+    assert "..." not in held and f", {CATEGORIES[1]} 39.5 GiB" in held
+
+
 def test_without_a_recording_nothing_is_guessed() -> None:
     assert "who holds it is not known" in "\n".join(answered(None))
 

@@ -96,7 +96,13 @@ def test_several_stages_of_one_rank_are_one_model() -> None:
 
 
 def test_a_schedule_of_one_stage() -> None:
-    assert blocks(SimpleNamespace(_stage=stage(part(Megatron, range(2, 4)), 1))) == ["layers.2", "layers.3"]
+    class Sized(SimpleNamespace):
+        def __len__(self) -> int:
+            return 0
+
+    one = stage(part(Megatron, range(2, 4)), 1)
+    for held in (one, Sized(**vars(one))):
+        assert blocks(SimpleNamespace(_stage=held)) == ["layers.2", "layers.3"]
 
 
 def test_a_plain_module_in_a_mesh_with_a_pipeline() -> None:

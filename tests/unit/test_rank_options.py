@@ -56,6 +56,7 @@ def test_whether_other_ranks_record_too(world_size: int, ranks: str | None, seve
 
 def test_the_environment_overrides() -> None:
     assert options(ranks="0", environment={"PROFILER_WRAPPER": "ranks=4-5,7"}).ranks == {4, 5, 7}
+    assert options(environment={"PROFILER_WRAPPER": "ranks=1, steps = 2 ,ranks=3"}).ranks == {1, 3}
     with pytest.warns(ProfilerWrapperWarning, match="PROFILER_WRAPPER"):
         options(environment={"PROFILER_WRAPPER": "ranks=x"})
     assert str(options(environment={"PROFILER_WRAPPER_LOCAL_DIR": "/scratch"}).local_dir) == "/scratch"

@@ -15,6 +15,7 @@ import pytest
 
 from profiler_wrapper.errors import BrokenTrace
 from profiler_wrapper.trace import events as trace_events
+from profiler_wrapper.trace import reader as trace_reader
 from profiler_wrapper.trace.reader import read, read_with_shapes
 from profiler_wrapper.trace.recording import Category, FailedAllocation, Lane, Recording
 from shared_traces import TRACE_NAMES, TRACES, needs_traces
@@ -84,13 +85,24 @@ def test_columns_of_a_small_trace(read_json: Callable[..., Recording], indent: i
     assert recording.warnings == ()
 
 
+def test_a_read_may_end_anywhere_between_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, text = tmp_path / "trace.json.gz", json.dumps(trace(OP, KERNEL)).encode()
+    members = gzip.compress(text[:99]), gzip.compress(text[99:])
+    for gap in (b"", b"\0" * 3):
+        path.write_bytes(gap.join(members))
+        for size in range(1, len(members[0]) + 8):
+            monkeypatch.setattr(trace_events, "_PACKED_BYTES", size)
+            assert read(path).names == ("aten::mm", "gemm")
+
+
 def test_gzip_is_known_by_content_and_keys_come_in_any_order(tmp_path: Path) -> None:
     text = (
         '\n{ "z" : {"a": "},{"}, "traceEvents" : [ ' + json.dumps(OP) + ' ] , "w": [{"b": 1}, {"c": "]}"}], "v": 3.5 } '
     )
     plain, packed = tmp_path / "a.json.gz", tmp_path / "b.json"
     plain.write_text(text)
-    packed.write_bytes(gzip.compress(text[:40].encode()) + gzip.compress(text[40:].encode()) + b"behind")  # two members
+    first, second = gzip.compress(text[:40].encode()), gzip.compress(text[40:].encode())
+    packed.write_bytes(first + b"\0\0" + second + b"behind")
     for path in (plain, packed):
         recording = read(path)
         assert len(recording.spans) == 1
@@ -131,6 +143,16 @@ def test_metadata_before_and_after(read_json: Callable[..., Recording]) -> None:
 def test_categories_of_all_versions(read_json: Callable[..., Recording], cat: str, expected: Category) -> None:
     recording = read_json(trace(LAUNCH | {"cat": cat}))
     assert recording.spans.category.tolist() == [expected]
+
+
+def test_each_category_is_looked_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, asked = tmp_path / "trace.json", Counter[str]()
+    path.write_text(json.dumps(trace(*[OP | {"cat": f"c{i}"} for i in range(500)])))
+    monkeypatch.setattr(trace_events, "_HEAD_BYTES", 1)
+    monkeypatch.setattr(trace_events, "CHUNK_BYTES", 4096)
+    monkeypatch.setattr(trace_reader, "category_code", lambda cat: asked.update([cat]) or -1)
+    read(path)
+    assert max(asked[f"c{i}"] for i in range(500)) == 1
 
 
 def test_unknown_categories_launch_only_from_a_cpu_lane(read_json: Callable[..., Recording]) -> None:
@@ -278,6 +300,24 @@ def test_slices_cut_at_event_boundaries_only(
     assert sliced.metadata == whole.metadata
 
 
+def test_a_cut_may_lie_in_a_name_that_needs_a_repair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "trace.json"
+    text = json.dumps(trace(OP, OP | {"name": "@"}, KERNEL)).replace("@", "a\nb},\n {c")
+    path.write_text(text)
+    monkeypatch.setattr(trace_events, "_HEAD_BYTES", 1)
+    for chunk in range(400, len(text), 5):
+        monkeypatch.setattr(trace_events, "CHUNK_BYTES", chunk)
+        assert len(read(path).spans) == 3
+
+
+@pytest.mark.parametrize("inside", [1, 3, 7, 15, 40])
+def test_no_whole_event_is_lost_at_a_tear_among_events_of_many_objects(tmp_path: Path, inside: int) -> None:
+    path = tmp_path / "trace.json"
+    events = [OP | {"args": {"nested": [{}] * inside + ["},{"]}}] * 30
+    path.write_text(json.dumps(trace(*events))[:-9])
+    assert len(read(path).spans) == 29
+
+
 # --- damage ---
 
 
@@ -374,7 +414,7 @@ def read_or_broken(path: Path) -> Recording | None:
 
 
 @pytest.mark.parametrize("indent", [None, 2])
-@pytest.mark.parametrize("content", [NASTY, trace(*NASTY, ALLOCATION, OP) | {"after": {"a": [1, "é"]}}])
+@pytest.mark.parametrize("content", [NASTY, trace(*NASTY, ALLOCATION, OP) | {"after": {"a": [1, -2.5e-7, "é"]}}])
 def test_every_truncation_is_read_up_to_the_tear(tmp_path: Path, content: Any, indent: int | None) -> None:
     path = tmp_path / "trace.json"
     data = json.dumps(content, indent=indent, ensure_ascii=False).encode()

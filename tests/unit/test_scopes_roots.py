@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mark_tape import Block, Net, Tape, X
-from profiler_wrapper.capture.scopes import RootCall
+from profiler_wrapper.capture.scopes import FirstCall, RootCall
 
 
 def test_the_callback_comes_before_outermost_calls(tape: Tape, attach: Any) -> None:
@@ -26,6 +26,13 @@ def test_the_callback_comes_before_outermost_calls(tape: Tape, attach: Any) -> N
     assert tape.events == [
         "enter Net#0", "+.", "+.", "-.", "-.", "enter Block#0", "+.", "-.",
     ]  # fmt: skip
+
+
+def test_the_first_module_called_stays_the_first_while_other_threads_call() -> None:
+    first, modules = FirstCall(), [nn.Linear(1, 1), nn.Linear(1, 1)]
+    for module in modules:  # the second call had begun when the first one ended the listening
+        first.open_call(module, (), {})
+    assert first.module is modules[0]
 
 
 def test_a_recomputed_root_is_no_call_of_its_own(tape: Tape, attach: Any) -> None:
