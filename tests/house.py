@@ -47,7 +47,7 @@ ROOMS = {
     "analysis": _room(44, 12400, "trace"),
     "reports": _room(16, 4625, "analysis trace"),
     "comparison": _room(9, 2675, "analysis reports result trace"),
-    "ranks": _room(16, 7625, "analysis reports trace"),
+    "ranks": _room(16, 7700, "analysis reports trace"),
     "snapshot": _room(4, 1250, "reports trace"),
     "timer": _room(8, 3150, "capture trace"),
     "config_flops": _room(3, 1100, ""),

@@ -437,9 +437,7 @@ _RANKS: Final = (
 )
 
 
-def _read_rows(
-    database: Database, relation: str, found: Mapping[str, Column], *, has_headers: bool
-) -> tuple[int, int]:
+def _read_rows(database: Database, relation: str, found: Mapping[str, Column], *, has_headers: bool) -> tuple[int, int]:
     """The table `foreign_rows`, with our names and units; how many rows there were, and how many say too little."""
 
     def plain(name: str) -> str:

@@ -350,10 +350,7 @@ def _load_logs(database: Database, logs: Sequence[TimerLog], sources: SpanSource
 
 
 def _state_of(log: Path) -> str:
-    """Why nothing can be read of a log, or that its timer did not close it; empty if all is well.
-
-    It closes it with a last header; those of earlier versions took away the spaces that they wrote into.
-    """
+    """Why nothing can be read of a log, or that its timer did not close it; empty if all is well."""
     try:
         with log.open("rb") as lines:
             header = lines.readline(_LONGEST_HEADER)
@@ -364,6 +361,7 @@ def _state_of(log: Path) -> str:
     if not header:
         return "is empty"
     last = end[:-1].rpartition(b"\n")[2]
+    # It is closed with a last header; of earlier versions without the spaces that were there to be written into.
     is_open = end.endswith(b"  ") or (b'"closing_line":true' in header and not last.startswith(b'{"header":'))
     return _NOT_CLOSED if is_open else ""
 
