@@ -47,7 +47,7 @@ ROOMS = {
     "analysis": _room(44, 12425, "trace"),
     "reports": _room(16, 4675, "analysis trace"),
     "comparison": _room(9, 2750, "analysis reports result trace"),
-    "ranks": _room(16, 7625, "analysis reports trace"),
+    "ranks": _room(16, 7725, "analysis reports trace"),
     "snapshot": _room(4, 1275, "reports trace"),
     "timer": _room(8, 3175, "capture trace"),
     "config_flops": _room(3, 1100, ""),

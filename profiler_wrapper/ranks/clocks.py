@@ -7,6 +7,7 @@ the ends of their steps.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, Literal, NamedTuple
 
@@ -23,6 +24,7 @@ ENDS_TO_STARTS: Final = 0.5
 CLOSE_ENDS_NS: Final = 1e6  # ends as close as this are shared whatever the starts are
 # Collectives of a group whose ends scatter so many times as far as the closest are left out.
 MOST_SCATTER_RATIO: Final = 3.0
+ONE_CLOCK_NS: Final = 50e6  # ranks that differ by more have no clock in common, whatever their host is called
 NO_HOST: Final = ("", "localhost", "localhost.localdomain")
 MOST_DRIFT: Final = 1e-3  # no clock is as wrong
 
@@ -53,20 +55,29 @@ def fit(database: Database) -> Clocks:
     owner = {
         rank: rank if hosts.get(rank, "") in NO_HOST else first.setdefault(hosts[rank], rank) for rank in ranks.tolist()
     }
+    ends = collective_ends(database, base)
+    apart = _without_one_clock(ends, owner)
+    notes = [f"ranks of host {hosts[one]} do not share a clock: each has its own" for one in sorted(apart)]
+    owner = {rank: rank if one in apart else one for rank, one in owner.items()}
     if len(set(owner.values())) == 1:
         return _unknown(ranks, base, "all ranks are on one host, whose clock they share")
-    fitted = _Fit()
-    groups = sorted((_of_clocks(group, owner) for group in collective_ends(database, base)), key=lambda g: -g.ends.size)
-    while (group := fitted.next_of(groups)) is not None:  # the largest one, then those that share ranks with others
-        fitted.use(group)
-    source: Literal["collectives", "steps"] = "collectives" if fitted.lines else "steps"
-    without = [rank for rank, clock in owner.items() if clock not in fitted.lines]
-    steps = step_ends(database, base) if without else None
-    notes = []
-    if steps is not None:
+    groups = sorted((_of_clocks(group, owner) for group in ends), key=lambda group: -group.ends.size)
+    parts: list[_Fit] = []
+    while groups:  # each by a time of its own
+        parts.append(_Fit())
+        while (group := parts[-1].next_of(groups)) is not None:  # the largest, then those that share ranks with others
+            parts[-1].use(group)
+    source: Literal["collectives", "steps"] = "collectives" if parts else "steps"
+    fitted = max(parts, key=lambda part: len(part.lines), default=_Fit())
+    alone = {*owner.values()}.difference(*(part.lines for part in parts))
+    others = [part for part in parts if part is not fitted] + [_Fit({clock: Line(0.0, 0.0)}) for clock in sorted(alone)]
+    steps = step_ends(database, base) if others else None
+    if steps is not None and not parts:
         fitted.use(_of_clocks(steps, owner))
-        joined = sum(owner[rank] in fitted.lines for rank in without)
-        if source == "collectives" and joined:
+    elif steps is not None:
+        without = [clock for clock in owner.values() if clock not in fitted.lines]
+        fitted.take(others, _of_clocks(steps, owner))
+        if joined := sum(clock in fitted.lines for clock in without):
             notes.append(f"{joined} ranks share no collective with the others: compared by the ends of steps")
     if not fitted.lines:
         return _unknown(ranks, base, "the ranks have neither collectives nor steps in common")
@@ -214,16 +225,30 @@ def _of_clocks(group: SharedEvents, owner: dict[int, int]) -> SharedEvents:
     )
 
 
+def _without_one_clock(groups: list[SharedEvents], owner: dict[int, int]) -> set[int]:
+    """Owners of clocks that cannot be one: machines of the same name, whose ranks see the same ends far apart."""
+    found = set()
+    for group in groups:
+        owners = np.array([owner[rank] for rank in group.ranks.tolist()], dtype=np.int64)
+        for one in np.unique(owners).tolist():
+            ends = group.ends[:, owners == one]
+            spread = np.fmax.reduce(ends, axis=1) - np.fmin.reduce(ends, axis=1)
+            several = np.isfinite(ends).sum(axis=1) > 1
+            if several.any() and np.median(spread[several]) > ONE_CLOCK_NS:
+                found.add(one)
+    return found
+
+
 # --- lines ---
 
 
+@dataclass(slots=True, eq=False)
 class _Fit:
     """Lines of clocks against a common time, which is that of one of them: found group after group."""
 
-    def __init__(self) -> None:
-        self.lines: dict[int, Line] = {}
-        self.residual_ns: dict[int, float] = {}
-        self.events = 0
+    lines: dict[int, Line] = field(default_factory=dict)
+    residual_ns: dict[int, float] = field(default_factory=dict)
+    events: int = 0
 
     def next_of(self, groups: list[SharedEvents]) -> SharedEvents | None:
         """The first group in which some clock is known, taken from the others; None: there is none."""
@@ -236,10 +261,8 @@ class _Fit:
     def use(self, group: SharedEvents) -> None:
         """Fit the clocks of a group that are not known yet to the median of those that are."""
         clocks = group.ranks.tolist()
-        known = [at for at, clock in enumerate(clocks) if clock in self.lines]
-        if known:
-            lines = np.array([self.lines[clocks[at]] for at in known])
-            common = median(group.ends[:, known] * (1 - lines[:, 1]) - lines[:, 0], axis=1)
+        if self.lines.keys() & {*clocks}:
+            common = self._common_of(group)
         else:  # the one with most events; a median of clocks of different rates is none of an even rate
             common = group.ends[:, np.isfinite(group.ends).sum(axis=0).argmax()]
         self.events += len(common)
@@ -250,6 +273,30 @@ class _Fit:
                 line = self.lines[clock] = fit_line(own[both], (own - common)[both])
                 left = (own - common)[both] - line.offset_ns - line.drift * own[both]
                 self.residual_ns[clock] = float(np.median(np.abs(left)))
+
+    def take(self, others: list[_Fit], steps: SharedEvents) -> None:
+        """Add others that share no collective with this one, each shifted as a whole, by the ends of steps."""
+        common = self._common_of(steps)
+        self.events += len(common)
+        for other in others:
+            own = other._common_of(steps)
+            both = np.isfinite(own) & np.isfinite(common)
+            if not both.any():
+                continue
+            offset, drift = fit_line(own[both], (own - common)[both])
+            left = (own - common)[both] - offset - drift * own[both]
+            for clock, line in other.lines.items():
+                self.lines[clock] = Line(offset + line.offset_ns * (1 - drift), drift + line.drift * (1 - drift))
+                self.residual_ns[clock] = float(np.median(np.abs(left)))
+            self.events += other.events
+
+    def _common_of(self, group: SharedEvents) -> Float:
+        """When events ended by the common time: the median of the clocks that are known."""
+        known = [at for at, clock in enumerate(group.ranks.tolist()) if clock in self.lines]
+        if not known:
+            return np.full(len(group.ends), np.nan)
+        lines = np.array([self.lines[clock] for clock in group.ranks[known].tolist()])
+        return median(group.ends[:, known] * (1 - lines[:, 1]) - lines[:, 0], axis=1)
 
 
 def fit_line(own: Float, ahead: Float) -> Line:

@@ -318,7 +318,7 @@ def read_table(
     relation = _READERS[_ending(files[0])].format(files=file_list(files))
     where = f" WHERE {of_ranks(ranks)}"
     notes: list[str] = []
-    laid_end_to_end = False
+    laid_end_to_end, several = False, 0
     problem = "cannot be read as a table"
     try:
         there = columns_of(database, relation)
@@ -333,11 +333,13 @@ def read_table(
         else:
             found = find_columns(there, columns, table=str(path))
             problem = "is no table of spans"
-            rows, bad = _read_rows(database, relation, found)
+            rows, bad = _read_rows(database, relation, found, has_headers="header" in there)
             laid_end_to_end = _lay_end_to_end(database)
             _make_spans(database, found)
             database.execute(f"CREATE OR REPLACE VIEW spans AS SELECT * FROM foreign_spans{where}")
             places = to_rows(database, f"SELECT * FROM ({_RANKS}){where}")
+            stages = f"SELECT rank FROM foreign_rows{where} GROUP BY rank HAVING count(DISTINCT stage) > 1"
+            several = _one(database, f"SELECT count(*) FROM ({stages})")[0]
             database.execute("DROP TABLE foreign_rows")
     except import_duckdb().Error as error:
         first_line = str(error).strip().split("\n")[0]
@@ -348,6 +350,8 @@ def read_table(
         notes.append(f"{bad} of {rows} rows left out: they lack a rank, step, name, start or a duration of 0 on")
     if laid_end_to_end:
         notes.append("starts begin anew in each step: steps are laid end to end, what was between them is not known")
+    if several:
+        notes.append(f"{several} ranks are said to be in several stages: each is taken to be in its first")
     write_ranks(database, places)
     known = {place["rank"] for place in places}
     world_size = max((place.get("world_size") or 0 for place in places), default=0)
@@ -433,7 +437,7 @@ _RANKS: Final = (
 )
 
 
-def _read_rows(database: Database, relation: str, found: Mapping[str, Column]) -> tuple[int, int]:
+def _read_rows(database: Database, relation: str, found: Mapping[str, Column], *, has_headers: bool) -> tuple[int, int]:
     """The table `foreign_rows`, with our names and units; how many rows there were, and how many say too little."""
 
     def plain(name: str) -> str:
@@ -460,20 +464,22 @@ def _read_rows(database: Database, relation: str, found: Mapping[str, Column]) -
         database.execute(f"CREATE OR REPLACE TEMP TABLE foreign_texts AS SELECT * FROM {relation}")
         relation = "foreign_texts"
     select = ", ".join(f"{expression} AS {quoted(name)}" for name, expression in columns.items())
-    database.execute(f"CREATE OR REPLACE TABLE foreign_rows AS SELECT {select} FROM {relation}")
+    # Lines of a timer's log that are no spans have this one column.
+    rows = f"{relation} WHERE header IS NULL OR {plain('rank')} IS NOT NULL" if has_headers else relation
+    database.execute(f"CREATE OR REPLACE TABLE foreign_rows AS SELECT {select} FROM {rows}")
     database.execute("DROP TABLE IF EXISTS foreign_texts")
     usable = f"coalesce(step IS NOT NULL AND {USABLE.replace('kind', 'name')}, false)"
     total, bad = _one(database, f"SELECT count(*), count(*) FILTER (NOT {usable}) FROM foreign_rows")
     database.execute(f"DELETE FROM foreign_rows WHERE NOT {usable}")
     # What kind each name is of: as the table says, where it says one of ours, else as the name tells.
-    rows = database.execute("SELECT name, any_value(kind) FROM foreign_rows GROUP BY name").fetchall()
+    names = database.execute("SELECT name, any_value(kind) FROM foreign_rows GROUP BY name").fetchall()
     database.execute(
         "CREATE OR REPLACE TABLE foreign_names "
         "(name VARCHAR, kind VARCHAR, of VARCHAR, forward BOOLEAN, receives BOOLEAN)"
     )
     named = (
         (name, kind if kind in KINDS else kind_of_span(name), group_of_span(name), sends_forward(name), receives(name))
-        for name, kind in rows
+        for name, kind in names
     )
     insert(database, "foreign_names", named)
     return total, bad

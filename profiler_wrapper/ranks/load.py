@@ -17,7 +17,7 @@ from profiler_wrapper.errors import BrokenTrace, WrongUse
 from profiler_wrapper.ranks import database as db
 from profiler_wrapper.ranks.database import Database, LoadedSpans
 from profiler_wrapper.ranks.model import RanksReport
-from profiler_wrapper.ranks.reduce import Done, Reduced, Task, read_summary, reduce_traces, table_rows
+from profiler_wrapper.ranks.reduce import Done, Reduced, Task, problem_of_table, read_summary, reduce_traces, table_rows
 from profiler_wrapper.ranks.report import RANK_DIRECTORY, rank_of_directory, ranks_report
 from profiler_wrapper.trace.run_directory import RUN_FILE
 from profiler_wrapper.trace.spans import RANK_COLUMNS, SPAN_COLUMNS, Gap, absent_ranks, ranges
@@ -91,10 +91,10 @@ def open_ranks(path: str | os.PathLike[str], choice: Choice = EVERYTHING) -> Ite
             else:
                 loaded = _load_run(database, path, choice, Path(folder))
             report = ranks_report(loaded)
+            yield loaded, report
         except db.import_duckdb().Error as error:
             why = str(error).strip().split("\n")[0]
             raise BrokenTrace(f"{table or path}: its spans cannot be read: {why}") from error
-        yield loaded, report
 
 
 def run_of(path: Path) -> Path | None:
@@ -222,7 +222,17 @@ def _load_traces(
     ]
     if not kept:
         return _Loaded({}, gaps)
-    rows, bad = db.view_spans(database, _relation(database, kept))
+    try:
+        rows, bad = db.view_spans(database, _relation(database, kept))
+    except db.import_duckdb().Error:
+        torn = {one: why for one in kept if (why := problem_of_table(Path(one.spans)))}
+        if not torn:
+            raise
+        gaps += [Gap(f"spans of rank {one.rank}", f"{one.spans}: {why}", one.rank) for one, why in torn.items()]
+        kept = [one for one in kept if one not in torn]
+        if not kept:
+            return _Loaded({}, gaps)
+        rows, bad = db.view_spans(database, _relation(database, kept))
     if bad:
         gaps.append(Gap(f"{bad} of {rows} rows", "they are no spans"))
     places: dict[int, Mapping[str, Any]] = {}
@@ -340,7 +350,7 @@ def _load_logs(database: Database, logs: Sequence[TimerLog], sources: SpanSource
 
 
 def _state_of(log: Path) -> str:
-    """Why nothing can be read of a log, or that its timer did not close it with a last header; empty if all is well."""
+    """Why nothing can be read of a log, or that its timer did not close it; empty if all is well."""
     try:
         with log.open("rb") as lines:
             header = lines.readline(_LONGEST_HEADER)
@@ -350,7 +360,9 @@ def _state_of(log: Path) -> str:
         return error.strerror or str(error)
     if not header:
         return "is empty"
-    is_open = b'"closing_line":true' in header and not end[:-1].rpartition(b"\n")[2].startswith(b'{"header":')
+    last = end[:-1].rpartition(b"\n")[2]
+    # It is closed with a last header; of earlier versions without the spaces that were there to be written into.
+    is_open = end.endswith(b"  ") or (b'"closing_line":true' in header and not last.startswith(b'{"header":'))
     return _NOT_CLOSED if is_open else ""
 
 

@@ -140,7 +140,8 @@ _CAPPED_AT = 2.0  # a step counts with no more than so many times the loss that 
 _LEAST_PRESENT = 0.25  # of the steps
 _ERRORS = 4.0  # standard errors that are more than chance
 _APART = 4.0  # times the typical difference of ranks
-NEARLY_ALL = 0.75  # of the steps: more than a rank that takes turns with another has
+_FEWEST_STRETCHES = 3  # of steps one after the other
+_WITHOUT_A_BREAK = 0.85  # of the steps
 _MEDIAN_ERROR = 1.2533  # of a median, in standard errors of a mean
 
 
@@ -175,11 +176,24 @@ def cost_of(ideal: IdealSteps, gain_ns: Float) -> Cost:
 
 
 def recurs(cost: Cost) -> bool:
-    """In a quarter of the steps, and in each third of them; of few steps, in all, and for much."""
+    """In a quarter of the steps, in each third of them, and again and again; of few steps, in all, and for much.
+
+    One long stretch is not: that is chance as soon as what disturbs a step disturbs the next as well.
+    """
     hit = cost.hit
     if len(hit) < FEW_STEPS:
         return bool(hit.all()) and cost.typical_gain >= _LEAST_LOSS_FEW
-    return bool(hit.mean() >= _LEAST_PRESENT) and all(third.any() for third in np.array_split(hit, 3))
+    stretches = int(hit[0]) + int((hit[1:] & ~hit[:-1]).sum())
+    again = stretches >= _FEWEST_STRETCHES or bool(hit.mean() >= _WITHOUT_A_BREAK)
+    return bool(hit.mean() >= _LEAST_PRESENT and again and all(third.any() for third in np.array_split(hit, 3)))
+
+
+def nearly_all(steps: Int | int) -> Float:
+    """How many steps are more than a rank has that takes turns with another: of few steps all.
+
+    Of n steps it has n/2, give or take sqrt(n)/2: seven in ten, and half a step and 1.74 such deviations above n/2.
+    """
+    return np.minimum(steps, np.maximum(0.7 * steps, steps / 2 + 0.5 + 0.87 * np.sqrt(steps)))
 
 
 def worth_naming(cost: Cost) -> bool:
@@ -242,7 +256,7 @@ def _levels(ideal: IdealSteps, least_ns: float, *kinds: str) -> tuple[Float, Boo
         apart = mad(typical) if len(members) > 2 else 0.0
         beyond[members] = np.nan_to_num(typical)
         least = np.fmax(least_ns, np.fmax(_ERRORS * error, _APART * apart))
-        steady = (signed >= typical / 2).sum(axis=0) >= NEARLY_ALL * steps
+        steady = (signed >= typical / 2).sum(axis=0) >= nearly_all(steps)
         far[members] = steady & (beyond[members] >= least)
     return beyond, far
 

@@ -207,6 +207,17 @@ def table_rows(path: Path, columns: Iterable[str]) -> int | None:
     return int(metadata.num_rows) if set(columns) <= set(metadata.schema.names) else None
 
 
+def problem_of_table(path: Path) -> str:
+    """Why a Parquet table cannot be read to its end; empty if it can."""
+    arrow, parquet = _arrow()
+    try:
+        for _ in parquet.ParquetFile(path).iter_batches():
+            pass
+    except (OSError, arrow.ArrowException) as error:
+        return str(error).strip().split("\n")[0] or type(error).__name__
+    return ""
+
+
 def _state(trace: Path) -> dict[str, Any]:
     """What tells whether a trace, and run.json beside it, are as they were."""
     state, run = trace.stat(), trace.parent / RUN_FILE

@@ -263,7 +263,7 @@ def _stages(ideal: IdealSteps, layers: LayerTimes | None) -> Iterator[ScoredSusp
         cost.typical_share >= PERSISTENT
         and typical[place] >= _SLOWER_STAGE * others
         and beyond >= lost_time.LEAST_LOSS * step
-        and longest >= lost_time.NEARLY_ALL * steps
+        and longest >= lost_time.nearly_all(steps)
         and steps >= FEWEST_STEPS
     )
     cost = replace(cost, typical_gain=max(cost.typical_gain, beyond / step))

@@ -348,25 +348,35 @@ def subtract_estimated_waiting(own: SelfTimes) -> SelfTimes:
     others.
     """
     times, waiting = own.self_ns.copy(), own.waiting_ns.copy()
-    order = ("other", *(kind for kind in own.kinds if kind != "other"))  # what no span covers may come first or last
+    rest = [kind for kind in own.kinds if kind != "other"]
     for members in comparable(own):
         if len(members) < 2:
             continue
-        measured = np.nan_to_num(own.waiting_ns[:, members])
-        begin = np.zeros(measured.shape)  # of the phase, since that of the step
-        for place in map(own.kinds.index, order):
-            phase = own.self_ns[:, members, place]
-            end = begin + phase
-            if own.kinds[place] in _MAY_WAIT:
-                last = np.where(np.isfinite(end), begin, -np.inf).argmax(axis=1)[:, None]
-                ahead = np.take_along_axis(begin, last, 1) - begin
-                apart = np.abs(np.take_along_axis(end, last, 1) - end)
-                beyond = np.minimum(phase + largest(-phase, axis=1)[:, None], ahead - measured)  # the quickest rank's
-                waited = np.clip(np.nan_to_num(np.where(apart <= _LEFT_OF_HEAD_START * ahead, beyond, 0.0)), 0.0, None)
-                times[:, members, place] -= waited
-                waiting[:, members] += waited
-            begin = end
+        # What no span covers may come last or first: the order counts that explains more, the first one of a tie.
+        orders = (own.kinds, ("other", *rest))
+        waited = max((_waited(own, members, order) for order in orders), key=lambda found: float(found.sum()))
+        times[:, members] -= waited
+        waiting[:, members] += waited.sum(axis=2)
     return replace(own, self_ns=times, waiting_ns=waiting)
+
+
+def _waited(own: SelfTimes, members: Int, order: Sequence[str]) -> Float:
+    """What each member waited in each phase of a step without its being measured, (S, M, K), in this order of them."""
+    measured = np.nan_to_num(own.waiting_ns[:, members])
+    waited = np.zeros((*measured.shape, len(own.kinds)))
+    begin = np.zeros(measured.shape)  # of the phase, since that of the step
+    for place in map(own.kinds.index, order):
+        phase = own.self_ns[:, members, place]
+        end = begin + phase
+        if own.kinds[place] in _MAY_WAIT:
+            last = np.where(np.isfinite(end), begin, -np.inf).argmax(axis=1)[:, None]
+            ahead = np.take_along_axis(begin, last, 1) - begin
+            apart = np.abs(np.take_along_axis(end, last, 1) - end)
+            beyond = np.minimum(phase + largest(-phase, axis=1)[:, None], ahead - measured)  # the quickest rank's
+            beyond = np.where(apart <= _LEFT_OF_HEAD_START * ahead, beyond, 0.0)
+            waited[:, :, place] = np.clip(np.nan_to_num(beyond), 0.0, None)
+        begin = end
+    return waited
 
 
 # --- steady steps ---
@@ -376,7 +386,7 @@ SOME_STEPS, MANY_STEPS = 5, 10  # for medium and high confidence
 _WARM_UP = 1.5  # times the median of the steps after it
 _MOST_WARM_UP = 3  # steps
 _ALONE = "one rank alone does not tell what it waited for others: that is in the time of its communication"
-_NO_COMMUNICATION = "no communication was recorded, and no phase levels the ranks: phases may hold waiting"
+_NO_COMMUNICATION = "no communication was recorded: phases may hold waiting"
 
 
 def steady_steps(own: SelfTimes) -> tuple[SelfTimes, list[str]]:

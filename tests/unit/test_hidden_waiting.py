@@ -77,3 +77,13 @@ def test_work_that_makes_up_for_less_work_before_it_is_no_waiting() -> None:
     job = measured(own, meets_early=[False] * 4, known=True)
     found = subtract_estimated_waiting(job)
     assert np.abs(found.of("backward") / MS - own["backward"]).max() < 1.0
+
+
+@pytest.mark.parametrize("ahead_of", [("backward", "optimizer"), ("optimizer",)], ids=["backward", "optimizer"])
+def test_a_wait_behind_a_phase_that_no_span_covers(ahead_of: tuple[str, ...]) -> None:
+    """Ranks meet at a barrier, or where the loss is read, between two phases."""
+    own = truth(forward=(2, 9.0))
+    before = sum(times for phase, times in own.items() if phase not in ahead_of)
+    seen = own | {"other": own["other"] + before.max(axis=1, keepdims=True) - before}
+    verdict = diagnose(measured(seen, meets_early=[False] * 4, known=True))
+    assert (verdict.rank, verdict.cause) == (2, "forward"), verdict.sentence

@@ -112,6 +112,19 @@ def test_hosts_share_a_clock() -> None:
     assert any("one host" in note for note in alone.notes)
 
 
+def test_machines_of_one_name_have_a_clock_for_each_rank() -> None:
+    """As containers have that are all called alike; another host keeps its one clock."""
+    far = np.array([0.0, 3600.0, 7200.0, -5.0, -5.0]) * S
+    truth = WrongClocks(offsets=far, drifts=np.zeros(5))
+    hosts = {0: "trainer", 1: "trainer", 2: "trainer", 3: "b", 4: "b"}
+    clocks = fit(clock_tables(truth, [("all", range(5))], hosts=hosts))
+    assert worst_ns(clocks, truth) < 25 * US
+    assert clocks.offset_ns[3] == clocks.offset_ns[4]
+    assert clocks.notes == ("ranks of host trainer do not share a clock: each has its own",)
+    alike = fit(clock_tables(truth, [("all", range(5))], hosts=dict.fromkeys(range(5), "trainer")))
+    assert worst_ns(alike, truth) < 25 * US
+
+
 def test_nothing_in_common_is_said() -> None:
     truth = random_clocks(3, seed=10)
     connection = clock_tables(truth, [("all", range(3))])
@@ -131,6 +144,7 @@ def test_ranks_without_collectives_go_by_steps() -> None:
     clocks = fit(clock_tables(truth, [("a", range(4)), ("b", (4, 5))]))
     assert clocks.source == "collectives"
     assert worst_ns(clocks, truth, ranks=[0, 1, 2, 3]) < 25 * US
+    assert worst_ns(clocks, truth, ranks=[4, 5]) < 25 * US  # by their own
     assert worst_ns(clocks, truth) < 100 * MS  # what their steps differ by
     assert any("2 ranks share no collective" in note for note in clocks.notes)
 

@@ -13,7 +13,9 @@ import pytest
 pytest.importorskip("pyarrow")
 
 from dying_workers import dies_of_deadly, raises, says_who_and_sleeps
+from profiler_wrapper.errors import BrokenTrace
 from profiler_wrapper.ranks import reduce as workers
+from profiler_wrapper.ranks.load import load_ranks, open_ranks
 from profiler_wrapper.ranks.reduce import Reduced, Task, read_summary, reduce_trace, reduce_traces
 from rank_traces import write_trace
 
@@ -59,6 +61,28 @@ def test_a_table_is_made_once_and_anew_when_its_trace_changes(tmp_path: Path) ->
     (tmp_path / "run.json").write_text("{}", encoding="utf-8")
     assert not reduce_trace(one).reused  # it tells of the layers
     assert read_summary(tmp_path / "a.json") is None
+
+
+def test_a_table_torn_within_is_a_gap_of_its_rank(tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    import pyarrow.parquet
+
+    for rank in range(3):
+        (tmp_path / f"rank{rank}").mkdir()
+        write_trace(tmp_path / f"rank{rank}" / "a_trace.json", rank=rank)
+    assert load_ranks(tmp_path).own.ranks.tolist() == [0, 1, 2]
+    torn = tmp_path / "rank1" / "spans.parquet"
+    group = pyarrow.parquet.read_metadata(torn).row_group(0)
+    data = bytearray(torn.read_bytes())
+    for column in map(group.column, range(group.num_columns)):
+        begin = column.dictionary_page_offset or column.data_page_offset
+        data[begin : begin + column.total_compressed_size] = b"\xff" * column.total_compressed_size
+    torn.write_bytes(data)
+    report = load_ranks(tmp_path)
+    assert report.own.ranks.tolist() == [0, 2]
+    assert [(gap.what, gap.rank) for gap in report.missing] == [("spans of rank 1", 1)]
+    with pytest.raises(BrokenTrace, match="cannot be read: "), open_ranks(tmp_path) as (loaded, _):
+        loaded.database.execute("SELECT * FROM nothing")  # as a picture may
 
 
 def test_where_nothing_can_be_written_beside_the_trace(tmp_path: Path) -> None:

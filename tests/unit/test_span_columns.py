@@ -109,6 +109,21 @@ def test_json_lines_with_a_torn_end(tmp_path: Path) -> None:
     ]
 
 
+def test_headers_of_a_timers_log_are_no_rows(tmp_path: Path) -> None:
+    path = tmp_path / "timer_rank0.jsonl"
+    row = {"rank": 0, "step": 0, "name": "forward", "start_ns": 0, "duration_ns": 7}
+    path.write_text("\n".join(map(json.dumps, ({"header": {"rank": 0}}, row, {"header": {"clock": {}}}))), "utf-8")
+    spans, _, notes = read(path)
+    assert (len(spans), notes) == (1, ())
+
+
+def test_ranks_in_several_stages_are_said(tmp_path: Path) -> None:
+    rows = [f"{rank},{step},forward,{step},1,{min(rank, step)}" for rank in range(2) for step in range(3)]
+    _, ranks, notes = read(write_csv(tmp_path / "a.csv", "rank,step,name,start_s,duration_s,stage", *rows))
+    assert [row["stage"] for row in ranks] == [0, 0]
+    assert notes == ("1 ranks are said to be in several stages: each is taken to be in its first",)
+
+
 def test_starts_that_begin_anew_in_each_step_are_laid_end_to_end(tmp_path: Path) -> None:
     rows = [f"{rank},{step},forward,{0.1 + rank / 100},{1 + step}" for rank in range(2) for step in range(4)]
     path = write_csv(tmp_path / "a.csv", "rank,step,optype,start_ts,duration", *rows)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from profiler_wrapper.errors import BrokenTrace, WrongUse
-from profiler_wrapper.ranks.load import find_sources, rank_in_name
+from profiler_wrapper.ranks.load import find_sources, load_ranks, rank_in_name
 from profiler_wrapper.trace.spans import absent_ranks, parse_ranks, ranges
 
 
@@ -43,6 +43,24 @@ def test_logs_of_timers(tmp_path: Path) -> None:
     assert found.uses == "timers"
     assert found.ranks[1] == {"rank": 1, "world_size": 2, "dp": 1, "pp": 1, "stage": 1, "host": "a", "attempt": 0}
     assert found.missing == ()
+
+
+@pytest.mark.parametrize(
+    ("header", "end", "is_open"),
+    [
+        ({}, "\n", False),
+        ({}, "\n" + " " * 8, True),  # of earlier versions
+        ({"closing_line": True}, "\n", True),
+        ({"closing_line": True}, '\n{"header":{"clock":{}}}\n', False),
+    ],
+)
+def test_a_log_that_is_not_closed_is_said(header: dict[str, Any], end: str, is_open: bool, tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    row = {"rank": 0, "step": 0, "name": "step", "kind": "step", "start_ns": 0, "duration_ns": 7}
+    lines = [json.dumps(line, separators=(",", ":")) for line in ({"header": {"rank": 0, **header}}, row)]
+    (tmp_path / "timers").mkdir()
+    (tmp_path / "timers" / "timer_rank0.jsonl").write_text("\n".join(lines) + end, encoding="utf-8")
+    assert [gap.what for gap in load_ranks(tmp_path).missing] == ["end of rank 0"] * is_open
 
 
 def test_the_timed_trace_of_each_rank_and_of_later_windows(tmp_path: Path) -> None:

@@ -77,6 +77,25 @@ def test_two_slow_ranks_are_found_together() -> None:
     assert any("as slow" in line and str(7 - verdict.rank) in line for line in verdict.evidence)
 
 
+@pytest.mark.parametrize(("ranks", "steps", "most"), [(2, 5, 12), (8, 8, 20)])
+def test_equal_ranks_of_few_steps_are_seldom_named(ranks: int, steps: int, most: int) -> None:
+    """Of 200 jobs whose ranks are slow for a while, each as often as any: what disturbs a step disturbs the next."""
+    named = 0
+    for seed in range(200):
+        job, random = simulated(seed=seed, ranks=ranks, steps=steps, noise=QUIET), np.random.default_rng(seed)
+        level, slower = np.zeros(ranks), np.zeros((steps, ranks))
+        for step in slower:
+            level = 0.95 * level + random.normal(0, 1, ranks)
+            step[:] = np.abs(level)
+        own = job.self_ns.copy()
+        computes = [job.kinds.index("forward"), job.kinds.index("backward")]
+        own[:, :, computes] *= (1 + 0.12 * slower / slower.mean())[:, :, None]
+        total = own.sum(axis=2)
+        wall = np.broadcast_to(total.max(axis=1, keepdims=True), total.shape)
+        named += diagnose(replace(job, self_ns=own, waiting_ns=wall - total, wall_ns=wall)).rank is not None
+    assert named <= most
+
+
 def test_large_jobs_have_no_straggler_by_chance() -> None:
     found = [diagnose(simulated(seed=seed, ranks=256)).verdict for seed in range(15)]
     assert found.count("none") >= 14
