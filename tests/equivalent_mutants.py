@@ -6,7 +6,6 @@ _ALWAYS_SET = "a default that every layer has replaced before anybody reads it"
 _UNREAD = "filled before it is read"
 _ONLY_SPEED = "the rest would give the same, only slower"
 _NO_ZERO = "no profiler gives this number: they begin at 1"
-_NEVER_ON_IT = "a threshold of time that no case sits on"
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("Layer", "depth: int = 0", "0 -> 1"): _ALWAYS_SET,
@@ -23,7 +22,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "candidates = repeated - {i for i in holds_repeated if i >= 0 and looks_like_stage(tree.layers[i].class_name)}",
         ">= -> >",
     ): "the first layer is a root, and no root is among the repeated",
-    ("unseen_until_ns", "if start_ns[first] - free_ns > _LONGEST_WAY_NS:", "> -> >="): _NEVER_ON_IT,
     (
         "launches",
         "ops = np.flatnonzero((spans.category == Category.CPU_OP) & (spans.external_id >= 0))",
@@ -35,15 +33,21 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "0 -> 1",
     ): _NO_ZERO,
     (
-        "_places_over_time.close_until",
-        "while stack and stack[-1][0] <= limit:",
-        "<= -> <",
-    ): "what ends where another begins is closed with that one, and the last place of an instant counts",
-    (
         "unseen_until_ns",
         "found = max(found or 0, int(start_ns[first]))",
         "0 -> -1",
     ): "a kernel begins after its launch, which begins after 0",
+    (
+        "",
+        '_FIRST_MEMORY_EFFICIENT = {"f32": 80, "float": 80, "bf16": 75, "cutlass::bfloat16_t": 75}'
+        "  # architecture; else 70",
+        "75 -> 74",
+    ): "these kernels are made for 50, 70, 75 and 80, and for none between",
+    (
+        "uses_tensor_cores",
+        "if is_communication(kernel):",
+        "early return dropped",
+    ): "a kernel that communicates has no word of a product in its name, and its class says the same further down",
     (
         "launches",
         "runtime = np.flatnonzero((spans.category == Category.RUNTIME) & (spans.correlation >= 0))",
@@ -59,11 +63,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "padded = np.append(self.held, self.held[-1])",
         "-1 -> 0",
     ): "what stands behind the last value belongs to no interval",
-    (
-        "EventsByAddress._at",
-        "event_found = self._order[np.where(inside, place, 0)]",
-        "0 -> -1",
-    ): "any place does: what is not inside is left out below",
     (
         "find_changes",
         "least = max(1.0, _WORTH_IT * float(owned.timeline.total_bytes[peak]))",
