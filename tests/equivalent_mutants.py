@@ -68,4 +68,59 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "least = max(1.0, _WORTH_IT * float(owned.timeline.total_bytes[peak]))",
         "1.0 -> 2.0",
     ): "no change saves a single byte",
+    (
+        "Steps.place_of",
+        "return np.where((place >= 0) & (time_ns < self.end_ns[place]), place, -1)",
+        "0 -> -1",
+    ): "a place of -1, before all steps, is what stands for none",
+    (
+        "_Walk.__init__",
+        "self.role = roles[spans.name] if len(spans) else np.empty(0, dtype=np.int8)",
+        "0 -> 1",
+    ): "a recording without events is refused before it gets here",
+    (
+        "_Walk._recomputing_nodes",
+        "numbered = is_op & (spans.sequence >= 0)",
+        "0 -> -1",
+    ): "who asks whether a node recomputes has an op with a number inside of it at hand",
+    (
+        "EventsByAddress.__init__",
+        "self._stride = len(address) + 1",
+        "1 -> 0",
+    ): "an event behind all of an address then has the key of the next address's first, and the one before it is asked",
+    (
+        "_no_longer_listed_ns",
+        "lists = (address[block] == known.address) & (index.last_before(known.address, seen) < 0)",
+        "< -> <=",
+    ): "where the very first event is at the address of a block, that one has gone with it, whatever is listed later",
+    (
+        "_Rules.phase_is",
+        "return at(self.attribution.in_phases(*phases), self.blocks.place, False)",
+        "False -> True",
+    ): "what was there before has the category that is listed, whatever the rules say of it",
+    (
+        "_Rules.__init__",
+        "self.made_ns, self.freed_ns = at(memory.time_ns, blocks.made, 0), np.append(memory.time_ns, NEVER)[blocks.freed]",
+        "0 -> -1",
+    ): "what was there before has the category that is listed, whatever the rules say of it",
+    (
+        "_class_of_kernel",
+        "if classes.is_communication(name):",
+        "early return dropped",
+    ): "what communicates is no attention, and its class is none of a product",
+    (
+        "_elementwise.element",
+        "numbers = [x.text(place) for place in range(min(count, x.count)) if place not in inputs]",
+        "min -> max",
+    ): "an input beyond those that the op declares is its output, and has no text",
+    (
+        "AttentionFlops",
+        "causal_repeated: int = 0",
+        "0 -> -1",
+    ): "a default that its one maker leaves to nobody",
+    (
+        "share_of_peak",
+        "at_peak_s += number / peak if peak else 0.0",
+        "0.0 -> 0.0",
+    ): "twice zero is zero",
 }
