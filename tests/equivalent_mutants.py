@@ -100,7 +100,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "what was there before has the category that is listed, whatever the rules say of it",
     (
         "_Rules.__init__",
-        "self.made_ns, self.freed_ns = at(memory.time_ns, blocks.made, 0), np.append(memory.time_ns, NEVER)[blocks.freed]",
+        "self.made_ns, self.freed_ns = at(memory.time_ns, blocks.made, 0), "
+        "np.append(memory.time_ns, NEVER)[blocks.freed]",
         "0 -> -1",
     ): "what was there before has the category that is listed, whatever the rules say of it",
     (
