@@ -6,7 +6,6 @@ _ALWAYS_SET = "a default that every layer has replaced before anybody reads it"
 _UNREAD = "filled before it is read"
 _ONLY_SPEED = "the rest would give the same, only slower"
 _NO_ZERO = "no profiler gives this number: they begin at 1"
-_NEVER_ON_IT = "a threshold of time that no case sits on"
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("Layer", "depth: int = 0", "0 -> 1"): _ALWAYS_SET,
@@ -23,7 +22,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "candidates = repeated - {i for i in holds_repeated if i >= 0 and looks_like_stage(tree.layers[i].class_name)}",
         ">= -> >",
     ): "the first layer is a root, and no root is among the repeated",
-    ("unseen_until_ns", "if start_ns[first] - free_ns > _LONGEST_WAY_NS:", "> -> >="): _NEVER_ON_IT,
     (
         "launches",
         "ops = np.flatnonzero((spans.category == Category.CPU_OP) & (spans.external_id >= 0))",
@@ -35,15 +33,21 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "0 -> 1",
     ): _NO_ZERO,
     (
-        "_places_over_time.close_until",
-        "while stack and stack[-1][0] <= limit:",
-        "<= -> <",
-    ): "what ends where another begins is closed with that one, and the last place of an instant counts",
-    (
         "unseen_until_ns",
         "found = max(found or 0, int(start_ns[first]))",
         "0 -> -1",
     ): "a kernel begins after its launch, which begins after 0",
+    (
+        "",
+        '_FIRST_MEMORY_EFFICIENT = {"f32": 80, "float": 80, "bf16": 75, "cutlass::bfloat16_t": 75}'
+        "  # architecture; else 70",
+        "75 -> 74",
+    ): "these kernels are made for 50, 70, 75 and 80, and for none between",
+    (
+        "uses_tensor_cores",
+        "if is_communication(kernel):",
+        "early return dropped",
+    ): "a kernel that communicates has no word of a product in its name, and its class says the same further down",
     (
         "launches",
         "runtime = np.flatnonzero((spans.category == Category.RUNTIME) & (spans.correlation >= 0))",
@@ -60,13 +64,64 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "-1 -> 0",
     ): "what stands behind the last value belongs to no interval",
     (
-        "EventsByAddress._at",
-        "event_found = self._order[np.where(inside, place, 0)]",
-        "0 -> -1",
-    ): "any place does: what is not inside is left out below",
-    (
         "find_changes",
         "least = max(1.0, _WORTH_IT * float(owned.timeline.total_bytes[peak]))",
         "1.0 -> 2.0",
     ): "no change saves a single byte",
+    (
+        "Steps.place_of",
+        "return np.where((place >= 0) & (time_ns < self.end_ns[place]), place, -1)",
+        "0 -> -1",
+    ): "a place of -1, before all steps, is what stands for none",
+    (
+        "_Walk.__init__",
+        "self.role = roles[spans.name] if len(spans) else np.empty(0, dtype=np.int8)",
+        "0 -> 1",
+    ): "a recording without events is refused before it gets here",
+    (
+        "_Walk._recomputing_nodes",
+        "numbered = is_op & (spans.sequence >= 0)",
+        "0 -> -1",
+    ): "who asks whether a node recomputes has an op with a number inside of it at hand",
+    (
+        "EventsByAddress.__init__",
+        "self._stride = len(address) + 1",
+        "1 -> 0",
+    ): "an event behind all of an address then has the key of the next address's first, and the one before it is asked",
+    (
+        "_no_longer_listed_ns",
+        "lists = (address[block] == known.address) & (index.last_before(known.address, seen) < 0)",
+        "< -> <=",
+    ): "where the very first event is at the address of a block, that one has gone with it, whatever is listed later",
+    (
+        "_Rules.phase_is",
+        "return at(self.attribution.in_phases(*phases), self.blocks.place, False)",
+        "False -> True",
+    ): "what was there before has the category that is listed, whatever the rules say of it",
+    (
+        "_Rules.__init__",
+        "self.made_ns, self.freed_ns = at(memory.time_ns, blocks.made, 0), "
+        "np.append(memory.time_ns, NEVER)[blocks.freed]",
+        "0 -> -1",
+    ): "what was there before has the category that is listed, whatever the rules say of it",
+    (
+        "_class_of_kernel",
+        "if classes.is_communication(name):",
+        "early return dropped",
+    ): "what communicates is no attention, and its class is none of a product",
+    (
+        "_elementwise.element",
+        "numbers = [x.text(place) for place in range(min(count, x.count)) if place not in inputs]",
+        "min -> max",
+    ): "an input beyond those that the op declares is its output, and has no text",
+    (
+        "AttentionFlops",
+        "causal_repeated: int = 0",
+        "0 -> -1",
+    ): "a default that its one maker leaves to nobody",
+    (
+        "share_of_peak",
+        "at_peak_s += number / peak if peak else 0.0",
+        "0.0 -> 0.0",
+    ): "twice zero is zero",
 }

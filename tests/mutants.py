@@ -42,20 +42,21 @@ class Room(NamedTuple):
 ROOMS = {
     "attribution": Room(
         "analysis/attribution.py analysis/layer_tree.py analysis/steps.py",
-        "layer_tree attribution find_steps handed_ops",
+        "layer_tree attribution find_steps handed_ops layer_time compare_clock",
     ),
     "charges": Room(
         "analysis/charges.py analysis/classes.py",
-        "charges intervals classes overview idle",
+        "classes tensor_cores charges intervals device_properties overview idle",
     ),
     "memory": Room(
         "analysis/memory/*.py",
         "memory_categories memory_changes memory_growth layer_memory memory_curve memory_before memory_moments"
-        " memory_text",
+        " memory_log allocation_rows memory_advice memory_text",
     ),
     "work": Room(
         "analysis/work/*.py analysis/attention_ops.py",
-        "flop_formulas op_bytes traffic flop_counts handed_ops roofline utilization attention_backends product_sizes",
+        "flop_formulas op_bytes traffic flop_counts handed_ops roofline utilization attention_backends product_sizes"
+        " peaks peak_table precision_advice ceilings",
     ),
     "capture": Room(
         "capture/recorder.py capture/steps.py capture/scopes.py capture/owned_tensors.py capture/layers.py"

@@ -182,6 +182,7 @@ def test_only_what_is_launched_between_begin_and_end_of_a_capture_is_captured() 
         trace.launch(begin + 50, begin + 52, correlation=1001 + begin, thread=2)
         trace.launch(begin + 90, begin + 95, name="cudaStreamEndCapture")
     trace.kernel("between", 500, 510, launched=250).launch(490, 491, correlation=3000)
+    trace.kernel("beside", 520, 530, launched=120, thread=3)  # by a thread that a capture leaves alone: it ran
     assert found_in(trace).captured_kernels == 4
 
 

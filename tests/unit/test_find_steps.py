@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.analysis.steps import Steps, find_iterations
+from profiler_wrapper.analysis.steps import Steps, find_iterations, step_windows
 from recordings import AUTOGRAD, Trace, analyse
 
 
@@ -42,6 +42,14 @@ def test_a_step_seen_on_two_threads_is_one() -> None:
     assert intervals(steps_of(trace)) == [(1, 0, 100), (2, 100, 200)]
 
 
+def test_what_no_step_launched_is_of_no_window() -> None:
+    trace = Trace().annotation("ProfilerStep#0", 100, 300).kernel("early", 110, 115, launched=50)
+    trace.kernel("lost", 130, 140).kernel("mine", 150, 160, launched=120).kernel("late", 400, 410, launched=350)
+    windows = step_windows(attributed(trace.recording()))
+    assert windows.launched_in.tolist() == [-1, -1, 0, -1]  # in order of start
+    assert (windows.start_ns.tolist(), windows.end_ns.tolist()) == ([140], [300])
+
+
 def test_without_them_steps_of_the_first_optimizer() -> None:
     trace = Trace()
     for start in (0, 1000):
@@ -63,7 +71,8 @@ def test_without_an_optimizer_calls_of_the_first_root() -> None:
 def test_a_root_recomputed_in_backward_starts_no_step() -> None:
     trace = Trace().mark(".", 0, 90).op("aten::mul", 10, 20, sequence=1, forward_thread=0)
     trace.node("MulBackward0", 100, 200, number=1).mark(".", 110, 150, thread=AUTOGRAD)
-    assert intervals(steps_of(trace)) == [(0, 0, FOREVER)]
+    for one in (trace, *trace.rotations()):
+        assert intervals(steps_of(one)) == [(0, 0, FOREVER)]
 
 
 def test_a_loop_over_blocks_is_a_step_each_time_round() -> None:

@@ -87,6 +87,14 @@ def test_raw_names_and_model_order_come_from_the_description() -> None:
     assert (found["a"].raw_name, found["late"].raw_name) == ("module.a", "late")
 
 
+def test_layers_that_are_described_and_never_called_are_told_of_roots_that_were() -> None:
+    described = [{"root": "Net#0", "path": path} for path in (".", "a", "a.unused", "unused")]
+    described.append({"root": "Other#0", "path": "b"})
+    tree = tree_of(Trace().mark(".", 0, 100).mark("a", 10, 20), described=described)
+    assert [layer.name for layer in tree.layers] == ["Net", "a"]
+    assert tree.not_entered == ("a.unused", "unused")
+
+
 def test_flags_of_marks() -> None:
     trace = Trace().mark("a", 0, 9).mark("a", 10, 19, flags=("compiled",)).mark("b", 20, 29, flags=("shared",))
     found = layers(trace)
@@ -166,6 +174,7 @@ def test_like_siblings_with_layers_are_blocks() -> None:
     blocks = [name for name, layer in found.items() if layer.kind == "block"]
     assert blocks == ["Model.Block_0", "Model.Block_1", "Model.Block_2"]
     assert found["Model.Block_1.Inner_0.Linear"].block == list(found).index("Model.Block_1")
+    assert found["Model"].block == -1  # in none
 
 
 def test_stages_hold_the_blocks() -> None:
@@ -196,6 +205,13 @@ def test_named_blocks_nest_and_repeat() -> None:
     tree = tree_of(trace)
     assert tree.source == "named blocks"
     assert [layer.name for layer in tree.layers] == ["spatial", "spatial.attn", "attn"]
+
+
+def test_a_named_block_straight_within_itself_is_one() -> None:
+    trace = Trace().annotation("spatial", 0, 100).annotation("spatial", 10, 90).annotation("attn", 20, 50)
+    tree = tree_of(trace)
+    assert [layer.name for layer in tree.layers] == ["spatial", "spatial.attn"]
+    assert list(tree.layer_of_span.values()) == [0, 0, 1]
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,17 @@ def test_where_it_is_told_what_is_held_what_outlives_backward_is_a_gradient_only
     assert category_at(use_of(backward(), as_big), 220) == {"grads": 64, "params": 64}
 
 
+def test_what_is_alive_at_the_end_and_not_told_then_is_neither_gradient_nor_state() -> None:
+    told = [(99, 64, "params", "w")]
+    assert category_at(use_of(backward(), (0, told), (900, told)), 220) == {"activation": 64, "params": 64}
+
+    def stepped() -> Trace:
+        return Trace().annotation(OPTIMIZER, 0, 100).op("aten::zeros_like", 30, 40).memory(35, 32, address=2)
+
+    assert category_at(use_of(stepped(), (0, told)), 35) == {"os_state": 32, "params": 64}
+    assert category_at(use_of(stepped(), (0, told), (900, told)), 35) == {"other": 32, "params": 64}
+
+
 def test_a_gradient_that_was_told_once_is_known_again_by_place_op_and_size() -> None:
     trace = backward().memory(310, -64, address=1).mark("a", 1000, 1100)
     trace.op("aten::linear", 1010, 1020, sequence=2, forward_thread=0)
@@ -225,10 +236,14 @@ def test_a_recording_that_only_frees_ends_with_its_last_free() -> None:
 
 def test_an_allocation_of_no_bytes_is_none() -> None:
     trace = Trace().mark("a", 0, 100).op("aten::mm", 10, 20).memory(15, 64, address=1).memory(16, 0, address=2)
-    (owner,) = use_of(trace).peak_owners
+    use = use_of(trace)
+    (owner,) = use.peak_owners
     assert (owner.size_bytes, owner.count) == (64, 1)
+    assert use.last.time_ns == 15
 
 
 def test_memory_that_no_thread_of_the_trace_made_is_other() -> None:
-    use = use_of(Trace().mark("a", 0, 100).memory(50, 64, address=1, thread=77))
-    assert category_at(use, 50) == {"other": 64}
+    trace = Trace().mark("a", 0, 100).op("aten::mm", 0, 90).op("c10d::allreduce_", 92, 95)
+    trace.memory(50, 64, address=1, thread=77).memory(60, 8, address=2, thread=77)
+    use = use_of(trace.memory(70, -8, address=2, thread=77))
+    assert category_at(use, 60) == {"other": 72}

@@ -20,10 +20,13 @@ def change(use: MemoryUse, kind: str) -> Change | None:
     return next((change for change in use.changes if change.kind == kind), None)
 
 
-def blocks(trace: Trace, t: int = 0, *, count: int = 3, kept: tuple[int, ...] = KEPT) -> Trace:
+def blocks(
+    trace: Trace, t: int = 0, *, count: int = 3, kept: tuple[int, ...] = KEPT, root: bool = True, backward: bool = True
+) -> Trace:
     """A forward of blocks of 100 ns, each with an op of 40, and the backward of it that frees in reverse."""
     number = t
-    trace.mark(".", t, t + 100 * count + 150)
+    if root:
+        trace.mark(".", t, t + 100 * count + 150)
     addresses = []
     for block in range(count):
         begin = t + 10 + 100 * block
@@ -33,7 +36,7 @@ def blocks(trace: Trace, t: int = 0, *, count: int = 3, kept: tuple[int, ...] = 
             addresses.append((block, 10_000 * block + 1000 * i, size))
             trace.memory(begin + 20 + i, size, address=addresses[-1][1])
     later = t + 100 * count + 200
-    for block in reversed(range(count)):
+    for block in reversed(range(count if backward else 0)):
         trace.node("MmBackward0", later, later + 50, number=number + block)
         for of, address, size in addresses:
             if of == block:
@@ -51,6 +54,17 @@ def test_checkpointing_keeps_the_output_of_each_block_and_one_block_in_full() ->
     assert found.layers == ("layers.0", "layers.1", "layers.2")
     assert found.costs_ns == 3 * 40  # their forward, once more
     assert "layers.0 to layers.2" in found.text
+
+
+def test_blocks_may_be_roots() -> None:
+    found = change(use_of(blocks(Trace(), root=False)), "checkpoint")
+    assert found is not None
+    assert (found.saves_bytes, found.costs_ns) == (3 * 700 - 700, 3 * 40)
+
+
+def test_a_forward_that_broke_off_before_its_backward_trains() -> None:
+    use = use_of(blocks(Trace(), backward=False))
+    assert change(use, "checkpoint") is not None and change(use, "no_grad") is None
 
 
 def test_what_costs_forward_is_per_step() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from memory_recordings import BASE_NS, assert_adds_up, category_at, held, use_of
 from profiler_wrapper.analysis.model import CATEGORIES
 from profiler_wrapper.reports.result_json import from_dict, to_dict
+from profiler_wrapper.trace.recording import FailedAllocation
 from recordings import AUTOGRAD, Trace, analyse
 
 OPTIMIZER = "Optimizer.step#AdamW.step"
@@ -126,6 +127,16 @@ def test_a_moment_before_the_first_event_has_what_was_there() -> None:
     trace = Trace().mark(".", 10, 100).mark("a", 20, 90).memory(300, 8, address=1)
     (moment,) = use_of(trace, (5, [(1000, 64, "params", "a.weight")])).moments
     assert (moment.total_bytes, moment.categories["params"]) == (64, 64)
+
+
+@pytest.mark.parametrize(("device_type", "device", "last_ns"), [(0, -1, 10), (1, 0, 20)])
+def test_the_last_moment_is_before_the_allocation_that_failed_on_the_same_device(
+    device_type: int, device: int, last_ns: int
+) -> None:
+    trace = Trace().mark("a", 0, 100).memory(10, 8, address=1).memory(20, 8, address=512).memory(30, -8, address=512)
+    failed = (FailedAllocation(15, 0, 1 << 40, device_type, device),)
+    use = analyse(trace.op("aten::mm", 1, 2).recording(failed_allocations=failed)).memory_use
+    assert use is not None and use.last.time_ns == last_ns
 
 
 def test_moments_that_the_loop_asks_for() -> None:

@@ -119,6 +119,13 @@ def test_a_device_that_was_at_work_when_the_trace_began(steps: int) -> None:
     assert not any(finding["id"] == "low-utilization" for finding in result.summary["findings"])
 
 
+@pytest.mark.parametrize(("begins", "unseen"), [(1_000_011, None), (1_000_012, 1_000_012)])
+def test_a_kernel_may_begin_a_millisecond_after_its_launch(begins: int, unseen: int | None) -> None:
+    """The launch, the first event of the file, ends at 11."""
+    trace = Trace().kernel("gemm", begins, 2_000_000, launched=10).op("aten::mm", 0, 100)
+    assert found_in(trace).unseen_until_ns == unseen
+
+
 def test_a_stream_that_waits_for_another_is_no_sign_of_what_is_not_seen() -> None:
     trace = Trace().annotation("ProfilerStep#0", 0, 10**7).kernel("gemm", 100, 9 * 10**6, launched=10)
     trace.kernel("gemm", 9 * 10**6 + 10, 95 * 10**5, launched=20, stream=8)

@@ -19,7 +19,9 @@ from shared_traces import TRACES, needs_traces
 
 H100 = DeviceProperties(name="NVIDIA H100 80GB HBM3", compute_capability=(9, 0), warp_size=32)
 P100 = DeviceProperties(name="Tesla P100-PCIE-16GB", compute_capability=(6, 0), warp_size=32)
+V100 = DeviceProperties(name="Tesla V100-SXM2-32GB", compute_capability=(7, 0), warp_size=32)
 MI300 = DeviceProperties(name="AMD Instinct MI300X", compute_capability=(9, 4), warp_size=64)
+RADEON = DeviceProperties(name="AMD Radeon RX 7900 XTX", compute_capability=(11, 0), warp_size=32)
 
 USE = (
     "volta_fp16_s884gemm_fp16_128x128_ldg8_f2f_tn",
@@ -41,6 +43,10 @@ USE = (
     "fmha_cutlassF_f16_aligned_64x64_rf_sm70(x)",
     "fmha_cutlassB_bf16_aligned_64x64_k64_sm80(x)",
     "fmha_cutlassF_f32_aligned_64x64_rf_sm80(x)",
+    "fmha_cutlassF_bf16_aligned_64x64_rf_sm75(x)",
+    "void PyTorchMemEffAttention::AttentionKernel<float, cutlass::arch::Sm80, true, 64, 64, 64, true, true>(x)",
+    "void PyTorchMemEffAttention::AttentionKernel<cutlass::bfloat16_t, cutlass::arch::Sm75, true, 64, 64, 64>(x)",
+    "void PyTorchMemEffAttention::AttentionBackwardKernel<cutlass::half_t, cutlass::arch::Sm70, true, false>(x)",
     "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_3_64x128x128_4x1x1_kernel0_0",
     "Cijk_Ailk_Bljk_BBS_BH_MT64x64x64_MI16x16x16x1_SN_1LDSB0_APM1",
     "igemm_fwd_gtcx3_nhwc_bf16_bx0_ex1_bt128x128x32_wt32x32x8_ws1x1_wr2x2",
@@ -59,6 +65,10 @@ USE_NONE = (
     "void gemvNSP_kernel<float, float, float, float, 1, 32, 4, 1024, cublasGemvParamsEx<int> >(x)",
     "fmha_cutlassF_f32_aligned_64x64_rf_sm75(x)",
     "fmha_cutlassF_f16_aligned_64x64_rf_sm50(x)",
+    "fmha_cutlassF_bf16_aligned_64x64_rf_sm70(x)",
+    "void PyTorchMemEffAttention::AttentionKernel<float, cutlass::arch::Sm75, true, 64, 64, 64, true, true>(x)",
+    "void PyTorchMemEffAttention::AttentionKernel<cutlass::bfloat16_t, cutlass::arch::Sm70, true, 64, 64, 64>(x)",
+    "void PyTorchMemEffAttention::AttentionBackwardKernel<cutlass::half_t, cutlass::arch::Sm50, true, false>(x)",
     "void cudnn::detail::dgrad_engine<float, 512, 6, 5, 3, 3, 3, false>(int, int, int, float const*)",
     "void wgrad_alg0_engine<float, 128, 6, 7, 3, 3, 5, false, 512>(int, int, int, float const*)",
     "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16, float>(x)",
@@ -100,7 +110,19 @@ def test_the_name_does_not_tell(kernel: str) -> None:
 
 def test_the_device_matters() -> None:
     assert uses_tensor_cores("attn_fwd", MI300) is True  # AOTriton's
+    assert uses_tensor_cores("attn_fwd", RADEON) is None  # what a tl.dot becomes there, the name does not tell
+    assert uses_tensor_cores("volta_h884gemm_64x128_ldg8_nn", V100) is True  # the first to have them
     assert uses_tensor_cores("triton_tem_fused_addmm_relu_3", P100) is False  # it has none
+
+
+@pytest.mark.parametrize(
+    ("capability", "tensor_cores", "tf32"),
+    [(None, False, False), ((6, 1), False, False), ((7, 0), True, False), ((7, 5), True, False), ((8, 0), True, True),
+     ((8, 9), True, True), ((9, 0), True, True)],
+)  # fmt: skip
+def test_what_a_compute_capability_has(capability: tuple[int, int] | None, tensor_cores: bool, tf32: bool) -> None:
+    device = DeviceProperties(compute_capability=capability)
+    assert (device.has_tensor_cores, device.has_tf32) == (tensor_cores, tf32)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +181,9 @@ def test_properties_of_devices() -> None:
     recording = Trace().kernel("a", 0, 1).recording(metadata={"deviceProperties": alike})
     assert device_properties(recording, 5).is_amd  # its index counts devices that the process does not see
     assert device_properties(recording, 5).multiprocessors == 304
-    odd = [None, {"id": 0, "numSms": "many", "computeMajor": True, "name": 3}]
+    odd = [None, {"id": 0, "numSms": "many", "computeMajor": True, "computeMinor": 0, "name": 3}]
+    assert device_properties(Trace().recording(metadata={"deviceProperties": odd}), 0) == DeviceProperties()
+    odd = [{"id": 0, "numSms": 0, "warpSize": -1, "computeMajor": 9, "computeMinor": "0", "name": ""}]
     assert device_properties(Trace().recording(metadata={"deviceProperties": odd}), 0) == DeviceProperties()
     assert device_properties(Trace().recording(metadata={"deviceProperties": 7}), 0) == DeviceProperties()
 
