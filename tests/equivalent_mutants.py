@@ -124,4 +124,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "at_peak_s += number / peak if peak else 0.0",
         "0.0 -> 0.0",
     ): "twice zero is zero",
+    (
+        "",
+        "lambda x: x.product().elements * x.size(0)),",
+        "0 -> -1",
+    ): "the last input of such a product, its scales, has the type of the first",
 }

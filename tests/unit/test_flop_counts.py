@@ -18,7 +18,7 @@ def square(size: int) -> OpShapes:
 
 def result(trace: Trace, **shapes_of: OpShapes) -> Analysis:
     """The analysis; `shapes_of` by the name of an op without `aten::`."""
-    shapes = shaped_trace.recording_of(trace, {f"aten::{name}": inputs for name, inputs in shapes_of.items()})
+    shapes = shaped_trace.shapes_of(trace, {f"aten::{name}": inputs for name, inputs in shapes_of.items()})
     return analyse(trace.recording(), shapes=shapes)
 
 
@@ -76,11 +76,24 @@ def test_an_op_whose_shapes_do_not_tell_leaves_the_layers_around_it_unknown() ->
 def test_a_kernel_of_a_product_that_no_op_launched_is_unknown() -> None:
     trace = Trace().mark(".", 0, 100).op("custom::thing", 10, 30).kernel("my_gemm_kernel", 40, 70, launched=12)
     trace.op("aten::mm", 50, 60).kernel("cutlass_gemm", 70, 90, launched=52)
-    found = result(trace, mm=square(2))
-    assert [(row.op, row.class_name, row.time_per_step_ns) for row in found.uncounted] == [
-        ("my_gemm_kernel", "gemm", 30)
-    ]
-    assert sum(row.flops_per_step for row in found.flops) == 16
+    for one in (trace, *trace.rotations()):
+        found = result(one, mm=square(2))
+        assert [(row.op, row.class_name, row.time_per_step_ns) for row in found.uncounted] == [
+            ("my_gemm_kernel", "gemm", 30)
+        ]
+        assert sum(row.flops_per_step for row in found.flops) == 16
+
+
+@pytest.mark.parametrize(("ran", "recomputed"), [(False, 0), (True, 16)])
+def test_the_op_at_which_a_recomputation_stopped_does_not_count(ran: bool, recomputed: int) -> None:
+    """It is the last one recomputed, and made nothing: what it would have saved ended it."""
+    trace = Trace().mark("a", 0, 100).op("aten::mm", 10, 40, sequence=1, forward_thread=0)
+    trace.node("MmBackward0", 200, 300, number=1).op("aten::mul", 210, 220, thread=2, sequence=30, forward_thread=0)
+    trace.op("aten::mm", 230, 240, thread=2, sequence=31, forward_thread=0).op("aten::mm", 250, 280, thread=2)
+    if ran:
+        trace.memory(235, 8, address=1, thread=2)
+    found = {(row.layer, row.phase): row.flops_per_step for row in result(trace, mm=square(2)).flops}
+    assert (found["a", "forward"], found["a", "backward"], found.get(("a", "recompute"), 0)) == (16, 16, recomputed)
 
 
 def known(found: Analysis) -> dict[tuple[str, str], tuple[int | None, int | None]]:

@@ -176,6 +176,10 @@ def test_the_backward_of_attention_writes_gradients_of_query_key_and_value() -> 
     mask = value("[True, True, True, False]", "ScalarList")
     efficient = [Q, Q, KV, KV, value(), Q, SUMS, tensor(of=LONG), tensor(of=LONG), value(0), mask, value("False")]
     assert moved("_scaled_dot_product_efficient_attention_backward", *efficient) == (read, Q_BYTES + 2 * KV_BYTES)
+    below = [Q, Q, KV, KV, value(), Q, *nothing, value(16), value(32), SUMS, value(0), *nothing, value(1)]
+    assert moved("_efficient_attention_backward", *below) == (read, Q_BYTES + 2 * KV_BYTES)
+    third = [Q, Q, KV, KV, Q, SUMS, *[value()] * 10, value("True"), *[value()] * 5]
+    assert moved("flash_attn_3::_flash_attn_backward", *third) == (read, Q_BYTES + 2 * KV_BYTES)
 
 
 # --- reductions, softmax, norms, losses ---
@@ -219,6 +223,10 @@ def test_the_backward_of_attention_writes_gradients_of_query_key_and_value() -> 
             4 * (96 + 12), 4 * (96 + 12),
         ),
         ("native_batch_norm", [tensor(2, 3, 4, 4), *[tensor(3)] * 4, value("False")], 4 * 108, 4 * 96),
+        (  # batch, channels, size of an image, groups: a mean and a deviation for each of 2 * 3
+            "native_group_norm", [tensor(2, 6, 4, 4), tensor(6), tensor(6), *map(value, (2, 6, 16, 3, "1e-05"))],
+            4 * (192 + 12), 4 * (192 + 2 * 6),
+        ),
         ("nll_loss_forward", [tensor(32, 128), tensor(32, of=LONG), value(), value(1), value(-100)], 32 * 12, 8),
         (
             "nll_loss_backward",
@@ -278,6 +286,8 @@ def test_an_optimizer_in_one_kernel_reads_all_and_writes_all_but_the_gradients()
     lists = [params, params, params, params, tensors(), steps]
     assert moved("_fused_adamw_", *lists, element_size=4) == (4 * 44 + 8, 3 * 44)
     assert moved("_fused_sgd_", params, params, params, element_size=4) == (3 * 44, 2 * 44)
+    expanded = ([[2, 3], [5]], "TensorList", "", [[0, 1], [1]])  # gradients of 3 and 5 different numbers
+    assert moved("_fused_sgd_", params, expanded, tensors(), element_size=4) == (44 + 32, 44)
 
 
 def test_kernels_over_lists_name_the_size_of_an_element() -> None:
@@ -292,6 +302,14 @@ def test_kernels_over_lists_name_the_size_of_an_element() -> None:
         f"{space}BinaryOpListAlphaFunctor<c10::BFloat16, 2, 2, 0>, std::plus<float>, float>()"
     )
     assert [element_size_of_kernel(name) for name in (cat, adam, foreach, "void other<float>()")] == [2, 4, 2, None]
+
+
+def test_kernels_of_vllm() -> None:
+    slots, quantized = tensor(3, of=LONG), tensor(9, 16, 2, 8, of="c10::Float8_e4m3fn")
+    cached = [tensor(3, 2, 8, of=HALF), tensor(3, 2, 4, of=HALF), quantized, tensor(9, 16, 2, 4, of=HALF), slots]
+    assert moved("_C_cache_ops::reshape_and_cache_flash", *cached) == (2 * 48 + 2 * 24 + 24, 48 + 2 * 24)
+    rotated = [slots, tensor(3, 16, of=HALF), tensor(3, 8, of=HALF), value(8), tensor(100, 8, of=HALF)]
+    assert moved("_C::rotary_embedding", *rotated) == (24 + 96 + 48 + 3 * 8 * 2, 96 + 48)
 
 
 def test_a_fused_kernel_moves_each_tensor_that_it_is_given() -> None:

@@ -61,6 +61,13 @@ def test_what_layers_do_themselves_adds_up_to_the_whole() -> None:
     assert sum(time or 0 for _, time in own) + 100 == 2 * 100 + 3 * 50
 
 
+def test_a_product_of_unknown_size_and_no_known_layer_leaves_the_time_at_the_roof_of_such_unknown() -> None:
+    """It takes 1 ns of 900, so that bytes are known as well as they need to be."""
+    trace = two_layers().node("MmBackward0", 1000, 1900, number=77).op("aten::mm", 1100, 1400, thread=2)
+    (lost,) = analysed(trace.op("aten::bmm", 1500, 1501, thread=2), MM | ADD).unattributed
+    assert (lost.bytes_moved_per_step, lost.roof_time_per_step_ns) == (768, None)
+
+
 def test_numbers_are_those_of_a_step() -> None:
     trace = Trace()
     for step in range(3):

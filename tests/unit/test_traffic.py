@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import shaped_trace
 from profiler_wrapper.analysis.attributed import attributed
 from profiler_wrapper.analysis.work.flops import FlopOps
@@ -16,7 +18,7 @@ def floats(*dims: list[int]) -> OpShapes:
 
 def traffic(trace: Trace, **shapes_of: OpShapes) -> Traffic:
     """`shapes_of` by the name of an op without `aten::`."""
-    shapes = shaped_trace.recording_of(trace, {f"aten::{name}": inputs for name, inputs in shapes_of.items()})
+    shapes = shaped_trace.shapes_of(trace, {f"aten::{name}": inputs for name, inputs in shapes_of.items()})
     found = attributed(trace.recording(), shapes=shapes)
     return Traffic(found, shapes, FlopOps(found, shapes))
 
@@ -156,4 +158,7 @@ def test_indexing_is_told_by_what_it_calls() -> None:
     places = OpShapes(([5], []), ("long int", "ScalarList"), ("", "[5, 1]"))
     found = traffic(trace, index=index, as_strided=viewed, reshape=places)
     assert told(found) == [(320 + 40, 320)]
+    whole = {"index": index, "as_strided": viewed}  # rows of a table of whole numbers, whose view names no places
+    whole = {op: replace(shapes, types=("long int", *shapes.types[1:])) for op, shapes in whole.items()}
+    assert told(traffic(trace, **whole, reshape=places)) == [(640 + 40, 640)]
     assert told(traffic(trace, index=index)) == []
