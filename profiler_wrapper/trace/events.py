@@ -336,8 +336,7 @@ class TraceEvents:
                 return self._up_to(self._data.rindex(b"]", 0, at))
             if isinstance(error, RecursionError):
                 raise self._broken(0, "an event is nested too deeply to be one of a trace") from error
-            near_end = at_end and at >= cut - _NEAR_END_BYTES and "invalid" in str(error)
-            if _is_cut_short(error) or at >= cut or near_end:
+            if at >= cut or _is_cut_short(error, cut + 1 if at_end else None):
                 return None
             cause = f"{_malformed(error)}. A quote inside a name does this; record again."
             raise self._broken(max(0, at), cause) from error
@@ -389,8 +388,7 @@ class TraceEvents:
         try:
             found = self._repairing(head + behind, msgspec.json.decode, place)
         except _DECODE_ERRORS as error:
-            near_end = _error_byte(error) >= len(head) + len(behind) - _NEAR_END_BYTES and "invalid" in str(error)
-            if self.complete and (_is_cut_short(error) or near_end):
+            if self.complete and _is_cut_short(error, len(head) + len(behind)):
                 self._torn("it ends before the closing brace")
                 self._read_metadata()
                 return
@@ -420,8 +418,10 @@ def _malformed(error: Exception) -> str:
     return f"malformed JSON: {_ERROR_BYTE.sub('', str(error)).replace('JSON is malformed:', '').strip()}"
 
 
-def _is_cut_short(error: Exception) -> bool:
-    return "truncated" in str(error)
+def _is_cut_short(error: Exception, size: int | None = None) -> bool:
+    """Whether a value was not yet at its end; with the `size` of data that are the last, a word or number as well."""
+    near_end = size is not None and _error_byte(error) >= size - _NEAR_END_BYTES
+    return "truncated" in str(error) or (near_end and "invalid" in str(error))
 
 
 # --------------------------------------------------------------------------------------------------
