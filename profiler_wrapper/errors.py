@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -66,6 +67,16 @@ def say(text: str, *, on: Literal["stdout", "stderr"] = "stdout") -> None:
         stream.flush()
     except Exception:  # none, closed, its reader gone, its disk full
         return
+
+
+def occupy_closed_streams() -> None:
+    """Open the null device in the place of a closed stdin, stdout or stderr (descriptors 0 to 2).
+
+    A file of ours would get its number else, and torch's C++ prints its warnings on number 2, whatever that is.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
 
 
 def _caller() -> int:

@@ -24,7 +24,7 @@ from profiler_wrapper.capture.owned_tensors import find_optimizers
 from profiler_wrapper.capture.records import RunInfo
 from profiler_wrapper.capture.runinfo import float32_matmul_precision, mesh_of, run_info
 from profiler_wrapper.capture.torch_state import profiler_is_on
-from profiler_wrapper.errors import Notices, WrongUse
+from profiler_wrapper.errors import Notices, WrongUse, occupy_closed_streams
 from profiler_wrapper.monitor.batches import AsyncScalars, Batch, BatchCounter, Batches, Count, Number, value_of
 from profiler_wrapper.monitor.config import MonitorConfig
 from profiler_wrapper.monitor.flop_probe import FlopProbe
@@ -587,6 +587,7 @@ class StepWatch:
         with self._opening:
             if self._opened is None:
                 job = self._job = self._job or Job(self._args, self._notices)
+                occupy_closed_streams()
                 job.open(self._start_time, "" if self._memory is None else self._memory.kind)
                 self._batches = Batches(
                     job.sizes,

@@ -26,7 +26,7 @@ from profiler_wrapper.capture.allocator_history import AllocatorHistory, Snapsho
 from profiler_wrapper.capture.compiled import graph_breaks
 from profiler_wrapper.capture.records import OutOfMemory, RecordedTrace, RunInfo, Window
 from profiler_wrapper.capture.session import safe_name
-from profiler_wrapper.errors import attempt, say, warn
+from profiler_wrapper.errors import attempt, occupy_closed_streams, say, warn
 from profiler_wrapper.result import ProfileResult
 from profiler_wrapper.run.options import Options
 from profiler_wrapper.run.out_of_memory import explain_oom
@@ -99,6 +99,7 @@ class RunPlace:
         """Make the run's directory, unless that was done; where traces are exported to."""
         if self.run is None and self._fallback is None:
             try:
+                occupy_closed_streams()
                 self._open()
             except (OSError, ValueError) as error:  # a NUL in the path is a ValueError
                 self._fallback = tempfile.TemporaryDirectory(prefix="profiler_wrapper_")

@@ -23,7 +23,7 @@ import torch
 
 from profiler_wrapper.capture.records import RunInfo
 from profiler_wrapper.capture.runinfo import run_info
-from profiler_wrapper.errors import Notices, WrongUse
+from profiler_wrapper.errors import Notices, WrongUse, occupy_closed_streams
 from profiler_wrapper.trace.run_directory import RUN_NAME_VARIABLE, given_directory, safe_name
 from profiler_wrapper.trace.spans import TimerFiles, claim_timer_files
 
@@ -520,6 +520,7 @@ class SpanLog:
         """New files, with their header."""
         self._opening = True
         try:
+            occupy_closed_streams()
             files = self.place.claim(owner)
             pair = _Pair(files, LineFile(files.text), LineFile(files.lines))
             self._clock_at = time.perf_counter_ns() + _CLOCK_NS

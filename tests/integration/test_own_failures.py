@@ -20,6 +20,7 @@ import profiler_wrapper as pw
 from models import Case
 from profiler_wrapper.capture import scopes, session
 from profiling import directory_of, profiler, result_of
+from programs import run_script
 from torch_versions import TORCH, since_torch
 from unchanged import fails, nothing_left
 
@@ -151,6 +152,36 @@ def test_a_table_that_cannot_be_printed_costs_nothing_else(
     for directory in (directory_of(prof), directory_of(prof) / "steps_3-3"):
         assert json.loads((directory / "run.json").read_text())["complete"] is True
         assert (directory / "profile_rank_0.log").is_file() and (directory / "result.json").is_file()
+
+
+def test_nothing_that_torch_prints_gets_into_our_files_where_stderr_is_closed(tmp_path: Path) -> None:
+    program = """
+        import os, sys, torch
+        import profiler_wrapper as pw
+
+        os.close(2)
+        model, output_dir = torch.nn.Linear(4, 4), sys.argv[1]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with (
+            pw.ProfilerWrapper(model, output_dir=output_dir, run_name="run", steps="1,4", files="result") as profiler,
+            pw.LayerTimer(model, output_dir=output_dir, run_name="timer") as timer,
+            pw.TrainingMonitor(output_dir + "/monitor", model=model) as monitor,
+        ):
+            for number in range(9):
+                model(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+                timer.step()
+                monitor.log_step(number)
+                try:
+                    os.write(2, b"a warning of torch's C++")
+                except OSError:
+                    pass
+        sys.stdout.write(f"{len(profiler.results)} results")
+    """
+    assert run_script(program, tmp_path).endswith("2 results")
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {"run", "monitor", "timer"} <= {path.relative_to(tmp_path).parts[0] for path in written}
+    assert [path for path in written if b"a warning of torch" in path.read_bytes()] == []
 
 
 def test_what_fails_later_takes_nothing_back(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
