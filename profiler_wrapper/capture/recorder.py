@@ -24,6 +24,7 @@ from profiler_wrapper.capture.torch_state import (
     in_backward,
     in_op,
     is_alive,
+    make_room,
     recorder_is_taken,
 )
 from profiler_wrapper.trace.run_directory import Holding
@@ -416,9 +417,11 @@ class Recorder:
             self._take_down()
             return
         recording = mode is not Mode.IDLE
-        if recording and recorder_is_taken():
-            self._make_room()
-            return
+        if recording:
+            make_room()
+            if recorder_is_taken():
+                self._make_room()
+                return
         # Calls of the model are what counts steps until something better does.
         wants_marks = recording or self.counter.source not in ("prof.step()", "optimizer")
         (self._marks.attach if wants_marks else self._marks.detach)()

@@ -182,6 +182,9 @@ class Session:
 
     `stop()` and `export()` are apart, so that a loop can go on in between. Both have to be called on
     the thread that called `start()`: elsewhere torch stops nothing.
+
+    Args:
+        give_way: ends this session, where a profile that the user asked for wants to record.
     """
 
     def __init__(
@@ -191,7 +194,9 @@ class Session:
         record_shapes: bool = False,
         profile_memory: bool = True,
         with_stack: bool = False,
+        give_way: Callable[[], None] | None = None,
     ) -> None:
+        self._give_way = give_way
         self.record_shapes = record_shapes
         self.problem: str | None = None
         self._thread = threading.get_ident()
@@ -220,7 +225,7 @@ class Session:
         Else what torch raises, with the profiler off.
         """
         self._thread = threading.get_ident()
-        claim_recorder()
+        claim_recorder(self._give_way)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch 2.11 says that events are cleared after each cycle

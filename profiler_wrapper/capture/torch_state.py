@@ -70,26 +70,36 @@ def is_alive(thread: int) -> bool:
     return thread in sys._current_frames()
 
 
-def claim_recorder() -> None:
+def claim_recorder(give_way: Callable[[], None] | None = None) -> None:
     """A session of ours is about to record this thread.
+
+    Args:
+        give_way: ends it, where a profile that the user asked for wants to record.
 
     Raises:
         RuntimeError: one records another thread.
     """
-    global _recorded
+    global _recorded, _give_way
     with _claim:
         if records_elsewhere():
             raise RuntimeError("another thread is being profiled, and torch has one profiler a process")
-        _recorded = os.getpid(), threading.get_ident()
+        _recorded, _give_way = (os.getpid(), threading.get_ident()), give_way
+
+
+def make_room() -> None:
+    """End the session of ours that records this thread, if it is one that gives way."""
+    if records_here() and _give_way is not None:
+        _give_way()
 
 
 def release_recorder() -> None:
     """It has ended."""
-    global _recorded
-    _recorded = 0, 0
+    global _recorded, _give_way
+    _recorded, _give_way = (0, 0), None
 
 
 _recorded = (0, 0)  # process and thread
+_give_way: Callable[[], None] | None = None
 _claim = threading.Lock()
 
 

@@ -144,7 +144,9 @@ class FlopProbe:
             return False
         self._any_begun, self._again, self._left, self._step = True, False, False, step
         self._compilations, self._thread = compilations(), threading.get_ident()
-        session = Session(activities=machine_activities(), record_shapes=True, profile_memory=False)
+        session = Session(
+            activities=machine_activities(), record_shapes=True, profile_memory=False, give_way=self._give_way
+        )
         try:
             session.start()
             self._session = session
@@ -259,8 +261,11 @@ class FlopProbe:
 
     def _give_way(self) -> None:
         self.cancel()
+        self._again = True
         self._notices.warn_once(
-            "gave way", "the FLOPs of a step were not measured, because another torch profiler began within it"
+            "gave way",
+            "the FLOPs of a step were not measured, because another torch profiler began within it; the next ones are "
+            "tried again",
         )
 
     def _root_enters(self, call: RootCall) -> None:

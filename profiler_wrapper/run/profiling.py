@@ -16,6 +16,7 @@ from profiler_wrapper.capture.session import Annotation, Session, machine_activi
 from profiler_wrapper.capture.steps import Mode, OpenPlan, Plan
 from profiler_wrapper.capture.torch_state import (
     in_backward,
+    make_room,
     profiler_is_on,
     recorder_is_taken,
     records_elsewhere,
@@ -123,7 +124,9 @@ class Profiling:
             return
         if self._held and self._recorder is not None and not self._recorder.over:
             self._recorder.begin_entry(entry)
-        elif recorder_is_taken():
+            return
+        make_room()
+        if recorder_is_taken():
             self._mark_only()
         elif entry == 0:
             self._begin(self._options.plan())

@@ -11,7 +11,7 @@ import torch
 
 from models import build, optimizer_of, train_step
 from monitoring import monitoring
-from profiler_wrapper import ProfilerWrapper
+from profiler_wrapper import ProfilerWrapper, ProfilerWrapperWarning
 from profiler_wrapper.capture.session import Session
 from profiler_wrapper.monitor.monitor import TrainingMonitor
 from profiler_wrapper.monitor.records import StepRecord
@@ -102,6 +102,33 @@ def test_steps_that_are_profiled_by_layer_are_marked(
         check(monitor, records, disturbed)
     assert {4, 5} <= disturbed
     assert profiler.result is not None
+
+
+@pytest.mark.parametrize("wrapper_first", [False, True])
+def test_the_measured_step_gives_way_to_a_profile_that_was_asked_for(wrapper_first: bool, tmp_path: Path) -> None:
+    """Whether the block is entered in the step that the monitor records, or its next window begins there."""
+    model = torch.nn.Linear(4, 4)
+    steps = iter(range(100))
+    monitor = TrainingMonitor(tmp_path / "monitor", model=model)
+
+    def train(count: int, profiler: ProfilerWrapper | None) -> None:
+        for _ in range(count):
+            model(torch.ones(2, 4)).sum().backward()
+            if profiler is not None:
+                profiler.step()
+            monitor.log_step(next(steps))
+
+    train(0 if wrapper_first else 1, None)
+    with (
+        pytest.warns(ProfilerWrapperWarning, match="another torch profiler began within it"),
+        ProfilerWrapper(model, output_dir=tmp_path, steps="1,4", files=(), enable_print_summary=False) as profiler,
+    ):
+        train(8, profiler)
+    train(4, None)
+    monitor.close()
+    assert [result.run["timed_steps"] for result in profiler.results] == [[1], [4]]
+    [log] = (tmp_path / "monitor").rglob("perf_steps_*.jsonl")
+    assert '"model_flops":128' in log.read_text()
 
 
 @pytest.mark.parametrize(
