@@ -143,6 +143,8 @@ def attending() -> nn.ModuleDict:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_attention_by_another_name_is_told_by_its_backend(tmp_path: Path) -> None:
     models, x = attending(), torch.randn(1, 128, 64)
+    if TORCH < (2, 11):
+        del models["compiled"]  # torch's own kernel for a CPU corrupts the heap
     if TORCH >= (2, 15):
         del models["library"]  # without gradients it writes no event for a custom op that is called directly
     with torch.no_grad(), pw.ProfilerWrapper(models, output_dir=tmp_path, files=("result",), steps="3-4") as prof:
@@ -159,9 +161,9 @@ def test_attention_by_another_name_is_told_by_its_backend(tmp_path: Path) -> Non
     assert attention == dict.fromkeys(models.keys() - {"compiled"}, 2 * 2 * 4 * 128 * 128 * 16)
     products = {row.layer: row.flops_per_step for row in result.flops if row.class_name == "gemm"}
     assert products.pop("library.qkv", None) == (2 * 128 * 64 * 192 if "library" in models else None)
+    assert products.pop("compiled.qkv", None) == (2 * 128 * 64 * 192 if "compiled" in models else None)
     assert products == {
         "flex.qkv": 2 * 128 * 64 * 192,
-        "compiled.qkv": 2 * 128 * 64 * 192,
         "heads": 2 * 128 * 64 * (192 + 64),
         "encoder": 2 * 128 * 64 * (192 + 64 + 2 * 64),
     }
