@@ -61,25 +61,29 @@ ROOMS = {
     "capture": Room(
         "capture/recorder.py capture/steps.py capture/scopes.py capture/owned_tensors.py capture/layers.py"
         " capture/torch_state.py",
-        "phases scopes scopes_roots scopes_harmless layers steps garbage_marks holdings session saved_tensors",
+        "phases scopes scopes_roots scopes_harmless layers steps garbage_marks holdings session saved_tensors recorder"
+        " pipeline_layers",
     ),
     "timer": Room(
         "timer/*.py",
-        "engine_calls rank_waits span_log timer_device timer_files timer layer_spans layer_spans_odd_steps",
+        "engine_calls rank_waits span_log timer_device timer_files timer layer_spans layer_spans_odd_steps"
+        " monitor_times",
     ),
     "monitor": Room(
         "monitor/*.py",
         "monitor_statistics monitor_gaps monitor_config monitor_parallelism monitor_times monitor_copies"
-        " monitor_breakdown monitor_odd_uses monitor_rates monitor_logs",
+        " monitor_breakdown monitor_odd_uses monitor_rates monitor_logs monitor_carried_flops monitor_shared_files"
+        " monitor_trackers sinks monitor_command",
     ),
     "compare": Room(
         "comparison/*.py",
-        "compare_names noise compare_clock compare_work compare guard",
+        "compare_names noise compare_clock compare_work compare compare_load guard",
     ),
     "ranks": Room(
         "ranks/*.py",
         "rank_scores rank_overlap step_accounting shared_transfers imbalance what_if slow_layers rank_clocks rank_waits"
-        " hidden_waiting rank_results replay_roles straggler_verdicts replay trace_spans ranks_queries",
+        " hidden_waiting rank_results replay_roles straggler_verdicts replay trace_spans ranks_queries"
+        " span_columns span_files ranks_figures ranks_told ranks_text ranks_report_dict",
     ),
 }
 
@@ -206,7 +210,7 @@ class _Finder(ast.NodeVisitor):
         if isinstance(value, bool):
             self._add(node, ast.Constant(not value), f"{value} -> {not value}")
         elif isinstance(value, int | float):
-            others = (value + 1, value - 1) if isinstance(value, int) and value <= _SMALL else (value * 2,)
+            others = (value + 1, value - 1) if isinstance(value, int) and value <= _SMALL else (value * 2 or 1.0,)
             for other in others:
                 self._add(node, ast.Constant(other), f"{value} -> {other}")
 

@@ -14,6 +14,7 @@ from comparables import comparable
 from noisy_recordings import Noise, noisy_run
 from profiler_wrapper.analysis.model import Analysis, Phase
 from profiler_wrapper.comparison.compare import compare
+from profiler_wrapper.comparison.match import differences
 from profiler_wrapper.comparison.model import Comparison
 from profiler_wrapper.comparison.text import compare_csv
 from sample_results import Layer, analysis_of, llama
@@ -203,11 +204,24 @@ def test_unlike_machines_are_said_first() -> None:
     assert compare(base, base).differences == ()
 
 
+def test_what_makes_times_alone_unlike() -> None:
+    one = {"complete": True, "model": "A", "shapes": "1", "phases": ["forward"], "torch": "2.13.0", "world_size": 1}
+    other = {"complete": False, "model": "B", "shapes": "2", "phases": [], "torch": "2.12.0", "world_size": 2}
+    assert len(differences(one, other)) == 6 and not any(found.of_time_only for found in differences(one, other))
+    one = {"time_basis": "cpu", "device": "A", "device_count": 1, "cpu_name": "A", "python": "3.11", "steps": 3}
+    other = {"time_basis": "device", "device": "B", "device_count": 2, "cpu_name": "B", "python": "3.12", "steps": 4}
+    assert len(differences(one, other)) == 6 and all(found.of_time_only for found in differences(one, other))
+
+
 def test_totals_are_those_of_a_step() -> None:
     comparison = compare(llama(4, steps=2), llama(4, steps=4))
     time = comparison.total("device time")
+    assert comparison.to_dict()["totals"][0]["a"] == pytest.approx((time.a or 0) / 1000)
+    assert comparison.to_dict()["totals"][0]["unit"] == "us"
     assert time.a == pytest.approx(llama(4, steps=2).time.total_ns / 2)
     assert time.b == pytest.approx(llama(4, steps=4).time.total_ns / 4)
+    unattributed, coverage = comparison.total("unattributed"), llama(4, steps=2).time.coverage
+    assert unattributed.a == unattributed.b == pytest.approx(1 - coverage)
     with pytest.raises(KeyError):
         comparison.total("weight")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,18 @@ def test_the_text_fits_where_everything_in_it_is_long() -> None:
             assert ("±" in text) == unicode and "with low confidence" in " ".join(text.split())
     head = compare_text(found, width=80).split("per step", 1)[1].splitlines()[0]
     assert head.split() == ["a", "b", "change"]  # words give way before numbers do
+
+
+@pytest.mark.parametrize(("width", "columns"), [(80, 5), (66, 4), (60, 3)])
+def test_no_more_columns_give_way_than_have_to(width: int, columns: int) -> None:
+    text = compare_text(compare(noisy_run(1), noisy_run(2, slower=one_of_the_mlps)), width=width)
+    (total,) = (line for line in text.splitlines() if line.startswith("TOTAL"))
+    assert len(total.replace(" %", "").split()) == columns
+    assert re.search(r"^layers\.\{0\.\.23\}\.mlp +backward ", text, re.MULTILINE)
+
+
+def one_of_the_mlps(layer: str, phase: str, step: int) -> float:
+    return 2.0 if layer == "layers.7.mlp" else 1.0
 
 
 def test_a_baseline_of_results_that_a_hand_broke_is_refused(tmp_path: Path) -> None:

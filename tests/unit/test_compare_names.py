@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.comparison.match import folded_name, like_name, match_layers
+from profiler_wrapper.comparison.match import folded_name, like_name, match_layers, match_names
 from sample_results import Layer, analysis_of
 
 PARTS = {"": "Block", ".self_attn": "Attention", ".mlp": "MLP", ".norm_1": "Norm", ".norm_2": "Norm"}
@@ -59,6 +59,18 @@ def test_a_model_in_another_is_the_part_of_it() -> None:
     matched = match_layers(whole, named("layers", root="Model"))
     assert matched["model"] == "Model"
     assert "ForCausalLM" not in matched
+
+
+def test_where_names_agree_classes_are_not_asked() -> None:
+    """Most names of the smaller side agree, so that two that do not are two layers."""
+    more = [(name, "Late") for name in (f"late_{i}" for i in range(20))]
+    matched = match_layers(named(between=(("head", "Head"),)), named(between=(("scorer", "Head"), *more)))
+    assert "head" not in matched and len(matched) == 16
+
+
+def test_a_prefix_of_most_names_comes_before_one_of_few() -> None:
+    a, b = ["m.a", "m.e", "m.f", "x.a", "x.c", "x.d"], ["m.a", "m.e", "m.f", "m.c", "m.d"]
+    assert match_names(a, b) == {"m.a": "m.a", "m.e": "m.e", "m.f": "m.f", "x.c": "m.c", "x.d": "m.d"}
 
 
 def test_what_data_parallel_wraps_is_the_model() -> None:

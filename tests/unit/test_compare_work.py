@@ -92,6 +92,7 @@ def test_flops_that_one_side_does_not_know_are_no_fewer() -> None:
     assert "% FLOPs" not in compare_text(found)
     assert (found.total("FLOPs").b, found.total("FLOPs").change) == (None, None)
     both = found.total("FLOPs known on both sides")
+    assert all(total.name != both.name for total in compare(one, one).totals)
     assert both.a == both.b == 800 * sum(row.layer != "layers.2.mlp" for row in one.layers)
 
 
@@ -99,6 +100,14 @@ def test_like_layers_with_the_same_other_work_are_one() -> None:
     layers = tuple(f"layers.{i}.attn" for i in range(24))
     (row,) = compare(more_work(noisy_run(1), (), 0, 0), more_work(noisy_run(2), layers, 8, 0)).work
     assert (row.layer, row.delta("flops")) == ("layers.{0..23}.attn", 24 * 8)
+
+
+@pytest.mark.parametrize(("layers", "more"), [(2, ""), (3, " and 1 more")])
+def test_the_verdict_names_two_layers_of_other_work(layers: int, more: str) -> None:
+    changed = ("layers.0.attn", "layers.1.mlp", "layers.2.norm")[:layers]
+    found = compare(more_work(noisy_run(1), (), 0, 0), more_work(noisy_run(2), changed, 100, 0))
+    assert len(found.work) == layers
+    assert found.verdict.endswith(f" FLOPs{more}")
 
 
 def test_the_same_work_is_no_other_work() -> None:

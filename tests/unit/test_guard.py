@@ -185,6 +185,9 @@ def test_ops_that_are_called_more_often_are_named_waits_first() -> None:
     found = check(judged(base, run), "kernels")
     assert [finding.text for finding in found.regressions] == [f"{mlp} (forward): kernels 5 -> 6 (+20 %)"]
     assert found.reason == "more calls a step: +1 aten::item (optimizer), +2 aten::linear (forward)"
+    many = replace(run, operators=tuple(op_row(f"aten::op{i}", "forward", 20 - 2 * i) for i in range(6)))
+    reason = check(judged(base, many), "kernels").reason
+    assert reason.endswith(", +7 aten::op3 (forward), 2 more")
 
 
 def test_one_more_kernel_in_every_step_of_one_layer() -> None:
@@ -216,6 +219,9 @@ def test_several_runs_let_pass_what_varies_among_them() -> None:
     assert not judged(runs, within).regressed
     assert judged(runs, beyond).regressed
     assert check(judged(runs[0], [beyond, runs[0]]), "kernels").status == "ok"  # of several runs, all have to be worse
+    fewer = [with_row(exact(), "model.layers.1.mlp", "forward", self_events=n) for n in (6, 8)]
+    (less,) = (one for one in check(judged(runs, fewer), "kernels").improvements if one.layer)
+    assert (less.before, less.after, less.limit) == (6.0, 4.0, 8.0)  # the nearer ends; each has two steps
 
 
 def test_other_kernels_of_the_same_products_pass() -> None:
@@ -407,6 +413,12 @@ def test_the_spread_between_runs_is_let_pass(
         for seed, side in ((100, before), (200, after))
     ]
     assert (check(judged(*runs), "time").status == "regression") == regressed
+
+
+def test_runs_that_differ_as_a_whole_hide_no_layer() -> None:
+    base = [part_of("", factor, 100 + i, 5) for i, factor in enumerate([1.0, 1.3, 0.8])]
+    found = check(judged(base, part_of("layers.7.", 1.2, 200, 5)), "time")
+    assert "layers.7" in {one.layer for one in found.regressions}
 
 
 # -- the file -------------------------------------------------------------------------------------
