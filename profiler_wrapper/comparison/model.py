@@ -128,7 +128,7 @@ class ChangedLayer:
     layer: str  # may stand for sibling layers: `model.layers.{0..23}.mlp`
     layers: tuple[str, ...]
     phase: Phase | None  # None: no phase alone
-    change: float | None  # relative, of its own time; None: only one side has it
+    change: float | None  # relative, of its self time; None: only one side has it
     error: float | None
     change_ns: float  # per step, without `Comparison.common`
     share: float | None  # of the change of the whole step; None where that is no difference
@@ -184,7 +184,7 @@ class Comparison:
         return self.table()
 
     def table(self, *, rows: int = 20, width: int = 100) -> str:
-        """The verdict, the totals, what changed, and own times per step: at most `rows` of them by `width`."""
+        """The verdict, the totals, what changed, and self times per step: at most `rows` of them by `width`."""
         from profiler_wrapper.comparison.text import compare_text
 
         return compare_text(self, rows=rows, width=width, unicode=unicode_terminal())

@@ -220,7 +220,7 @@ def percent(change: float | None, error: float | None = None) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# The rows of a printed comparison: own times of like layers together, so that they add up. Numbers, no drawing.
+# The rows of a printed comparison: self times of like layers together, so that they add up. Numbers, no drawing.
 
 _FEWEST_FOLDED = 3
 
@@ -296,9 +296,9 @@ _NO_COMMON = 0.0005
 
 
 def compare_text(comparison: Comparison, *, rows: int = 20, width: int = 100, unicode: bool = False) -> str:
-    """The verdict, the totals, what changed, and own times per step, those that changed most first.
+    """The verdict, the totals, what changed, and self times per step, those that changed most first.
 
-    The own times and `(more)` add up to the time of a step.
+    The self times and `(more)` add up to the time of a step.
     """
 
     def wrapped(text: str, indent: str = "") -> str:
@@ -388,7 +388,7 @@ def _table(comparison: Comparison, most: int, width: int, unicode: bool) -> str:
     for label, rows in ((f"({len(rest)} more)", rest), ("TOTAL", every)):
         a, b = sum(row.a_ns or 0.0 for row in rows), sum(row.b_ns or 0.0 for row in rows)
         lines += [_line(label, "", a, b, comparable and label == "TOTAL")] if rows else []
-    header = ("mean own time a step", "phase", "a ms", "b ms", "b - a", "change", "")
+    header = ("mean self time a step", "phase", "a ms", "b ms", "b - a", "change", "")
     others = grid(("", *header[1:]), [("", *line[1:]) for line in lines], left_columns=2).split("\n")
     room = min(_LONGEST_NAME, max(_LEAST_OWN_NAME_WIDTH, width - max(map(cells, others)) - 2))
     lines = [(_end(clean(line[0], unicode=unicode), room), *line[1:]) for line in lines]

@@ -93,7 +93,7 @@ def time_changes(pairs: Sequence[ComparedRow], a: Side, b: Side) -> TimeChanges:
             delta = mean_b - mean_a
             units[key] = UnitChange(None, None, delta, much, delta, much, max(mean_a, mean_b))
         elif (series_a > 0).all() and (series_b > 0).all():
-            # By its own time, so that nothing counts for itself and for what holds it.
+            # By its self time, so that nothing counts for itself and for what holds it.
             own_ns = sum(max(0, row.self_time_ns) for row in (*rows_a, *rows_b))
             series[key] = series_a, series_b, own_ns if len(key.layers) == 1 and key.phase is not None else 0.0
     if not series:

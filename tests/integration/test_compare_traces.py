@@ -71,7 +71,7 @@ def test_the_table_fits_and_adds_up() -> None:
         assert max(map(len, text.splitlines())) <= max(width, 100)
         assert text.isascii()
     lines = comparison().table(rows=5).splitlines()
-    first = next(i for i, line in enumerate(lines) if line.startswith("mean own time a step")) + 2
+    first = next(i for i, line in enumerate(lines) if line.startswith("mean self time a step")) + 2
     last = next(i for i, line in enumerate(lines) if line.startswith("TOTAL"))
     difference = re.compile(r"[+-]\d+\.\d{3}(?!\d)")  # changes in percent have one decimal
     differences = [float(one) for line in lines[first:last] for one in difference.findall(line)]

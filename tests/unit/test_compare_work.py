@@ -151,7 +151,7 @@ def test_what_a_cpu_has_in_common_within_its_noise_is_no_certain_difference() ->
 
 def test_names_that_are_cut_stay_apart() -> None:
     text = compare_text(compare(llama(4), llama(4)), width=80)
-    rows = text.split("mean own time a step", 1)[1].splitlines()[2:]
+    rows = text.split("mean self time a step", 1)[1].splitlines()[2:]
     begins = [row[:40] for row in rows if row.strip()]  # name and phase
     assert len(begins) > 10 and len(set(begins)) == len(begins)
 
@@ -167,7 +167,7 @@ def test_times_of_a_cpu_and_of_a_device_are_not_judged() -> None:
         assert "times are not judged, because they are of a CPU and of a device" in found.verdict
         before, after = ("CPU", "device") if one.time_basis == "cpu" else ("device", "CPU")
         assert re.search(rf"\(a [\d.]+ ms of {before} time a step, b [\d.]+ ms of {after} time\)", found.verdict)
-        assert "%" not in compare_text(found).split("own time", 1)[1]
+        assert "%" not in compare_text(found).split("self time", 1)[1]
 
 
 def test_the_optimizer_is_said_once() -> None:

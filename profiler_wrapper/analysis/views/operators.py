@@ -122,7 +122,7 @@ class _Table:
         return sums
 
     def _class_of_key(self) -> Int64:
-        """The class of most of a key's own time; without any, that of most of its calls.
+        """The class of most of a key's self time; without any, that of most of its calls.
 
         What has no op has none, and views and allocations compute nothing, whatever they are made for.
         """

@@ -209,7 +209,7 @@ class Traffic:
         return counts, known
 
     def _moves_nothing(self) -> Bool:
-        """Ops whose own time on a CPU is no work on memory: views, autograd nodes, what is known to only call others.
+        """Ops whose self time on a CPU is no work on memory: views, autograd nodes, what is known to only call others.
 
         Not the call of a compiled graph, whose generated kernels are no events, nor an unknown op that calls known
         ones: it may do work beside.

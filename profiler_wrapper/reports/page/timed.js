@@ -13,7 +13,7 @@
  *   page.timedColumns(data, rows, per)   the columns of these times; the one to sort by first
  */
 (function () {
-  const CLOSE = 0.9; // of its layers' own time an op takes at least so much: then no part is wrong by more than the rest
+  const CLOSE = 0.9; // of its layers' self time an op takes at least so much: then no part is wrong by more than the rest
   const MOST_ROWS = 200; // of which a result holds the longest: where there are as many, some may be missing
 
   page.shapesAreTimed = data => Boolean(data.summary && data.summary.comparable && data.summary.comparable.shapes_in_timed_steps);
