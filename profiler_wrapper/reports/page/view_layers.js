@@ -39,7 +39,7 @@
     page.note(section, `${basis}, ${per}. A row holds everything below it; rows without indentation add up to the total.`);
     const own = page.segments(null, [
       ["total", "With layers below", "A layer's time with everything inside it"],
-      ["self", "Own only", "Time whose innermost layer this is: what adds up over all layers"],
+      ["self", "Self only", "Time whose innermost layer this is: what adds up over all layers"],
     ], "total", id => redraw(data, id === "self"));
     const sets = page.segments(null, [["main", "Main"], ["time", "Time"], ["work", "FLOPs"], ["memory", "Memory"]], "main", id => {
       state.set = id;
