@@ -129,4 +129,34 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "lambda x: x.product().elements * x.size(0)),",
         "0 -> -1",
     ): "the last input of such a product, its scales, has the type of the first",
+    (
+        "Baseline.renamed_like",
+        'names = shown_names(self.results[0], other.results[0], "run")',
+        "0 -> -1",
+    ): "the runs of one side have the same layers",
+    (
+        "_is_worse",
+        'one, other = (max(SLOWER_BACKENDS.get(name, 0) for name in side.split(" + ")) for side in (before, after))',
+        "0 -> -1",
+    ): "all slow backends have a number above both",
+    (
+        "_totals",
+        "if same_basis and all(len(one) >= FEWEST_STEPS and (one > 0).all() for one in times):",
+        "0 -> 1",
+    ): "no step takes one nanosecond",
+    (
+        "_within_rank",
+        "same = [first + index for index in computes if operations[index].role.direction == direction]",
+        "== -> !=",
+    ): "there are two directions, and each has its turn",
+    (
+        "_columns",
+        'largest = max((row["peak_bytes"] or 0 for row in rows), default=0)',
+        "0 -> 1",
+    ): "one byte is no GiB either",
+    (
+        "_outlier_layers",
+        "stage=int(ideal.own.stages[0]),",
+        "0 -> -1",
+    ): "all ranks have one stage there",
 }

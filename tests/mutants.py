@@ -83,7 +83,7 @@ ROOMS = {
         "ranks/*.py",
         "rank_scores rank_overlap step_accounting shared_transfers imbalance what_if slow_layers rank_clocks rank_waits"
         " hidden_waiting rank_results replay_roles straggler_verdicts replay trace_spans ranks_queries"
-        " span_columns span_files ranks_figures ranks_told ranks_text ranks_report_dict",
+        " span_columns span_files ranks_figures ranks_told ranks_text ranks_report_dict ranks_trace",
     ),
 }
 

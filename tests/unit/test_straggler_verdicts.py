@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from profiler_wrapper.ranks.model import Arrivals, SelfTimes, Verdict
+from profiler_wrapper.ranks.model import Arrivals, Replay, SelfTimes, Verdict
 from profiler_wrapper.ranks.stragglers import diagnose
 from profiler_wrapper.ranks.times import account, score
 from simulated_jobs import QUIET, Noise, layer_times, simulated
@@ -69,6 +69,32 @@ def test_stages_that_are_alike(ranks: int, stages: int) -> None:
 def test_a_slow_rank_of_a_stage_is_no_slow_stage() -> None:
     found = [answer(diagnose(simulated("forward", seed=seed, ranks=8, stages=2, rank=seed % 8))) for seed in SEEDS]
     assert np.mean([one == ("rank", "forward", seed % 8) for seed, one in zip(SEEDS, found, strict=True)]) >= 0.95
+
+
+@pytest.mark.parametrize(("cause", "where", "share"), [("stage", {"stage": 1}, 0.7), ("forward", {"rank": 3}, 0.6)])
+def test_a_job_with_stages_has_the_shares_of_its_replay(cause: str, where: dict[str, int], share: float) -> None:
+    own = simulated(cause, seed=1, ranks=8, stages=2, **where)
+    shares = np.full(8, 0.1)
+    shares[3] = 0.6
+    replay = Replay(
+        recorded_ns=1.4e9,
+        total_ns=1.3e9,
+        ideal_ns=1e9,
+        slowdown=1.3,
+        ms=0.7,
+        mw=0.6,
+        slowest_ranks=(3,),
+        ranks=np.arange(8),
+        stages=np.arange(2),
+        share_of_rank=shares,
+        share_of_stage=np.array([0.05, 0.7]),
+        slowdown_of_stage=np.array([1.0, 1.2]),
+        steps=10,
+    )
+    verdict = diagnose(own, replay=replay)
+    assert (verdict.verdict, verdict.share) == ("stage" if cause == "stage" else "rank", share)
+    assert verdict.lost_ns == pytest.approx(share * 0.3e9 / 10)
+    assert (verdict.step_ns, verdict.ideal_ns) == (1.3e8, 1e8)
 
 
 def test_two_slow_ranks_are_found_together() -> None:
