@@ -1,7 +1,7 @@
 """Which small changes of the code no test notices: `python tests/mutants.py [ROOM ...] [--seed N] [--count N]`.
 
 Draws mutants of each room's files (a comparison, a sign, a constant, a condition, an early return changed), applies
-each alone to a copy of the package, runs the room's fast unit tests until the first fails, and prints those that
+each alone to a copy of the package, runs the room's fast tests until the first fails, and prints those that
 survive. A survivor is a case no test tells from the right one, or an equivalent mutant: `equivalent_mutants.py` lists
 these by function and line of source, so that files can be moved.
 
@@ -37,6 +37,7 @@ class Room(NamedTuple):
 
     files: str
     tests: str  # tests/unit/test_<name>.py
+    goldens: tuple[str, ...] = ()  # groups of golden_outputs.py, after these
 
 
 ROOMS = {
@@ -67,23 +68,26 @@ ROOMS = {
     "timer": Room(
         "timer/*.py",
         "engine_calls rank_waits span_log timer_device timer_files timer layer_spans layer_spans_odd_steps"
-        " monitor_times",
+        " monitor_times monitor_breakdown monitor_odd_uses",
     ),
     "monitor": Room(
         "monitor/*.py",
         "monitor_statistics monitor_gaps monitor_config monitor_parallelism monitor_times monitor_copies"
         " monitor_breakdown monitor_odd_uses monitor_rates monitor_logs monitor_carried_flops monitor_shared_files"
         " monitor_trackers sinks monitor_command",
+        ("monitor",),
     ),
     "compare": Room(
         "comparison/*.py",
         "compare_names noise compare_clock compare_work compare compare_load guard",
+        ("compare", "guard"),
     ),
     "ranks": Room(
         "ranks/*.py",
         "rank_scores rank_overlap step_accounting shared_transfers imbalance what_if slow_layers rank_clocks rank_waits"
         " hidden_waiting rank_results replay_roles straggler_verdicts replay trace_spans ranks_queries"
         " span_columns span_files ranks_figures ranks_told ranks_text ranks_report_dict ranks_trace",
+        ("ranks small", "ranks simulated", "ranks pipelines"),
     ),
 }
 
@@ -314,6 +318,8 @@ def check_room(name: str, copy: Path, *, seed: int, count: int, files: str | Non
     paths = sorted({path for pattern in (files or room.files).split() for path in package.glob(pattern)})
     named = [copy / "tests" / "unit" / f"test_{test}.py" for test in (tests or room.tests).split()]
     there = [str(test) for test in named if test.exists()]
+    golden = copy / "tests" / "integration" / "test_golden_outputs.py"
+    there += [f"{golden}::test_outputs_are_as_they_were[{group}]" for group in room.goldens if tests is None]
     log = copy.parent / f"{name}.log"
     outcome, seconds = run_tests(copy, there, limit_s=600, log=log)
     if outcome != "passed":

@@ -56,8 +56,10 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.Monk
     assert path.read_bytes() == b"first\n"
     left = 100
     lines.append(b"third\n")
+    monkeypatch.setattr(lines, "_write", lambda data: write(data[:2]))  # a disk that takes it bit by bit
+    lines.append(b"fourth\n")
     lines.close()
-    assert path.read_bytes() == b"first\nthird\n"
+    assert path.read_bytes() == b"first\nthird\nfourth\n"
 
 
 def test_device_times_are_filled_in_where_their_lines_are(log: SpanLog, tmp_path: Path) -> None:

@@ -253,7 +253,10 @@ def test_wrong_arguments_are_said_at_once(tmp_path: Path, wrong: dict[str, Any])
 def test_a_failure_of_ours_is_one_warning_and_the_program_goes_on(
     timer: Timer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    failed = []
+
     def fail(*_: object) -> None:
+        failed.append(1)
         raise ZeroDivisionError("ours")
 
     monkeypatch.setattr(SpanRecorder, "_end", fail)
@@ -269,6 +272,7 @@ def test_a_failure_of_ours_is_one_warning_and_the_program_goes_on(
 
     (message,) = warned(use)
     assert "the timer is off" in message and "ours" in message
+    assert len(failed) == 1  # it is off
 
 
 # --- blocks and functions ---
