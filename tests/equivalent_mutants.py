@@ -159,4 +159,28 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "stage=int(ideal.own.stages[0]),",
         "0 -> -1",
     ): "all ranks have one stage there",
+    ("LayerWatch.close", "self._closed = True", "True -> False"): "each of its users closes it once",
+    (
+        "Breakdown._enter",
+        "return False",
+        "False -> True",
+    ): "the step's parts are given up: leaving one does nothing",
+    (
+        "SpanLog.look",
+        "if first or (not self.owner.known and has_process_group()):  # type: ignore[union-attr]",
+        "and -> or",
+    ): _ONLY_SPEED,
+    (
+        "SpanLog.look",
+        "self.look_at = now + (_KNOWN_LOOK_NS if self.owner is not None and self.owner.known else _LOOK_NS)",
+        "+ -> -",
+    ): _ONLY_SPEED,
+    ("SpanLog.look", "if first:", "early return dropped"): _ONLY_SPEED,
+    ("SeenStep", "stages: int = 1", "1 -> 2"): "a default that its one maker leaves to nobody",
+    (
+        "_names_above",
+        'return (".".join(parts[:count]) for count in range(1, len(parts)))',
+        "1 -> 0",
+    ): "no layer that is timed is named by nothing",
+    ("_write_step", "if now >= log.look_at:", ">= -> >"): "a nanosecond later is as good",
 }

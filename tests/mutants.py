@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from equivalent_mutants import EQUIVALENT
+from shared_traces import TRACES
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -87,7 +88,7 @@ ROOMS = {
         "rank_scores rank_overlap step_accounting shared_transfers imbalance what_if slow_layers rank_clocks rank_waits"
         " hidden_waiting rank_results replay_roles straggler_verdicts replay trace_spans ranks_queries"
         " span_columns span_files ranks_figures ranks_told ranks_text ranks_report_dict ranks_trace",
-        ("ranks small", "ranks simulated", "ranks pipelines"),
+        ("ranks small", "ranks simulated", "ranks pipelines", "ranks traces"),
     ),
 }
 
@@ -360,6 +361,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
         shutil.copytree(REPOSITORY, copy, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+        if TRACES.is_dir():
+            (copy.parent / TRACES.parent.name).symlink_to(TRACES.parent)
         compileall.compile_dir(copy / "profiler_wrapper", quiet=1)
         for name in asked.rooms or ROOMS:
             rows.append(

@@ -23,6 +23,7 @@ from profiler_wrapper.errors import ProfilerWrapperWarning, WrongUse
 from profiler_wrapper.timer import layer_spans
 from profiler_wrapper.timer.layer_spans import TimedModules
 from profiler_wrapper.timer.layer_timer import LayerTimer
+from programs import warned
 from unchanged import Boom, hooks_of, ours_in_the_way
 
 X = torch.ones(2, 4)
@@ -471,6 +472,19 @@ def test_so_many_spans_of_a_step_and_no_more(tmp_path: Path, monkeypatch: pytest
             model(X)
         layers.step()
     assert sum("layer" in row for row in rows_of(tmp_path)) == 12
+
+
+@pytest.mark.parametrize("most", [11, 12])
+def test_the_first_span_too_many_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr(layer_spans, "MOST_NOTED", most)
+    model = Stack(Time(), 1)
+
+    def run() -> None:
+        with torch.no_grad(), timing(model, tmp_path):
+            for _ in range(4):  # three layers each
+                model(X)
+
+    assert len(warned(run)) == 12 - most
 
 
 def test_a_failure_is_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
