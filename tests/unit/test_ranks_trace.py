@@ -13,11 +13,13 @@ import pytest
 
 pytest.importorskip("duckdb")
 
+import rank_spans
 from profiler_wrapper.ranks.database import Database
 from profiler_wrapper.ranks.load import open_ranks
 from profiler_wrapper.ranks.model import RanksReport
 from profiler_wrapper.ranks.timeline import drawn_steps, lane_spans, write_ranks_trace
 from small_rank_jobs import HOSTILE, MS, START_NS, STEPS, write_job
+from span_tables import span
 
 Job = tuple[Database, RanksReport]
 
@@ -134,6 +136,18 @@ def test_clocks_are_aligned(tmp_path: Path) -> None:
     assert all(np.ptp(list(of_step.values())) < 10 for of_step in ends.values()), "in microseconds"
     begins = [int(spans["start_ns"][spans["rank"] == rank].min()) for rank in (0, 1)]
     assert abs(begins[1] - begins[0]) < 10_000
+
+
+def test_what_overlaps_within_another_has_a_lane_of_its_own(tmp_path: Path) -> None:
+    rows = rank_spans.job(ranks=2, steps=4)
+    for name, start_ms in (("early", 1), ("late", 3)):
+        rows += [span(rank, 1, "other", rank_spans.STEP_NS + start_ms * MS, 4 * MS, name=name) for rank in range(2)]
+    rank_spans.write_logs(tmp_path, rows, ranks=2)
+    with open_ranks(tmp_path) as (loaded, report):
+        spans = spans_of(written(report, loaded.database, tmp_path))
+    nests(spans)
+    lanes = {one["name"]: one["tid"] for one in spans if one["pid"] == 0}
+    assert lanes["late"] not in (lanes["early"], lanes["forward"])
 
 
 def test_hostile_names_are_written(tmp_path: Path) -> None:
