@@ -183,4 +183,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "1 -> 0",
     ): "no layer that is timed is named by nothing",
     ("_write_step", "if now >= log.look_at:", ">= -> >"): "a nanosecond later is as good",
+    ("SessionSequence._export", "self._parts += 1", "1 -> 2"): "a name of a file that is moved before anybody sees it",
+    ("SessionSequence.__init__", "self._parts = 0", "0 -> -1"): "a name of a file that is moved before anybody sees it",
+    (
+        "numbered_from",
+        "if start is not None and start > 0:",
+        "> -> >=",
+    ): "a list that one name numbers from 0 is numbered so by all",
 }

@@ -338,6 +338,31 @@ def test_a_subclass_has_the_memory_of_what_it_wraps_and_no_op_runs() -> None:
     listing = Listing()
     listing.add(Wrapping(inner), "params", "weight")
     assert listing.holding().tensors == {"cpu": ((inner.data_ptr(), 20, "params", "weight"),)}
+    assert [listing.name_of(one) for one in (inner, Wrapping(inner), torch.zeros(5))] == ["weight", "weight", None]
+
+
+def test_without_an_optimizer_none_may_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Net()
+    objects: list[object] = [model]
+    monkeypatch.setattr(gc, "get_objects", lambda: objects)
+    assert not holdings_module.may_come(model.parameters())
+    objects.append(torch.optim.SGD(model.parameters(), lr=0.1))
+    assert holdings_module.may_come(model.parameters())
+
+
+def test_hooks_that_are_removed_within_a_step_are_silent_at_once() -> None:
+    told: list[str] = []
+    steps = OptimizerSteps(before=lambda _: told.append("before"), after=lambda _: told.append("after"))
+
+    class Removes(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            steps.remove()
+            return super().step(closure)
+
+    optimizer = Removes(Net().parameters(), lr=0.1)
+    optimizer.step()
+    steps.remove()
+    assert told == ["before"]
 
 
 def test_what_has_no_memory_is_left_out() -> None:

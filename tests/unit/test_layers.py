@@ -57,6 +57,15 @@ def blocks(model: nn.Module) -> list[str]:
     return [layer.mark.path for layer in name_layers(root) if layer.mark.kind == "block"]
 
 
+def test_like_parts_that_are_in_no_list_are_no_blocks() -> None:
+    class Towers(Runs):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = Mlp(), Mlp()
+
+    assert blocks(Towers()) == []
+
+
 def test_auto_is_all_but_what_is_deeper_than_one_level_in_a_block() -> None:
     expected = [".", "embed", *(f"layers.{k}{row}" for k in (0, 1) for row in BLOCK_ROWS), "head"]
     assert rows(Net(nn.ModuleList([TinyBlock(), TinyBlock()]))) == expected

@@ -265,6 +265,7 @@ def test_the_training_log_is_whole_after_each_row_and_at_the_end(tmp_path: Path)
         (1, 10, 14.5),
         (2, 6, 22.5),
     ]
+    assert [(epoch["samples"], epoch["tokens"]) for epoch in log["epoch_logs"]] == [(18, 90), (20, 100), (12, 60)]
     assert log["total_training_time"] == 325.0
 
 

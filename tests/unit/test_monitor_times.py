@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,18 @@ def test_a_step_is_told_when_the_device_has_come_to_its_end_and_in_order(tmp_pat
     assert [record.step for record in records] == [0, 1, 2, 3]
     assert records[0].memory_bytes == 3 << 30
     assert records[0].peak_memory_bytes == 5 << 30
+
+
+def test_closing_waits_a_moment_for_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps_module, "CLOSING_WAIT_S", 30.0)
+    device = Device()
+    with monitoring(tmp_path, device=device) as (monitor, records):
+        monitor.start_step()
+        device.work(30.0)
+        monitor.end_step()
+        threading.Timer(0.05, device.catch_up).start()
+        monitor.close()
+        assert [record.step_time_s for record in records] == [0.030]
 
 
 def test_numbers_on_the_device_are_read_when_they_are_there(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -65,10 +67,23 @@ def test_what_is_not_installed_is_one_warning_with_what_to_do(
     assert f"pip install {sink.name}" in message
 
 
+def test_what_the_user_logged_of_later_steps_is_not_gone_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """W&B refuses a step before the one that its run has come to: the numbers then go with that one."""
+    logged: list[dict[str, Any]] = []
+    run = SimpleNamespace(step=3, log=lambda values, **how: logged.append(how))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=run))
+    sinks = Sinks([Wandb()], Session(log_interval=1))
+    write_steps(sinks)
+    sinks.close()
+    assert logged == [{"commit": False}, {"commit": False}, {"step": 3}, {"step": 4}]
+
+
 # One process for all: W&B takes seconds to start its service.
 WANDB = """
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 directory = Path(sys.argv[1])
 os.environ.update(WANDB_SILENT="true", WANDB_MODE="offline", WANDB_DIR=str(directory))

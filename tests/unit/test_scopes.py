@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.autograd import profiler as autograd_profiler
 
 from mark_tape import PLAIN_CALL, Net, Tape, X
 
@@ -42,6 +43,15 @@ def test_after_detach_nothing_is_left(tape: Tape, attach: Any) -> None:
     entered = len(tape.entered)
     model(X)
     assert len(tape.entered) == entered
+
+
+def test_what_is_patched_goes_with_the_last_that_listens(attach: Any) -> None:
+    plain = autograd_profiler.profile.__exit__
+    one, other = attach(Net(1)), attach(Net(1))
+    one.detach()
+    assert nn.Module.__call__ is not PLAIN_CALL and autograd_profiler.profile.__exit__ is not plain
+    other.detach()
+    assert nn.Module.__call__ is PLAIN_CALL and autograd_profiler.profile.__exit__ is plain
 
 
 def test_attach_again(tape: Tape, attach: Any) -> None:
