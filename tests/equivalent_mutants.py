@@ -190,4 +190,28 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if start is not None and start > 0:",
         "> -> >=",
     ): "a list that one name numbers from 0 is numbered so by all",
+    ("Recorder._take_down", "actions.insert(0, self._steps_hook.remove)", "0 -> 1"): "each action is for itself",
+    ("_let_stack_tracer_see_the_original", "_seen_by_tracer = True", "True -> False"): _ONLY_SPEED,
+    (
+        "",
+        "_in_place = False  # whether ours is `Module.__call__`, or under somebody's who patched it later",
+        "False -> True",
+    ): "that the original is in place is asked beside it",
+    (
+        "_of_parts",
+        'behind = (parts.get("backward", 0.0) + parts.get("recompute", 0.0)) / whole',
+        "0.0 -> 1.0",
+    ): "a nanosecond of a step",
+    (
+        "_verdict_dict",
+        'found["differ_ms_per_step"] = None if step is None or ideal is None else max(0.0, step - ideal)',
+        "or -> and",
+    ): "both are known, or neither",
+    (
+        "_processes",
+        'yield _named("process_sort_index", rank, 0, sort_index=place)',
+        "0 -> 1",
+    ): "what is said of a process has no thread",
+    ("_Session.add", "if not len(listing):", "early return dropped"): "a moment without tensors tells nothing",
+    ("FlopProbe.__init__", "self._thread = 0", "0 -> 1"): "a default that is replaced before anybody reads it",
 }

@@ -37,7 +37,7 @@ class Room(NamedTuple):
     """What is mutated (patterns below `profiler_wrapper/`), and the tests that should notice, the fastest first."""
 
     files: str
-    tests: str  # tests/unit/test_<name>.py
+    tests: str  # tests/unit/test_<name>.py, or in tests/integration
     goldens: tuple[str, ...] = ()  # groups of golden_outputs.py, after these
 
 
@@ -64,7 +64,7 @@ ROOMS = {
         "capture/recorder.py capture/steps.py capture/scopes.py capture/owned_tensors.py capture/layers.py"
         " capture/torch_state.py",
         "phases scopes scopes_roots scopes_harmless layers steps garbage_marks holdings session saved_tensors recorder"
-        " pipeline_layers",
+        " pipeline_layers marking held_memory own_failures other_profilers unusual_loops",
     ),
     "timer": Room(
         "timer/*.py",
@@ -75,7 +75,7 @@ ROOMS = {
         "monitor/*.py",
         "monitor_statistics monitor_gaps monitor_config monitor_parallelism monitor_times monitor_copies"
         " monitor_breakdown monitor_odd_uses monitor_rates monitor_logs monitor_carried_flops monitor_shared_files"
-        " monitor_trackers sinks monitor_command",
+        " monitor_trackers sinks monitor_command monitor_beside_profilers",
         ("monitor",),
     ),
     "compare": Room(
@@ -317,8 +317,12 @@ def check_room(name: str, copy: Path, *, seed: int, count: int, files: str | Non
     room = ROOMS[name]
     package = copy / "profiler_wrapper"
     paths = sorted({path for pattern in (files or room.files).split() for path in package.glob(pattern)})
-    named = [copy / "tests" / "unit" / f"test_{test}.py" for test in (tests or room.tests).split()]
-    there = [str(test) for test in named if test.exists()]
+    there = [
+        str(path)
+        for test in (tests or room.tests).split()
+        for folder in ("unit", "integration")
+        if (path := copy / "tests" / folder / f"test_{test}.py").exists()
+    ]
     golden = copy / "tests" / "integration" / "test_golden_outputs.py"
     there += [f"{golden}::test_outputs_are_as_they_were[{group}]" for group in room.goldens if tests is None]
     log = copy.parent / f"{name}.log"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from torch import nn
 
-from profiler_wrapper.capture.layers import RootLabels, Selection, find_roots, name_layers
+from profiler_wrapper.capture.layers import RootLabels, Selection, all_parameters, find_roots, find_stages, name_layers
 from profiler_wrapper.errors import WrongUse
 
 
@@ -55,6 +56,18 @@ def rows(model: object, select: Selection = "auto") -> list[str]:
 def blocks(model: nn.Module) -> list[str]:
     (root,) = find_roots(model)
     return [layer.mark.path for layer in name_layers(root) if layer.mark.kind == "block"]
+
+
+def test_what_only_looks_like_a_stage_of_a_pipeline_is_none() -> None:
+    stage = SimpleNamespace(stage_index=1, submod=Mlp(), group_rank=0)
+    assert [one.module for one in find_stages(stage)] == [stage.submod]
+    assert find_stages(SimpleNamespace(stage_index=1)) == find_stages(SimpleNamespace(submod=Mlp())) == ()
+
+
+def test_all_parameters_are_those_of_the_model_each_once() -> None:
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2))
+    model[1].weight = model[0].weight
+    assert [id(one) for one in all_parameters(model)] == [id(one) for one in model.parameters()]
 
 
 def test_like_parts_that_are_in_no_list_are_no_blocks() -> None:

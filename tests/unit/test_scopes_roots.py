@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mark_tape import Block, Net, Tape, X
+from profiler_wrapper.capture import torch_state
 from profiler_wrapper.capture.scopes import FirstCall, RootCall
 
 
@@ -33,6 +36,35 @@ def test_the_first_module_called_stays_the_first_while_other_threads_call() -> N
     for module in modules:  # the second call had begun when the first one ended the listening
         first.open_call(module, (), {})
     assert first.module is modules[0]
+
+
+def test_a_wrapper_that_comes_later_is_the_model_that_it_holds(tape: Tape, attach: Any) -> None:
+    model = Net(1)
+    scopes = attach(model, layers=0)
+    model(X)
+    nn.DataParallel(model)(X)
+    assert tape.entered == [".", "."] and tape.roots == ["Net#0", "Net#0"]
+    assert not scopes.warnings
+
+
+def test_a_session_of_another_thread_has_the_recorder() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def record() -> None:
+        torch_state.claim_recorder()
+        begun.set()
+        go_on.wait(30)
+        torch_state.release_recorder()
+
+    thread = threading.Thread(target=record)
+    thread.start()
+    begun.wait(30)
+    assert torch_state.recorder_is_taken() and torch_state.records_elsewhere() and not torch_state.records_here()
+    with pytest.raises(RuntimeError, match="another thread"):
+        torch_state.claim_recorder()
+    go_on.set()
+    thread.join()
+    assert not torch_state.recorder_is_taken()
 
 
 def test_a_recomputed_root_is_no_call_of_its_own(tape: Tape, attach: Any) -> None:

@@ -168,6 +168,13 @@ def test_places_that_are_no_numbers_are_not_known(tmp_path: Path) -> None:
     assert [(row["stage"], row["dp"], row["world_size"]) for row in ranks] == [(0, None, None)]
 
 
+def test_the_job_has_as_many_ranks_as_any_row_says(tmp_path: Path) -> None:
+    rows = ["0,0,forward,1,2,", "1,0,forward,1,2,4"]
+    path = write_csv(tmp_path / "a.csv", "rank,step,name,start_ns,duration_ns,world_size", *rows)
+    with open_database(memory_bytes=100 << 20, threads=1) as database:
+        assert [gap.rank for gap in read_table(database, path, {}).missing] == [2, 3]
+
+
 def test_what_lies_within_another_span_has_a_depth(tmp_path: Path) -> None:
     rows = ["0,0,step,0,100", "0,0,forward,0,50", "0,0,mlp_forward,10,20", "0,0,backward,50,50", "0,0,gc,50,0"]
     path = write_csv(tmp_path / "a.csv", "rank,step,name,start_ns,duration_ns", *rows)

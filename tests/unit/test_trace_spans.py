@@ -131,6 +131,15 @@ def test_a_block_within_a_layer_is_the_layers() -> None:
     assert phases(trace) == [("forward", 2, 12)]
 
 
+def test_layers_have_rows_down_to_one_level_in_a_block_and_each_call_has_one() -> None:
+    trace = Trace().annotation("ProfilerStep#0", 0, 100 * MS).mark(".", 2 * MS, 60 * MS)
+    trace.mark("layers.0", 3 * MS, 30 * MS, kind="block").mark("layers.0.mlp", 4 * MS, 20 * MS)
+    trace.mark("layers.0.mlp.up", 5 * MS, 15 * MS).mark("layers.0.mlp", 6 * MS, 14 * MS)  # calls itself
+    trace.op("aten::mm", 7 * MS, 13 * MS, sequence=1)
+    found = [(row.layer, row.kind, row.duration_ns // MS) for row in rows_of(trace) if row.layer is not None]
+    assert sorted(found) == [("Net", "forward", 58), ("layers.0", "forward", 27), ("layers.0.mlp", "forward", 16)]
+
+
 def test_garbage_is_told_wherever_it_is_collected() -> None:
     trace = step().annotation(GARBAGE, 5 * MS, 8 * MS).annotation(GARBAGE, 50 * MS, 70 * MS)
     found = [row for row in rows_of(trace) if row.kind == "gc"]
