@@ -190,8 +190,7 @@ def test_optimizers_that_step_within_backward(tmp_path: Path) -> None:
         optimizers[parameter].step()  # type: ignore[index]
         optimizers[parameter].zero_grad()  # type: ignore[index]
 
-    for parameter in optimizers:
-        parameter.register_post_accumulate_grad_hook(step)
+    hooks = [parameter.register_post_accumulate_grad_hook(step) for parameter in optimizers]
     with profiler(case, tmp_path, **ONE_SESSION) as prof:
         for seed in range(2):
             case.loss(case.model, case.batch(seed)).backward()
@@ -200,6 +199,8 @@ def test_optimizers_that_step_within_backward(tmp_path: Path) -> None:
     assert sum(len(of(one, "grads")) for one in between) == 2 * len(optimizers)
     assert all(len(of(one, "grads")) <= 1 for one in between)
     assert sums(end)["os_state"] == bytes_of([one for optimizer in optimizers.values() for one in state_of(optimizer)])
+    for hook in hooks:  # else the optimizers live on: torch holds what the hooks hold, out of sight of the collector
+        hook.remove()
 
 
 class HandMade:
