@@ -214,4 +214,12 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "what is said of a process has no thread",
     ("_Session.add", "if not len(listing):", "early return dropped"): "a moment without tensors tells nothing",
     ("FlopProbe.__init__", "self._thread = 0", "0 -> 1"): "a default that is replaced before anybody reads it",
+    ("SpanRecorder._drop_left_open", "if len(stack) > _MOST_OPEN:", "> -> >="): "asked where more are open",
+    ("", "_PAUSE_S = 0.001", "0.001 -> 0.002"): "how soon it is looked again",
+    (
+        "FlopProbe.begin",
+        "activities=machine_activities(), record_shapes=True, profile_memory=False, give_way=self._give_way",
+        "False -> True",
+    ): "what is allocated is recorded, and not counted",
+    ("_Point", "step: int = 0  # that begins here", "0 -> -1"): "the default of a step's end, which nobody reads",
 }

@@ -58,6 +58,7 @@ def test_each_block_has_what_it_took(tmp_path: Path, time: Time) -> None:
             time.device.catch_up()
     assert hooks_of(model) == hooks
     rows = rows_of(tmp_path)
+    assert all(row["thread"] for row in rows)
     for step in (0, 1):
         assert milliseconds(rows, step=step) == EXPECTED
         phases = {row["name"]: row for row in rows if row["depth"] == 0 and row["step"] == step}

@@ -107,6 +107,16 @@ def test_each_part_is_what_it_took(tmp_path: Path, clock: Clock | Device, model_
     }
 
 
+def test_a_step_whose_begin_nobody_saw_has_no_parts(tmp_path: Path) -> None:
+    clock = Clock()
+    model = Timed(clock)
+    with watched(tmp_path, clock, model=model) as (monitor, records):
+        for number in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+            monitor.log_step(number)
+    assert [record.breakdown_s is None for record in records] == [True, False]
+
+
 def test_micro_batches_add_up(tmp_path: Path, clock: Clock | Device) -> None:
     model = Timed(clock)
     optimizer = optimizer_of(model)

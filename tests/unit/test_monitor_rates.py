@@ -22,6 +22,7 @@ from profiler_wrapper.config_flops import model_flops as model_flops_module
 from profiler_wrapper.config_flops.model_flops import model_flops
 from profiler_wrapper.errors import Notices, ProfilerWrapperWarning, WrongUse
 from profiler_wrapper.monitor import steps as steps_module
+from profiler_wrapper.monitor.flop_probe import FlopProbe
 from profiler_wrapper.monitor.monitor import TrainingMonitor
 from profiler_wrapper.monitor.records import StepRecord
 from profiler_wrapper.monitor.work import Measurement, Parallelism, Roof, StepWorks, why_over_peak
@@ -297,6 +298,22 @@ def test_a_batch_the_formula_does_not_fit_leaves_the_others_known(tmp_path: Path
             monitor.end_step(samples=2, tokens=tokens)
     assert len(told) == 1
     assert [record.model_flops for record in records] == [None, None, LLAMA]
+
+
+def test_where_the_formula_has_failed_a_step_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known: list[bool] = []
+
+    def wants(probe: FlopProbe, step: int, *, otherwise_known: bool) -> bool:
+        known.append(otherwise_known)
+        return False
+
+    monkeypatch.setattr(FlopProbe, "wants", wants)
+    with warnings.catch_warnings(), monitoring(tmp_path, model=build("llama").model) as (monitor, _):
+        warnings.simplefilter("ignore")
+        for tokens in (64, None, 64):
+            monitor.start_step()
+            monitor.end_step(samples=2, tokens=tokens)
+    assert known == [True, True, False]
 
 
 def test_a_config_no_formula_fits_is_said_when_it_was_given(tmp_path: Path) -> None:

@@ -43,6 +43,24 @@ def test_with_log_step_a_step_lasts_since_the_one_before(tmp_path: Path) -> None
         assert (records[1].loss, records[1].grad_norm, records[1].learning_rate) == (1.0, 2.0, 1e-3)
 
 
+def test_with_log_step_what_logging_takes_is_part_of_the_next_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    with monitoring(tmp_path, clock=clock) as (monitor, records):
+        end_step = monitor.end_step
+
+        def write(**numbers: Any) -> None:
+            end_step(**numbers)
+            clock.now_s += 0.25
+
+        monkeypatch.setattr(monitor, "end_step", write)
+        for step in range(3):
+            clock.now_s += 0.5
+            monitor.log_step(step)
+        assert [record.step_time_s for record in records] == [None, 0.75, 0.75]
+
+
 def test_a_step_is_told_when_the_device_has_come_to_its_end_and_in_order(tmp_path: Path) -> None:
     device, clock = Device(), Clock()
     with monitoring(tmp_path, device=device, clock=clock) as (monitor, records):

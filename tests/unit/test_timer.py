@@ -595,6 +595,15 @@ def test_pauses_of_the_garbage_collector_are_spans(tmp_path: Path) -> None:
 # --- files ---
 
 
+def test_a_program_that_ends_well_says_nothing_of_its_end(tmp_path: Path) -> None:
+    timer = Timer(tmp_path, device="cpu")
+    with timer("x"):
+        pass
+    timer.close()
+    (path,) = files_of(tmp_path)
+    assert "ended_by" not in path.with_suffix(".jsonl").read_text()
+
+
 def test_the_header_says_whose_spans_they_are(timer: Timer) -> None:
     with timer("x"):
         pass
