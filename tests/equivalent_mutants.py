@@ -222,4 +222,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "False -> True",
     ): "what is allocated is recorded, and not counted",
     ("_Point", "step: int = 0  # that begins here", "0 -> -1"): "the default of a step's end, which nobody reads",
+    ("is_locked", "return False", "False -> True"): "on Windows alone, the first of three",
+    ("StepWatch.__init__", "layers: bool = False,", "False -> True"): "a default that its one maker leaves to nobody",
+    (
+        "BatchCounter.__init__",
+        "self._saw_calls = False",
+        "False -> True",
+    ): "one of the steps that it looks for the model in",
 }

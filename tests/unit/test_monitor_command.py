@@ -21,6 +21,7 @@ from profiler_wrapper.monitor import reports as monitor_plots
 from profiler_wrapper.monitor.read import PARTS, BrokenLog, MonitorRun, find_log, monitor_run, read_log
 from profiler_wrapper.monitor.reports import draw_monitor, groups, monitor_text
 from profiler_wrapper.monitor.steps import IN_PROCESS, ON_DEVICE
+from profiler_wrapper.reports import figures
 from profiler_wrapper.timer.steps import PARTS as LIVE_PARTS
 
 # As FlagScale's monitor writes it; NaN is what Python's json makes of one.
@@ -278,6 +279,14 @@ def test_whatever_is_known_is_drawn_and_told(tmp_path: Path, steps: list[Any]) -
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert str(steps[0].step) in monitor_text(run)
     json.dumps(run.to_dict(), allow_nan=False)
+
+
+def test_pictures_go_from_the_first_step_to_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
+    draw_monitor(run_of(tmp_path, *(record(step, loss=1.0) for step in range(5, 26))), tmp_path / "a.png")
+    limits = {axes.get_xlim() for axes in drawn[0].axes if axes.lines}
+    assert limits == {(5.0, 25.0)}
 
 
 def test_a_slow_stretch_holds_no_normal_steps_at_its_ends_and_none_that_was_profiled(tmp_path: Path) -> None:

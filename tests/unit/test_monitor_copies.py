@@ -15,6 +15,7 @@ import torch
 
 from monitoring import Device, Kept, monitoring, on_device
 from profiler_wrapper.errors import ProfilerWrapperWarning, WrongUse
+from profiler_wrapper.monitor.batches import BatchCounter
 from profiler_wrapper.monitor.monitor import TrainingMonitor
 from profiler_wrapper.monitor.steps import Job
 
@@ -56,6 +57,20 @@ def test_the_copy_of_a_model_that_holds_its_monitor_holds_one_that_is_off(tmp_pa
         assert (other.active, monitor.active) == (False, True)
         monitor.log_step(2)
     assert [record.step for record in records] == [0, 2]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, _pickled, _saved])
+def test_the_copy_of_a_model_whose_batches_are_counted_can_be_called(copied: Any) -> None:
+    model, x = torch.nn.Linear(2, 2), torch.ones(3, 2)
+    counter = BatchCounter(model)
+    counter.start()
+    model(x)
+    assert len(counter.take()) == 1
+    copied(model)(x)
+    model(x)
+    assert len(counter.take()) == 1
+    counter.stop()
+    assert not model._forward_pre_hooks
 
 
 @pytest.mark.parametrize(
