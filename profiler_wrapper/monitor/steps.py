@@ -496,8 +496,7 @@ class StepWatch:
         end, timestamp = self._now(), time.time()
         begun, self._begun = self._begun, None
         begin = begun or self._last_end
-        ended_parts = () if self._breakdown is None else self._breakdown.end_step()
-        boundaries = None if self._breakdown is None or begun is None else ended_parts
+        boundaries = None if self._breakdown is None else self._breakdown.end_step()
         found = None if self._layers is None else self._layers.layers.end_step()
         recorded = begun is not None and begun.recorded
         if begin is not None and self._last_end is not None and not recorded:

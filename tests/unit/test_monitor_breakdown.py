@@ -114,7 +114,11 @@ def test_a_step_whose_begin_nobody_saw_has_no_parts(tmp_path: Path) -> None:
         for number in range(2):
             model(torch.ones(1, 2)).sum().backward()
             monitor.log_step(number)
-    assert [record.breakdown_s is None for record in records] == [True, False]
+        for number in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+            monitor.end_step(step=2 + number)
+    assert [record.breakdown_s is None for record in records] == [True, False, False, True]
+    assert records[3].step_time_s == pytest.approx(11.0)
 
 
 def test_micro_batches_add_up(tmp_path: Path, clock: Clock | Device) -> None:
