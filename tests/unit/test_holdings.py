@@ -339,6 +339,7 @@ def test_a_subclass_has_the_memory_of_what_it_wraps_and_no_op_runs() -> None:
     listing.add(Wrapping(inner), "params", "weight")
     assert listing.holding().tensors == {"cpu": ((inner.data_ptr(), 20, "params", "weight"),)}
     assert [listing.name_of(one) for one in (inner, Wrapping(inner), torch.zeros(5))] == ["weight", "weight", None]
+    assert listing.name_of(Wrapping(Wrapping(Wrapping(Wrapping(inner))))) == "weight"
 
 
 def test_without_an_optimizer_none_may_come(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 from torch import nn
 
-from profiler_wrapper.capture.layers import RootLabels, Selection, all_parameters, find_roots, find_stages, name_layers
+from profiler_wrapper.capture.layers import (
+    RootLabels,
+    Selection,
+    all_parameters,
+    class_name,
+    find_roots,
+    find_stages,
+    name_layers,
+)
 from profiler_wrapper.errors import WrongUse
 
 
@@ -62,6 +70,13 @@ def test_what_only_looks_like_a_stage_of_a_pipeline_is_none() -> None:
     stage = SimpleNamespace(stage_index=1, submod=Mlp(), group_rank=0)
     assert [one.module for one in find_stages(stage)] == [stage.submod]
     assert find_stages(SimpleNamespace(stage_index=1)) == find_stages(SimpleNamespace(submod=Mlp())) == ()
+
+
+def test_a_layer_that_peft_put_in_the_place_of_another_has_the_class_of_that() -> None:
+    adapter = type("BaseTunerLayer", (Runs,), {"__module__": "peft.tuners.tuners_utils"})
+    layer = type("Linear4bit", (adapter,), {})()
+    layer.base_layer = nn.Linear(2, 2)
+    assert [class_name(one) for one in (layer, Mlp())] == ["Linear", "Mlp"]
 
 
 def test_all_parameters_are_those_of_the_model_each_once() -> None:
