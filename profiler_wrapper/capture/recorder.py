@@ -21,11 +21,10 @@ from profiler_wrapper.capture.torch_state import (
     Watch,
     capturing,
     compilations,
+    free_recorder,
     in_backward,
     in_op,
     is_alive,
-    make_room,
-    recorder_is_taken,
 )
 from profiler_wrapper.trace.run_directory import Holding
 from profiler_wrapper.trace.spans import ranges
@@ -417,11 +416,9 @@ class Recorder:
             self._take_down()
             return
         recording = mode is not Mode.IDLE
-        if recording:
-            make_room()
-            if recorder_is_taken():
-                self._make_room()
-                return
+        if recording and not free_recorder():
+            self._make_room()
+            return
         # Calls of the model are what counts steps until something better does.
         wants_marks = recording or self.counter.source not in ("prof.step()", "optimizer")
         (self._marks.attach if wants_marks else self._marks.detach)()

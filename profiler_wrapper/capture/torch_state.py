@@ -86,10 +86,11 @@ def claim_recorder(give_way: Callable[[], None] | None = None) -> None:
         _recorded, _give_way = (os.getpid(), threading.get_ident()), give_way
 
 
-def make_room() -> None:
-    """End the session of ours that records this thread, if it is one that gives way."""
+def free_recorder() -> bool:
+    """Whether a profile that the user asked for can record here; a session of ours that gives way ends for it."""
     if records_here() and _give_way is not None:
         _give_way()
+    return not recorder_is_taken()
 
 
 def release_recorder() -> None:

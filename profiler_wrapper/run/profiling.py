@@ -15,10 +15,9 @@ from profiler_wrapper.capture.scopes import FirstCall, LayerScopes, RootCall, is
 from profiler_wrapper.capture.session import Annotation, Session, machine_activities
 from profiler_wrapper.capture.steps import Mode, OpenPlan, Plan
 from profiler_wrapper.capture.torch_state import (
+    free_recorder,
     in_backward,
-    make_room,
     profiler_is_on,
-    recorder_is_taken,
     records_elsewhere,
 )
 from profiler_wrapper.errors import Notices, warn
@@ -124,9 +123,7 @@ class Profiling:
             return
         if self._held and self._recorder is not None and not self._recorder.over:
             self._recorder.begin_entry(entry)
-            return
-        make_room()
-        if recorder_is_taken():
+        elif not free_recorder():
             self._mark_only()
         elif entry == 0:
             self._begin(self._options.plan())
