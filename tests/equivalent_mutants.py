@@ -5,6 +5,8 @@ from __future__ import annotations
 _ALWAYS_SET = "a default that every layer has replaced before anybody reads it"
 _UNREAD = "filled before it is read"
 _ONLY_SPEED = "the rest would give the same, only slower"
+_NOT_LEFT = "a default that its one maker leaves to nobody"
+_MOVED = "a name of a file that is moved before anybody sees it"
 _NO_ZERO = "no profiler gives this number: they begin at 1"
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
@@ -118,7 +120,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "AttentionFlops",
         "causal_repeated: int = 0",
         "0 -> -1",
-    ): "a default that its one maker leaves to nobody",
+    ): _NOT_LEFT,
     (
         "share_of_peak",
         "at_peak_s += number / peak if peak else 0.0",
@@ -176,15 +178,15 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "+ -> -",
     ): _ONLY_SPEED,
     ("SpanLog.look", "if first:", "early return dropped"): _ONLY_SPEED,
-    ("SeenStep", "stages: int = 1", "1 -> 2"): "a default that its one maker leaves to nobody",
+    ("SeenStep", "stages: int = 1", "1 -> 2"): _NOT_LEFT,
     (
         "_names_above",
         'return (".".join(parts[:count]) for count in range(1, len(parts)))',
         "1 -> 0",
     ): "no layer that is timed is named by nothing",
     ("_write_step", "if now >= log.look_at:", ">= -> >"): "a nanosecond later is as good",
-    ("SessionSequence._export", "self._parts += 1", "1 -> 2"): "a name of a file that is moved before anybody sees it",
-    ("SessionSequence.__init__", "self._parts = 0", "0 -> -1"): "a name of a file that is moved before anybody sees it",
+    ("SessionSequence._export", "self._parts += 1", "1 -> 2"): _MOVED,
+    ("SessionSequence.__init__", "self._parts = 0", "0 -> -1"): _MOVED,
     (
         "numbered_from",
         "if start is not None and start > 0:",
@@ -213,7 +215,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "0 -> 1",
     ): "what is said of a process has no thread",
     ("_Session.add", "if not len(listing):", "early return dropped"): "a moment without tensors tells nothing",
-    ("FlopProbe.__init__", "self._thread = 0", "0 -> 1"): "a default that is replaced before anybody reads it",
+    ("FlopProbe.__init__", "self._thread = 0", "0 -> 1"): _UNREAD,
     ("SpanRecorder._drop_left_open", "if len(stack) > _MOST_OPEN:", "> -> >="): "asked where more are open",
     ("", "_PAUSE_S = 0.001", "0.001 -> 0.002"): "how soon it is looked again",
     (
@@ -223,7 +225,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "what is allocated is recorded, and not counted",
     ("_Point", "step: int = 0  # that begins here", "0 -> -1"): "the default of a step's end, which nobody reads",
     ("is_locked", "return False", "False -> True"): "on Windows alone, the first of three",
-    ("StepWatch.__init__", "layers: bool = False,", "False -> True"): "a default that its one maker leaves to nobody",
+    ("StepWatch.__init__", "layers: bool = False,", "False -> True"): _NOT_LEFT,
     (
         "BatchCounter.__init__",
         "self._saw_calls = False",

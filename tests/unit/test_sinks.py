@@ -51,6 +51,18 @@ class Kept(Sink):
         self.calls.append(f"close {statistics.steps}")
 
 
+class Slow(Kept):
+    """Takes so long for each step."""
+
+    def __init__(self, write_s: float, *, waited_for: bool = False) -> None:
+        super().__init__()
+        self.write_s, self.waited_for = write_s, waited_for
+
+    def write(self, record: StepRecord) -> None:
+        time.sleep(self.write_s)
+        super().write(record)
+
+
 class Boom(BaseException):
     """What nobody catches."""
 
@@ -183,11 +195,7 @@ def test_a_sink_that_hangs_is_waited_for_once_and_said_once(hanging: Callable[..
 
 
 def test_a_sink_that_is_slow_with_every_step_is_waited_for_a_bounded_time_in_all() -> None:
-    class Slow(Kept):
-        def write(self, record: StepRecord) -> None:
-            time.sleep(0.08)
-
-    sinks = Sinks([Slow()], Session(), wait_s=0.2, closing_s=5.0)
+    sinks = Sinks([Slow(0.08, waited_for=True)], Session(), wait_s=0.2, closing_s=5.0)
     begin = time.monotonic()
     write_steps(sinks, last=15)
     assert time.monotonic() - begin < 0.6
@@ -201,13 +209,7 @@ def test_a_sink_that_is_late_with_every_row_is_waited_for_a_bounded_time_in_all(
     monkeypatch.setattr(sinks_module, "LATE", 10)
     monkeypatch.setattr(sinks_module, "CATCHING_UP_S", 0.1)
 
-    class Slow(Kept):
-        waited_for = False
-
-        def write(self, record: StepRecord) -> None:
-            time.sleep(0.05)
-
-    sinks = Sinks([Slow()], Session())
+    sinks = Sinks([Slow(0.05)], Session())
     begin = time.monotonic()
     messages = warned(lambda: write_steps(sinks, last=60))
     assert time.monotonic() - begin < 1.0
@@ -230,14 +232,7 @@ def test_a_sink_that_is_late_but_works_gets_time_to_catch_up(monkeypatch: pytest
     monkeypatch.setattr(sinks_module, "LATE", 10)
     monkeypatch.setattr(sinks_module, "QUEUE_LENGTH", 20)
 
-    class Slow(Kept):
-        waited_for = False
-
-        def write(self, record: StepRecord) -> None:
-            time.sleep(0.001)
-            super().write(record)
-
-    slow = Slow()
+    slow = Slow(0.001)
     sinks = Sinks([slow], Session())
     assert warned(lambda: write_and_close(sinks, last=100)) == []
     assert sum(call.startswith("write") for call in slow.calls) == 100
