@@ -229,7 +229,7 @@ def load(
 def _warn_if_large(path: Path) -> None:
     """Say that the memory may not do, while the user can still choose a larger machine or a shorter recording."""
     free = free_bytes()
-    # It takes about as much memory as a CPU's trace has JSON; a GPU's half of that (benchmarks/reader_memory.py).
+    # It takes about as much memory as a CPU's trace has JSON, a GPU's less (benchmarks/reader_memory.py).
     needed = path.stat().st_size * (_MOST_UNPACKED if path.suffix == ".gz" else 1)
     if free is not None and needed > free:
         warn(f"{path}: reading it may take up to {file_size(needed)} of memory, and {file_size(free)} are free")

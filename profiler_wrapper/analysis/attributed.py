@@ -32,7 +32,7 @@ from profiler_wrapper.analysis.layer_tree import LayerTree, find_layers
 from profiler_wrapper.analysis.steps import Steps, find_steps
 from profiler_wrapper.errors import EmptyRecording
 from profiler_wrapper.trace.marks import parse_mark
-from profiler_wrapper.trace.nesting import Nesting, crossed, nest
+from profiler_wrapper.trace.nesting import Nesting, crossed, nest_chosen
 from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording, Shapes
 
 
@@ -134,19 +134,11 @@ def _nest_cpu(recording: Recording, launch: Int64) -> tuple[Nesting, Int32]:
     chosen = spans.category < Category.RUNTIME
     launched = np.unique(launch[launch >= 0])
     chosen[launched[spans.category[launched] == Category.RUNTIME]] = True
-    everything = _nest(recording, chosen)
+    everything = nest_chosen(spans, np.flatnonzero(chosen))
     hiding = _hiding_annotations(recording, everything)
     if not hiding.any():
         return everything, everything.parent
-    return _nest(recording, chosen & ~hiding), everything.parent
-
-
-def _nest(recording: Recording, chosen: Bool) -> Nesting:
-    spans, members = recording.spans, np.flatnonzero(chosen)
-    local = nest(spans.lane[members], spans.start_ns[members], spans.end_ns[members])
-    parent = np.full(len(spans), -1, dtype=np.int32)
-    parent[members] = np.where(local.parent >= 0, members[local.parent], -1)
-    return Nesting(members[local.order], parent, local.crossing_lanes)
+    return nest_chosen(spans, np.flatnonzero(chosen & ~hiding)), everything.parent
 
 
 def _hiding_annotations(recording: Recording, nesting: Nesting) -> Bool:

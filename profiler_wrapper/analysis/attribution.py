@@ -227,7 +227,7 @@ class Attribution:
     places: list[Place]
     place_of: Int32  # per span: index into places; -1 for device spans
     node_of: Int32  # per span: the innermost autograd node around it (or itself), -1 outside backward
-    forward_op: Int64  # per span that is an autograd node: the op whose forward made it; -1 for none, or not known
+    forward_op: Int32  # per span that is an autograd node: the op whose forward made it; -1 for none, or not known
     outside: int  # the place of what nothing encloses
 
     @property
@@ -300,7 +300,7 @@ class _Walk:
         self.index: dict[Place, int] = {}
         self.outside = self._intern(self._without_layer("other"))
         self.place_of = np.full(len(spans), -1, dtype=np.int32)  # of visited spans, until the walk ends
-        self.forward_op = np.full(len(spans), -1, dtype=np.int64)
+        self.forward_op = np.full(len(spans), -1, dtype=np.int32)
         self.open_nodes: dict[int, list[tuple[int, int]]] = defaultdict(list)  # per lane: (end, place)
         self.last_finished: dict[int, int] = {}  # per lane: the place of the node that finished last
 

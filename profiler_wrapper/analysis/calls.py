@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 class CallTree:
     """Entries of layers in the order they began; `parent` is the entry around one on its thread."""
 
-    span: Int64
+    span: Int32
     layer: Int32
     parent: Int32  # index of the enclosing call, -1 for none
     call_of_span: Int32  # per span of the recording: the innermost call around it; -1 for none
-    outermost: Int64  # the spans of calls outside of all others, and of backward
+    outermost: Int32  # the spans of calls outside of all others, and of backward
 
     def __len__(self) -> int:
         return len(self.span)

@@ -62,7 +62,7 @@ def cpu_time(recording: Recording, nesting: Nesting, tree: LayerTree) -> Int64:
     counts = is_op.copy()
     if tree.source == "marks":
         counts[list(tree.layer_of_span)] = False
-    return self_time(nesting, spans.lane, spans.start_ns, spans.end_ns, counts=counts, takes=is_op)
+    return self_time(nesting, spans.lane, spans.start_ns, spans.duration_ns, counts=counts, takes=is_op)
 
 
 def launches(recording: Recording) -> Int64:
@@ -87,7 +87,7 @@ def launches(recording: Recording) -> Int64:
     return launch
 
 
-def _join(wanted: Int64, keys: Int64, values: Int64) -> Int64:
+def _join(wanted: Int64 | Int32, keys: Int64 | Int32, values: Int64) -> Int64:
     if len(keys) == 0:
         return np.full(len(wanted), -1, dtype=np.int64)
     order = np.argsort(keys, kind="stable")

@@ -306,11 +306,13 @@ class SharedKernels:
     """The pieces of compiled code whose kernels several layers have in common."""
 
     ran: frozenset[tuple[int, Phase]]  # layers inside compiled code, also those of which no kernel is left
-    piece_of: Int32  # per span: the piece that it belongs to, -1 for none
+    piece_of: Int32  # per span: the piece that it belongs to, -1 for none; empty without pieces
     sharers: Mapping[int, frozenset[int]]  # by the span of a piece: the layers below the one it is charged to
 
     def time_ns(self, charges: Charges, attribution: Attribution) -> dict[tuple[int, Phase], int]:
         """For every layer inside compiled code, per phase: the time of kernels that it shares with others."""
+        if not self.sharers:
+            return dict.fromkeys(self.ran, 0)
         piece = np.where(charges.cpu_span >= 0, self.piece_of[charges.cpu_span], -1)
         of_piece: Counter[tuple[int, Phase]] = Counter()
         chosen = np.flatnonzero(np.isin(piece, list(self.sharers)))
@@ -325,6 +327,8 @@ class SharedKernels:
 
 def place_regions(regions: Regions, parent: Int32, tree: LayerTree, attribution: Attribution) -> SharedKernels:
     """Put every piece, with what it calls, where the modules of its kernels are; else it stays where it is."""
+    if not regions.pieces:
+        return SharedKernels(frozenset(), np.empty(0, np.int32), {})
     new_place = np.full(len(parent), -1, dtype=np.int32)  # of the pieces
     old_place = np.full(len(parent), -1, dtype=np.int32)
     layers_of = _LayersOfModules(tree)

@@ -134,8 +134,9 @@ def largest_by_key(
     """Per key at most so many of its values, those with the largest sums of weights first; -1 is no value."""
     chosen = np.flatnonzero(value >= 0)
     width = int(value.max(initial=0)) + 1
-    pairs, inverse = np.unique(key[chosen].astype(np.int64) * width + value[chosen], return_inverse=True)
-    order = np.lexsort((pairs, -sum_by_key(inverse, weight[chosen], len(pairs))))
+    pair = key[chosen].astype(np.int64) * width + value[chosen]
+    pairs = np.unique(pair)
+    order = np.lexsort((pairs, -sum_by_key(np.searchsorted(pairs, pair), weight[chosen], len(pairs))))
     values: dict[int, list[int]] = defaultdict(list)
     for one, number in zip(*(column.tolist() for column in np.divmod(pairs[order], width)), strict=True):
         values[one].append(number)

@@ -31,7 +31,7 @@ def optimizer_calls(recording: Recording, method: Literal["step", "zero_grad"]) 
     return calls[np.argsort(spans.start_ns[calls], kind="stable")]
 
 
-def closure_ops(recording: Recording, parent: Int32, optimizing: Bool, made_nodes: Int64) -> Bool:
+def closure_ops(recording: Recording, parent: Int32, optimizing: Bool, made_nodes: Int32) -> Bool:
     """Of events that belong to an optimizer, those of the forward that it lets its closure compute.
 
     They have the number of a node that was made in the same call. What an optimizer computes itself makes no

@@ -8,13 +8,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from profiler_wrapper.trace.recording import Bool, Int32, Int64, Spans
+from profiler_wrapper.trace.recording import Bool, Int32, Int64, PythonCalls, Spans
+
+Events = Spans | PythonCalls
+_MOST_APART = 1000  # groups of events that are swept at a time, as lists: these take ten times the memory of columns
 
 
 class Nesting(NamedTuple):
     """The forest that events of CPU threads form."""
 
-    order: Int64  # indices by lane, then start; an enclosing event before what it encloses
+    order: Int32  # indices by lane, then start; an enclosing event before what it encloses
     parent: Int32  # per event: the latest-starting event of its lane that encloses it fully, or -1
     crossing_lanes: tuple[int, ...]  # lanes on which an event ends inside another that started before it
 
@@ -25,7 +28,7 @@ def nest(lane: Int32, start_ns: Int64, end_ns: Int64) -> Nesting:
     Events may cross (an annotation and a Python frame do): only full enclosure makes a parent. Of
     two events with the same extent the one that comes first in the file is the outer one.
     """
-    order = np.lexsort((-end_ns, start_ns, lane))
+    order = np.lexsort((-end_ns, start_ns, lane)).astype(np.int32)
     lanes, ends = lane[order], end_ns[order]
     above = np.arange(-1, len(order) - 1, dtype=np.int32)  # places in `order`; the one before is the first guess
     wrong = np.arange(len(order), dtype=np.int32)
@@ -39,6 +42,15 @@ def nest(lane: Int32, start_ns: Int64, end_ns: Int64) -> Nesting:
     parent = np.empty(len(order), dtype=np.int32)
     parent[order] = np.where(above >= 0, order[above], -1)
     return Nesting(order, parent, _crossing_lanes(lanes, start_ns[order], ends, above))
+
+
+def nest_chosen(events: Events, chosen: Int64) -> Nesting:
+    """The nesting of the chosen events, given in file order, as if there were no others."""
+    index = chosen.astype(np.int32)
+    local = nest(events.lane[index], events.start_ns[index], events.end_ns[index])
+    parent = np.full(len(events), -1, dtype=np.int32)
+    parent[index] = np.where(local.parent >= 0, index[local.parent], -1)
+    return Nesting(index[local.order], parent, local.crossing_lanes)
 
 
 def _crossing_lanes(lane: Int32, start_ns: Int64, end_ns: Int64, above: Int32) -> tuple[int, ...]:
@@ -77,16 +89,16 @@ def nearest_above(parent: Int32, near: Int32) -> Int32:
     return np.where(parent >= 0, near[parent], np.int32(-1))
 
 
-def innermost_around(nesting: Nesting, spans: Spans, lane: Int32, start_ns: Int64, end_ns: Int64) -> Int32:
-    """Per interval of a lane the innermost event that holds it, both ends included; -1 for none."""
-    ends, lanes = spans.end_ns, spans.lane[nesting.order]
+def innermost_around(nesting: Nesting, events: Events, lane: Int32, start_ns: Int64, end_ns: Int64) -> Int32:
+    """Per interval of a lane the innermost of the nested events that holds it, both ends included; -1 for none."""
+    ends, lanes = events.end_ns, events.lane[nesting.order]
     found = np.full(len(lane), -1, dtype=np.int32)
     for one in np.unique(lane).tolist():
-        events = nesting.order[np.searchsorted(lanes, one) : np.searchsorted(lanes, one, side="right")]
+        there = nesting.order[np.searchsorted(lanes, one) : np.searchsorted(lanes, one, side="right")]
         asked = np.flatnonzero(lane == one)
-        last = np.searchsorted(spans.start_ns[events], start_ns[asked], side="right") - 1
+        last = np.searchsorted(events.start_ns[there], start_ns[asked], side="right") - 1
         asked, last = asked[last >= 0], last[last >= 0]
-        around = events[last].astype(np.int32)
+        around = there[last]
         while len(asked):
             inside = ends[around] >= end_ns[asked]
             found[asked[inside]] = around[inside]
@@ -96,7 +108,7 @@ def innermost_around(nesting: Nesting, spans: Spans, lane: Int32, start_ns: Int6
 
 
 def self_time(
-    nesting: Nesting, lane: Int32, start_ns: Int64, end_ns: Int64, *, counts: Bool, takes: Bool | None = None
+    nesting: Nesting, lane: Int32, start_ns: Int64, duration_ns: Int64, *, counts: Bool, takes: Bool | None = None
 ) -> Int64:
     """Per event, the nanoseconds in which it is the innermost of its lane; 0 for one that takes none.
 
@@ -106,13 +118,18 @@ def self_time(
     """
     takes = counts if takes is None else takes | counts
     around = nearest_above(nesting.parent, nearest(nesting.parent, takes))
-    own = np.where(takes, end_ns - start_ns, 0)
-    inner = np.flatnonzero(takes & (around >= 0))
-    np.subtract.at(own, around[inner], end_ns[inner] - start_ns[inner])
+    own = np.where(takes, duration_ns, 0)
+    inner = takes & (around >= 0)
+    np.subtract.at(own, around[inner], duration_ns[inner])
+    del around, inner
     own[nearest(nesting.parent, counts) < 0] = 0
     for crossing_lane in nesting.crossing_lanes:
         members = nesting.order[(lane[nesting.order] == crossing_lane) & takes[nesting.order]]
-        own[members] = _innermost_sweep(start_ns[members].tolist(), end_ns[members].tolist(), counts[members].tolist())
+        starts, ends = start_ns[members], start_ns[members] + duration_ns[members]
+        apart = np.flatnonzero(starts[1:] >= np.maximum.accumulate(ends)[:-1]) + 1  # nothing lasts over these places
+        for piece in np.split(np.arange(len(members)), apart[::_MOST_APART]):
+            columns = (starts[piece], ends[piece], counts[members[piece]])
+            own[members[piece]] = _innermost_sweep(*(column.tolist() for column in columns))
     return own
 
 

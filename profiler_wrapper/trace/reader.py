@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from profiler_wrapper.errors import BrokenTrace, attempt
-from profiler_wrapper.trace.events import Args, Event, Progress, TraceEvents, no_garbage_collection
+from profiler_wrapper.trace.events import ABSENT, Args, Event, Progress, TraceEvents, no_garbage_collection
 from profiler_wrapper.trace.marks import GARBAGE
 from profiler_wrapper.trace.recording import (
     DEVICE_CATEGORIES,
@@ -56,6 +56,7 @@ _HAS_LINE = re.compile(r"\(\d+\): ")
 
 _CAT, _NAME, _PHASE, _ARGS, _TS, _DUR = map(attrgetter, ("cat", "name", "ph", "args", "ts", "dur"))
 _LANE = attrgetter("pid", "tid")
+_NO_SHAPES = dict.fromkeys(("dims", "types", "concrete", "old_dims", "strides"), ABSENT)
 _GRID, _COLLECTIVE = attrgetter("grid"), attrgetter("collective")
 _CONFIGURATION = attrgetter(
     "grid", "block", "registers", "shared_memory", "copied_bytes", "blocks_per_sm", "occupancy_percent"
@@ -122,27 +123,28 @@ class _Numbers(dict[Any, int]):
 
 
 class _Columns:
-    """Columns that grow by slices; -1 stands where a number does not fit."""
+    """Columns that grow by slices, each in one piece of memory; -1 stands where a number does not fit."""
 
     def __init__(self, **dtypes: type[np.generic]) -> None:
-        self._slices: dict[str, list[npt.NDArray[Any]]] = {k: [np.empty(0, dtype)] for k, dtype in dtypes.items()}
+        self._grown = {name: (np.dtype(dtype), bytearray()) for name, dtype in dtypes.items()}
 
     def add(self, **columns: npt.NDArray[Any]) -> None:
         """The next slice of every column."""
         for name, values in columns.items():
-            dtype = self._slices[name][0].dtype
+            dtype, grown = self._grown[name]
             if values.dtype != dtype and values.dtype.kind == "i":
                 limits = np.iinfo(dtype)
                 values = np.where((values < limits.min) | (values > limits.max), -1, values).astype(dtype)
-            self._slices[name].append(values)
+            grown += values.tobytes()
 
     def take(self, name: str) -> npt.NDArray[Any]:
         """A whole column, which is given up."""
-        return np.concatenate(self._slices.pop(name))
+        dtype, grown = self._grown.pop(name)
+        return np.frombuffer(grown, dtype)
 
     def rest(self, chosen: Bool | Int64 | slice) -> dict[str, npt.NDArray[Any]]:
         """The chosen entries of all columns that are left."""
-        return {name: self.take(name)[chosen] for name in list(self._slices)}
+        return {name: self.take(name)[chosen] for name in list(self._grown)}
 
 
 # --- numbers of a trace as integer columns, exactly ---
@@ -206,7 +208,7 @@ class _Collector:
         int64, int32, int16, int8 = np.int64, np.int32, np.int16, np.int8
         self._spans = _Columns(
             category=int8, name=int32, lane=int32, start_ns=int64, duration_ns=int64, correlation=int64,
-            external_id=int64, sequence=int64, forward_thread=int32, device=int16, stream=int32, graph=np.bool_,
+            external_id=int32, sequence=int64, forward_thread=int32, device=int16, stream=int32, graph=np.bool_,
             configuration=int32,
         )  # fmt: skip
         self._calls = _Columns(name=int32, lane=int32, start_ns=int64, duration_ns=int64)
@@ -312,7 +314,9 @@ class _Collector:
         says = category == Category.RUNTIME
         for index, name in enumerate(map(_COLLECTIVE, args)):
             if name is not None and not says[index]:
-                self._collectives.append((self._span_count + index, args[index]))
+                # What is undecoded keeps the slice alive that it was read from.
+                details = msgspec.structs.replace(args[index], ranks=args[index].ranks.copy(), **_NO_SHAPES)
+                self._collectives.append((self._span_count + index, details))
         self._span_count += len(args)
         says[says] = [grid is not None for grid in map(_GRID, compress(args, says.tolist()))]
         says |= (category >= Category.KERNEL) & (category <= Category.MEMSET)

@@ -105,7 +105,7 @@ class Spans:
     start_ns: Int64
     duration_ns: Int64
     correlation: Int64
-    external_id: Int64
+    external_id: Int32
     sequence: Int64  # autograd's `Sequence number`
     forward_thread: Int32  # `Fwd thread id`: the profiler's own thread number; 0 on forward ops
     device: Int16  # device events: the device's index
@@ -230,6 +230,10 @@ class PythonCalls:
     def __len__(self) -> int:
         return len(self.start_ns)
 
+    @property
+    def end_ns(self) -> Int64:
+        return self.start_ns + self.duration_ns
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Recording:
@@ -302,7 +306,7 @@ class OpShapes:
 class Shapes(Mapping[int, OpShapes]):
     """Index of a span -> its shapes, in file order; different shapes are decoded once, when they are asked for.
 
-    `number_of`: per span the number of its shapes in `distinct`, -1 for none.
+    `number_of`: per span the number of its shapes in `distinct`, -1 for none; empty where none has any.
     `recorded`: whether the trace has shapes at all; those of some ops only may have been asked for.
     """
 
@@ -354,7 +358,7 @@ class ShapeCollector:
         self._is_wanted: dict[str, bool] = {}
         self._recorded = False
         self._numbers: dict[_Undecoded, int] = {}
-        self._slices: list[Int32] = [np.empty(0, np.int32)]
+        self._number_of = bytearray()  # int32, per span
 
     def add(self, spans: list[Event]) -> None:
         """The next spans, in the order in which they will be numbered."""
@@ -363,7 +367,7 @@ class ShapeCollector:
         if given.count(_NO_DIMS) < len(given):
             self._recorded = True
             self._number(spans, number_of)
-        self._slices.append(np.array(number_of, np.int32))
+        self._number_of += np.array(number_of, np.int32).tobytes()
 
     def _number(self, spans: list[Event], number_of: list[int]) -> None:
         names, numbers = list(map(_NAME, spans)), self._numbers
@@ -378,4 +382,5 @@ class ShapeCollector:
 
     def shapes(self, kept: Bool) -> Shapes:
         """Those of the spans that are `kept`, numbered as they are once the others are gone."""
-        return Shapes(np.concatenate(self._slices)[kept], list(self._numbers), recorded=self._recorded)
+        number_of = np.frombuffer(self._number_of, np.int32)[kept] if self._recorded else np.empty(0, np.int32)
+        return Shapes(number_of, list(self._numbers), recorded=self._recorded)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +252,22 @@ def test_real_traces_against_plain_json(name: str) -> None:
     shaped, _ = read_with_shapes(TRACES / name)
     assert shaped.collectives == recording.collectives
     assert launches_of(shaped).grid.tolist() == told.grid.tolist()
+
+
+def test_collectives_keep_nothing_else_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_events, "CHUNK_BYTES", 64 << 10)
+    told = COLLECTIVE | {"Input Dims": [[8]], "Input type": ["float"], "not read": "x" * 50_000}
+    path = tmp_path / "trace.json"
+    calls = [event("cpu_op", "record_param_comms", i, 1, **told) for i in range(200)]
+    path.write_text(json.dumps({"traceEvents": calls}))
+    tracemalloc.start()
+    try:
+        recording, shapes = read_with_shapes(path)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (len(recording.collectives), len(shapes)) == (200, 200)
+    assert peak_bytes < path.stat().st_size / 4
 
 
 @pytest.mark.parametrize("part", ["_three", "_table", "_collective"])

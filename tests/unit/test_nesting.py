@@ -105,7 +105,7 @@ def test_own_time_is_that_of_every_nanosecond(nested: bool) -> None:
         found, counts, takes = case
         lane, start, end = columns(found)
         own = self_time(
-            nest(lane, start, end), lane, start, end, counts=np.array(counts, bool), takes=np.array(takes, bool)
+            nest(lane, start, end), lane, start, end - start, counts=np.array(counts, bool), takes=np.array(takes, bool)
         )
         assert own.tolist() == brute_self_time(found, counts, takes)
         union = sum(
@@ -123,7 +123,7 @@ def test_what_only_takes_has_no_time_outside_of_what_counts() -> None:
     found = [Event(0, 0, 100), Event(0, 10, 40), Event(0, 20, 30)]
     lane, start, end = columns(found)
     counts = np.array([False, True, False])
-    own = self_time(nest(lane, start, end), lane, start, end, counts=counts, takes=~counts)
+    own = self_time(nest(lane, start, end), lane, start, end - start, counts=counts, takes=~counts)
     assert own.tolist() == [0, 20, 10]
 
 
@@ -132,7 +132,7 @@ def test_crossing_events_share_time_in_order_of_start() -> None:
     lane, start, end = columns([Event(0, 0, 10), Event(0, 5, 15)])
     nesting = nest(lane, start, end)
     assert nesting.parent.tolist() == [-1, -1]
-    assert self_time(nesting, lane, start, end, counts=np.array([True, True])).tolist() == [5, 10]
+    assert self_time(nesting, lane, start, end - start, counts=np.array([True, True])).tolist() == [5, 10]
 
 
 def test_times_of_different_threads_do_not_nest() -> None:

@@ -252,7 +252,9 @@ def _steps(facts: Facts) -> Iterator[_Steps]:
 def _saved_ns(facts: Facts, steps: _Steps) -> float:
     """As if the optimizer's step took no time at all; what is between its ops is time of the step itself."""
     in_ops = np.where(facts.found.recording.spans.category == Category.ANNOTATION, 0, own_cpu_ns(facts))
-    step_of = nearest(facts.found.nesting.parent, np.isin(np.arange(len(in_ops)), steps.spans))
+    is_step = np.zeros(len(in_ops), dtype=np.bool_)
+    is_step[steps.spans] = True
+    step_of = nearest(facts.found.nesting.parent, is_step)
     own = steps.whole & (step_of >= 0)
     of_step = sum_by_key(step_of[own], in_ops[own], len(in_ops))
     in_ops[steps.spans] = np.maximum(0, steps.wall_ns - of_step[steps.spans])

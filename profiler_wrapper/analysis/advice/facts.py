@@ -439,7 +439,7 @@ def own_cpu_ns(facts: Facts) -> Int64:
     """Per CPU event the wall time in which it is the innermost of its thread: marks and annotations take time here."""
     spans = facts.found.recording.spans
     counts = spans.category <= Category.MODULE
-    return self_time(facts.found.nesting, spans.lane, spans.start_ns, spans.end_ns, counts=counts)
+    return self_time(facts.found.nesting, spans.lane, spans.start_ns, spans.duration_ns, counts=counts)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from profiler_wrapper.analysis.model import (
 from profiler_wrapper.analysis.statistics import at
 from profiler_wrapper.analysis.steps import Steps, optimizer_calls
 from profiler_wrapper.trace.marks import MEMORY_POINT
-from profiler_wrapper.trace.recording import Category, Int64, Recording
+from profiler_wrapper.trace.recording import Category, Int32, Int64, Recording
 from profiler_wrapper.units import file_size
 
 # --------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def find_moments(attributed: Attributed, owned: OwnedMemory) -> tuple[MemoryMome
         event = int(np.searchsorted(owned.memory.time_ns, time_ns, side="right")) - 1
         found.append(owned.moment(label, step, time_ns, event))
 
-    def extents(chosen: Int64) -> list[tuple[int, int]]:
+    def extents(chosen: Int64 | Int32) -> list[tuple[int, int]]:
         """Per step the first start and the last end of those that begin in it."""
         step = steps.place_of(spans.start_ns[chosen])
         first, last = (np.full(len(steps) + 1, value) for value in (NEVER, -NEVER))  # the last ones are for no step

@@ -26,8 +26,8 @@ from profiler_wrapper.analysis.classes import main_classes, tensor_core_eligible
 from profiler_wrapper.analysis.memory.use import begin_of
 from profiler_wrapper.analysis.model import CATEGORIES, PHASES, AllocationRow, OperatorRow, OpMemoryRow
 from profiler_wrapper.analysis.statistics import at, largest_by_key, sum_by_key
-from profiler_wrapper.trace.nesting import nearest, nest
-from profiler_wrapper.trace.recording import Bool, Int32, Int64, PythonCalls, Recording
+from profiler_wrapper.trace.nesting import innermost_around, nest_chosen
+from profiler_wrapper.trace.recording import Int32, Int64, Recording
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 NO_OP = "(no op)"
 _MOST = 5  # layers and sources of a row
+_LOOKED_UP = 1 << 17  # ops whose lines are looked up at a time, which takes several times the memory of the answer
 
 
 def operator_rows(attributed: Attributed, shapes_of_op: Mapping[str, tuple[str, ...]]) -> tuple[OperatorRow, ...]:
@@ -57,8 +58,8 @@ class _Table:
         self.count = len(self.keys) + len(PHASES)
         self.outermost = ~called_by_same_key(self.ops, self.key_of_op)
         charges, cpu_ns = attributed.charges, attributed.cpu_ns
-        self.op_of_charge = at(self.ops.op_of, charges.cpu_span, -1)
-        self.key_of_charge = self._keys(self.op_of_charge, phase_of_place[charges.place])
+        op_of_charge = at(self.ops.op_of, charges.cpu_span, -1)
+        self.key_of_charge = self._keys(op_of_charge, phase_of_place[charges.place])
         takes = np.flatnonzero(cpu_ns)
         op_of_time = self.ops.op_of[takes]
         key_of_time = self._keys(op_of_time, phase_of_place[attribution.place_of[takes]])
@@ -69,7 +70,7 @@ class _Table:
         self.on_device = charges.basis == "device"
         if self.on_device:
             self.self_ns = sum_by_key(self.key_of_charge, charges.time_ns, self.count)
-            self.op_ns = self._with_called(self.op_of_charge, charges.time_ns)
+            self.op_ns = self._with_called(op_of_charge, charges.time_ns)
             self.ns = self._inclusive(self.op_ns, self.self_ns)
         else:
             self.self_ns, self.op_ns, self.ns = self.self_cpu_ns, self.op_cpu_ns, self.cpu_ns
@@ -158,8 +159,9 @@ class _Table:
         sources = PythonSources(self.attributed.recording, self.attributed.attribution)
         if not sources:
             return {}
-        lines = sources.of(self.ops.span)
-        user, library = self._largest(lines.user), self._largest(lines.library)
+        pieces = np.array_split(self.ops.span, 1 + len(self.ops) // _LOOKED_UP)
+        lines = map(np.concatenate, zip(*map(sources.of, pieces), strict=True))
+        user, library = map(self._largest, lines)
         return {key: sources.most_expensive(user.get(key, ()), library.get(key, ())) for key in {*user, *library}}
 
     def _largest(self, value: Int32 | Int64) -> dict[int, tuple[int, ...]]:
@@ -301,10 +303,12 @@ class PythonSources:
             if match is not None:
                 self._texts[name] = f"{match['file']}:{match['line']}"
                 origin[name] = origin_of(match["file"])
-        self._origin = origin[recording.python.name]
+        origin = origin[recording.python.name]
+        frames = [np.flatnonzero(origin == wanted) for wanted in (Origin.USER, Origin.LIBRARY)]
+        self._frames = [nest_chosen(recording.python, each) for each in frames]
 
     def __bool__(self) -> bool:
-        return bool((self._origin > Origin.NOBODY).any())
+        return any(len(each.order) for each in self._frames)
 
     def text(self, source: int) -> str:
         """`file:line` of what `of` found."""
@@ -333,26 +337,12 @@ class PythonSources:
         users = users[: _MOST - min(len(libraries), _OF_LIBRARIES)]
         return (*users, *libraries[: _MOST - len(users)])
 
-    def _innermost(self, span: Int64) -> tuple[Lines, Int64]:
+    def _innermost(self, span: Int64 | Int32) -> tuple[Lines, Int64]:
         """The lines around each span, and when the outer one of the two began; -1 for none."""
         spans, calls = self._recording.spans, self._recording.python
         lane, start, end = spans.lane[span], spans.start_ns[span], spans.end_ns[span]
-        frames = [np.flatnonzero(self._origin == origin) for origin in (Origin.USER, Origin.LIBRARY)]
-        user, library = (frame_around(calls, each, lane, start, end) for each in frames)
+        user, library = (innermost_around(each, calls, lane, start, end) for each in self._frames)
         user_ns = at(calls.start_ns, user, -1)
         library = np.where(at(calls.start_ns, library, -1) >= user_ns, library, -1)
         lines = Lines(at(calls.name, user, -1), at(calls.name, library, -1))
         return lines, np.where(user >= 0, user_ns, at(calls.start_ns, library, -1))
-
-
-def frame_around(calls: PythonCalls, frames: Int64, lane: Int32, start_ns: Int64, end_ns: Int64) -> Int64:
-    """Per interval the innermost of the frames that encloses it; -1 for none."""
-    is_frame: Bool = np.arange(len(frames) + len(lane)) < len(frames)
-    began = calls.start_ns[frames]
-    nesting = nest(
-        np.concatenate([calls.lane[frames], lane]),
-        np.concatenate([began, start_ns]),
-        np.concatenate([began + calls.duration_ns[frames], end_ns]),
-    )
-    frame = nearest(nesting.parent, is_frame)[len(frames) :]
-    return at(frames, frame, -1)

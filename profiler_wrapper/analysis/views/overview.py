@@ -72,11 +72,11 @@ def overview(attributed: Attributed) -> Overview | None:
 
 def _splits(attributed: Attributed, windows: StepWindows) -> tuple[StepSplit, ...]:
     """Per step what each kind adds to the time that the kinds before it cover; of all devices and threads."""
-    so_far, spans_ns = np.zeros(len(attributed.recording.spans), dtype=np.bool_), windows.end_ns - windows.start_ns
+    busy, spans_ns = union(*np.empty((2, 0), np.int64)), windows.end_ns - windows.start_ns
     covered = [np.zeros_like(spans_ns)]
     for kind in _by_priority(attributed):
-        so_far |= kind
-        busy = _union_of(attributed.recording, np.flatnonzero(so_far))
+        of_kind = _union_of(attributed.recording, np.flatnonzero(kind))
+        busy = union(*map(np.concatenate, zip(busy, of_kind, strict=True)))
         covered.append(busy.overlap(windows.start_ns, windows.end_ns))
     parts = np.diff([*covered, spans_ns], axis=0).tolist()
     columns = zip(windows.number, spans_ns.tolist(), *parts, strict=True)

@@ -19,8 +19,8 @@ import numpy as np
 from profiler_wrapper.analysis.calls import find_ops
 from profiler_wrapper.analysis.charges import Charges
 from profiler_wrapper.analysis.model import PHASES, Phase, SynchronisationRow
-from profiler_wrapper.analysis.views.operators import PythonSources, frame_around
-from profiler_wrapper.trace.nesting import innermost_around
+from profiler_wrapper.analysis.views.operators import PythonSources
+from profiler_wrapper.trace.nesting import innermost_around, nest_chosen
 from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _of_the_profiler(attributed: Attributed, calls: Int64, around: Int32) -> Boo
         own &= (begin >= spans.end_ns[ops].max()) | (end <= spans.start_ns[ops].min())
     names = [i for i in np.unique(python.name).tolist() if _OF_THE_PROFILER.search(recording.names[i])]
     frames = np.flatnonzero(np.isin(python.name, names))
-    own |= frame_around(python, frames, spans.lane[calls], begin, end) >= 0
+    own |= innermost_around(nest_chosen(python, frames), python, spans.lane[calls], begin, end) >= 0
     return own
 
 
