@@ -1,10 +1,5 @@
 """A Stable Diffusion pipeline from small configs: nothing is downloaded."""
 
-import logging
-import warnings
-
-warnings.simplefilter("ignore")
-logging.getLogger("transformers").setLevel(logging.ERROR)
 import torch
 from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
@@ -28,7 +23,7 @@ _text = CLIPTextModel(
 _letters = "abcdefghijklmnopqrstuvwxyz"
 _words = ["<|startoftext|>", "<|endoftext|>", *(f"{letter}</w>" for letter in _letters), *_letters]
 pipe = StableDiffusionPipeline(
-    vae=_vae, text_encoder=_text, unet=_unet, scheduler=DDIMScheduler(),
+    vae=_vae, text_encoder=_text, unet=_unet, scheduler=DDIMScheduler(steps_offset=1, clip_sample=False),
     tokenizer=CLIPTokenizer(vocab={word: n for n, word in enumerate(_words)}, merges=[], model_max_length=77),
     safety_checker=None, feature_extractor=None, requires_safety_checker=False,
 )  # fmt: skip

@@ -28,4 +28,9 @@ class LanguageModel(LightningModule):
 
 _ids = torch.randint(0, 128, (16, 2, 16))
 loader = torch.utils.data.DataLoader([{"input_ids": ids, "labels": ids} for ids in _ids], batch_size=None)
-options = dict(enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu")
+options = {
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "accelerator": "cpu",
+}
