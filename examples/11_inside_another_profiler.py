@@ -1,6 +1,8 @@
 """Where somebody else owns the profiler: `mark` adds the layers, `trace_handler` writes the reports.
 
-python examples/inside_another_profiler.py [--output-dir outputs]
+    python examples/11_inside_another_profiler.py [--output-dir outputs]
+
+Look at what is missing without `record_shapes=True`: the warnings say so, and no number is made up.
 """
 
 from __future__ import annotations

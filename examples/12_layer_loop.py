@@ -1,6 +1,8 @@
 """A loop over layers with the wrapper around each: every entry is one more iteration, `leave()` ends it.
 
-python examples/layer_loop.py [--layers 12] [--output-dir outputs]
+    python examples/12_layer_loop.py [--layers 12] [--output-dir outputs]
+
+Look at the line `followed:`: the named block has a value for every entry, and backward is recorded too.
 """
 
 from __future__ import annotations

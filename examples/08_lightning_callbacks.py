@@ -1,7 +1,8 @@
 """Lightning: a profile of a few steps, and the monitor beside all of them and in the Trainer's own logger.
 
-    python examples/lightning_callbacks.py [--peaks bfloat16=989] [--output-dir outputs]
+    python examples/08_lightning_callbacks.py [--peaks bfloat16=989] [--output-dir outputs]
 
+Look at `metrics.csv`, which has the monitor's numbers beside Lightning's own, and at the layer table.
 Needs Lightning (`pip install lightning`); `pytorch_lightning` works as well.
 """
 

@@ -1,7 +1,8 @@
 """The Hugging Face Trainer: a profile of a few steps, and the monitor beside all of them.
 
-    python examples/trainer_callbacks.py [--peaks bfloat16=989] [--output-dir outputs]
+    python examples/07_trainer_callbacks.py [--peaks bfloat16=989] [--output-dir outputs]
 
+Look at the Trainer's own log lines, which have the monitor's numbers, and at the layer table.
 Needs Transformers and Accelerate (`pip install 'transformers[torch]'`); nothing is downloaded.
 """
 

@@ -1,7 +1,8 @@
 """Profile the training of a Hugging Face Llama: time and memory of every layer from one with-block.
 
-    python examples/train_llama.py [--layers 4] [--hidden 128] [--output-dir outputs]
+    python examples/01_train_llama.py [--layers 4] [--hidden 128] [--output-dir outputs]
 
+Look at the column share, at the line `memory: peak`, and at the page that the last line names.
 Needs Transformers (`pip install transformers`); the model is made from its config, nothing is downloaded.
 """
 

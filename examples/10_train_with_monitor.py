@@ -1,8 +1,9 @@
 """A plain training loop with the monitor beside it: throughput, MFU and memory of every step, for weeks if need be.
 
-    python examples/train_with_monitor.py [--steps 40] [--peaks bfloat16=989] [--output-dir outputs]
+    python examples/10_train_with_monitor.py [--steps 40] [--peaks bfloat16=989] [--output-dir outputs]
 
-Nothing tells the FLOPs of this model, so the first step is measured with the profiler, and one of every 500 after it.
+Look at the picture that the last command draws. Nothing tells the FLOPs of this model, so the first step is measured
+with the profiler, and one of every 500 after it.
 """
 
 from __future__ import annotations

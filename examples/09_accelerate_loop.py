@@ -1,8 +1,9 @@
 """An Accelerate loop with the monitor: three lines of it, marked below.
 
-    python examples/accelerate_loop.py [--peaks bfloat16=989] [--output-dir outputs]
-    accelerate launch examples/accelerate_loop.py        # any number of ranks: one of them writes the job's log
+    python examples/09_accelerate_loop.py [--peaks bfloat16=989] [--output-dir outputs]
+    accelerate launch examples/09_accelerate_loop.py        # any number of ranks: one of them writes the job's log
 
+Look at samples and tokens per second: a step is one of the optimizer, with all its micro-batches.
 Needs Accelerate (`pip install accelerate`).
 """
 
@@ -34,9 +35,8 @@ def main(peaks: str | None, output_dir: Path) -> None:
     loader = torch.utils.data.DataLoader(batches, batch_size=None)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
-    monitor = TrainingMonitor(  # 1: samples and tokens of this rank's step; the job's totals follow from them
-        output_dir, peaks=peaks, model=model, batch_size=MICRO_BATCHES * CONFIG.batch, seq_length=CONFIG.tokens
-    )
+    monitor = TrainingMonitor(output_dir, peaks=peaks, model=model)  # 1
+    samples = MICRO_BATCHES * CONFIG.batch  # of this rank's step; the job's totals follow from them
     steps = 0
     for batch in loader:
         with accelerator.accumulate(model):
@@ -45,7 +45,8 @@ def main(peaks: str | None, output_dir: Path) -> None:
             optimizer.step()
             optimizer.zero_grad()
         if accelerator.sync_gradients:
-            monitor.log_step(steps, loss=loss)  # 2: a step lasts from the end of the one before
+            # 2: a step lasts from the end of the one before
+            monitor.log_step(steps, loss=loss, samples=samples, tokens=samples * CONFIG.tokens)
             steps += 1
     monitor.close()  # 3
 
