@@ -75,12 +75,18 @@ def _unlike(differences: Sequence[Difference]) -> str:
     named = [one for one in differences if one.what not in HARMLESS]
     if not named:
         return ""
-    words = [
-        f"other {one.what}" if one.what == SIZES else f"{one.what} {one.a[:_LONGEST_VALUE]} -> {one.b[:_LONGEST_VALUE]}"
-        for one in named[:_MOST_DIFFERENCES]
-    ]
+    words = [f"other {one.what}" if one.what == SIZES else _changed(one) for one in named[:_MOST_DIFFERENCES]]
     more = f" and {len(named) - _MOST_DIFFERENCES} more" if len(named) > _MOST_DIFFERENCES else ""
     return f"not alike ({'; '.join(words)}{more}): "
+
+
+def _changed(one: Difference) -> str:
+    """`torch 2.12 -> 2.13`; of lists what one side has alone: `phases +recompute`."""
+    a, b = (value.split(", ") for value in (one.a, one.b))
+    if len(a) == len(b) == 1:
+        return f"{one.what} {one.a[:_LONGEST_VALUE]} -> {one.b[:_LONGEST_VALUE]}"
+    changed = [f"-{item}" for item in a if item not in b] + [f"+{item}" for item in b if item not in a]
+    return f"{one.what} {', '.join(changed)[:_LONGEST_VALUE]}"
 
 
 def _of_total(total: ComparedTotal, like_load: bool, bases: tuple[str, str]) -> str:

@@ -204,6 +204,12 @@ def test_unlike_machines_are_said_first() -> None:
     assert compare(base, base).differences == ()
 
 
+def test_of_lists_that_differ_the_verdict_has_the_difference() -> None:
+    phases = ["accumulate_grad", "backward", "forward", "optimizer"]
+    base, other = (comparable(llama(4), phases=one) for one in (phases, [*phases[1:], "recompute"]))
+    assert compare(base, other).verdict.startswith("not alike (phases -accumulate_grad, +recompute)")
+
+
 def test_what_makes_times_alone_unlike() -> None:
     one = {"complete": True, "model": "A", "shapes": "1", "phases": ["forward"], "torch": "2.13.0", "world_size": 1}
     other = {"complete": False, "model": "B", "shapes": "2", "phases": [], "torch": "2.12.0", "world_size": 2}

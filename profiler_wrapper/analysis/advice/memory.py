@@ -114,7 +114,7 @@ def recompute_not_needed(facts: Facts) -> Iterator[Finding]:
     room = device - peak - _ROOM_LEFT * device
     needs = _kept_without(facts, layers)
     saved = max(spent, saved_at_most_ns(facts, _recomputes(facts)))
-    fix = "turn checkpointing off (model.gradient_checkpointing_disable(), no checkpoint() around blocks)"
+    fix = "turn checkpointing off (no model.activation_checkpointing_enable(), no checkpoint() around blocks)"
     if needs is not None and needs > room:
         part = max(0.0, room) / needs
         saved *= part
@@ -186,7 +186,8 @@ def recompute_would_help(facts: Facts) -> Iterator[Finding]:
         saves_bytes=saves,
         evidence=evidence,
         confidence="high",
-        fix="model.gradient_checkpointing_enable(), or torch.utils.checkpoint.checkpoint(block, x)",
+        fix="model.activation_checkpointing_enable(), of older transformers gradient_checkpointing_enable(), or "
+        "torch.utils.checkpoint.checkpoint(block, x)",
         layers=layers,
         details={"costs_us": None if costs is None else costs / NS_PER_US},
     )
