@@ -10,13 +10,22 @@ import argparse
 import ast
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from make_result_schema import _comments
 from profiler_wrapper.__main__ import _parser
 from profiler_wrapper.analysis.classes import BACKENDS
 from profiler_wrapper.analysis.model import LayerRow
+from profiler_wrapper.comparison.guard import GuardCheck, GuardFinding, GuardReport
+from profiler_wrapper.comparison.model import ChangedLayer, ComparedTotal, Comparison, WorkChange
+from profiler_wrapper.config_flops.model_flops import ModelFlops
+from profiler_wrapper.ranks.model import RanksReport, Suspect, Verdict
 from profiler_wrapper.reports.columns import COLUMNS, Column
 from profiler_wrapper.reports.result_json import FOLLOWS, LISTS, json_name
 from profiler_wrapper.run.options import OPTIONS
@@ -181,6 +190,105 @@ def _unit_of(column: Column) -> str:
     return UNITS[column.kind]
 
 
+# --- types of results ---
+
+TYPES = (
+    (Comparison, "What `compare` returns. `print` shows it, `to_dict()` gives plain data."),
+    (ComparedTotal, "One total of both sides."),
+    (ChangedLayer, "A layer whose time changed beside the rest."),
+    (WorkChange, "A layer that does other work than before."),
+    (GuardReport, "What `guard` returns. `regressed`, `judged` and `verdict` say it in short; `print` shows it."),
+    (GuardCheck, "One kind of check."),
+    (GuardFinding, "One thing that differs from the baseline."),
+    (RanksReport, "What `load_ranks` returns. `(R,)`: one value per rank. `to_dict()` gives plain data."),
+    (Verdict, "Who or what slows the job."),
+    (Suspect, "Something that may have cost time."),
+    (ModelFlops, "What `model_flops` returns; `forward`, `backward` and `total` are FLOPs."),
+)
+
+
+# Of fields without a comment, by name, or by type and name.
+FIELD_WORDS = {
+    "a": "of the first result",
+    "b": "of the second",
+    "arrivals": "who came late to collectives",
+    "backward_parts": "those of backward, under the same names",
+    "baseline": "what the baseline is called",
+    "baseline_runs": "how many runs are in the baseline",
+    "calls_a": "calls a step",
+    "cause": "the part of the step that is slow, or the kind of cause",
+    "checks": "one of each kind",
+    "classes": "by class of event and phase",
+    "clocks": "how far the clocks of the ranks were apart",
+    "communication": "each collective, send and receive, over all ranks",
+    "confidence": "how sure this is",
+    "convention": "of attention",
+    "differences": "what makes the two unlike: device, torch, types, shapes ...",
+    "error": "standard error of `change`",
+    "evidence": "sentences with the numbers that it stands on",
+    "family": "whose formula was used",
+    "flops_a": "FLOPs a step",
+    "improvements": "what is better",
+    "layer": "the layer, where it is one",
+    "layers": "all that it stands for",
+    "mfu_unknown": "why MFU is not known",
+    "ms": "share of the lost time due to the last stage of the pipeline",
+    "mw": "share of the lost time due to the slowest 3 % of ranks",
+    "name": "what it is called",
+    "name_a": "what `a` is called",
+    "noise_known": "whether both have enough steps to tell noise",
+    "notes": "what limits the comparison",
+    "parts": "those of forward, by part of the model",
+    "phase": "None: all phases",
+    "rank": "the rank, where it is one",
+    "regressions": "what is worse",
+    "replay": "the step replayed by its dependencies, where these are known",
+    "run": "what the run is called",
+    "scores": "how quick each rank was",
+    "sentence": "the verdict in words",
+    "sequences": "of the step",
+    "spans": "how many were read",
+    "stage": "the stage of the pipeline, where it is one",
+    "status": "what came of it",
+    "tokens": "of the step",
+    "totals": "time of a step, peak memory, FLOPs ...",
+    "unattributed": "by reason",
+    "unit": "of `a` and `b`",
+    "verdict": "what it comes to",
+    "world_size": "ranks of the job",
+    "ChangedLayer.layers": "the layers that `layer` stands for",
+    "ComparedTotal.change": "relative",
+    "ComparedTotal.decision": "whether the change is beyond the noise",
+    "GuardFinding.after": "the value of the run",
+    "RanksReport.layers": "times of blocks, by rank",
+    "WorkChange.layers": "the layers that `layer` stands for",
+}
+
+
+def types() -> str:
+    """The fields of what the public functions return, with the comments beside them."""
+    parts = []
+    for kind, text in TYPES:
+        hints, said = get_type_hints(kind), _comments(kind)
+        rows = []
+        for one in fields(kind):
+            words = said.get(one.name) or FIELD_WORDS.get(f"{kind.__name__}.{one.name}") or _field_words(one.name)
+            rows.append((code(one.name), _choices(hints[one.name]) or code(one.type), words.replace("None", "`None`")))
+        parts += [f"### {kind.__name__}", text, table("field", "type", "meaning", rows=rows)]
+    return "\n\n".join(parts)
+
+
+def _field_words(name: str) -> str:
+    if name.endswith("_b"):
+        return "the same of `b`"
+    return FIELD_WORDS[name]
+
+
+def _choices(hint: Any) -> str:
+    """`"high"` or `"low"`, of a Literal."""
+    return " or ".join(code(json.dumps(one)) for one in get_args(hint)) if get_origin(hint) is Literal else ""
+
+
 # --- keys of result.json ---
 
 
@@ -330,12 +438,14 @@ def _quoted(text: str) -> str:
 # --- pages ---
 
 PARTS: dict[str, Callable[[], str]] = {
+    "types": types,
     "commands": commands,
     "layer-table": layer_table,
     "result-json": result_json,
     "wrong-use": wrong_use,
 }
 PAGES = {
+    "reference/api.md": ("types",),
     "reference/command-line.md": ("commands",),
     "reference/columns.md": ("layer-table", "result-json"),
     "reference/warnings.md": ("wrong-use",),

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import inspect
+import json
+import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+import profiler_wrapper
+from profiler_wrapper import compat
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -36,6 +43,61 @@ def test_a_part_without_its_place_is_an_error() -> None:
 
 def test_every_command_and_option_is_on_the_page() -> None:
     text = make_reference.commands()
-    for part in ("## guard", "`--update`", "| `--seconds S` | 15 |", "`RUN [RUN ...]`", "| `--format {text,json}` | `text` |"):
+    for part in (
+        "## guard",
+        "`--update`",
+        "| `--seconds S` | 15 |",
+        "`RUN [RUN ...]`",
+        "| `--format {text,json}` | `text` |",
+    ):
         assert part in text
     assert "(default: 15)" not in text
+
+
+def test_every_public_name_is_on_the_page_of_the_api() -> None:
+    text = (REFERENCE / "api.md").read_text(encoding="utf-8")
+    missing = [name for name in profiler_wrapper.__all__ if f".{name}\n" not in text and f"`{name}` |" not in text]
+    assert set(missing) == {"RanksReport"} and "### RanksReport" in text
+    assert [name for name in compat.__all__ if f".{name}\n" not in text and name != "MyTimer"] == []
+
+
+def test_every_option_is_on_its_page_with_its_default() -> None:
+    text = (REFERENCE / "options.md").read_text(encoding="utf-8").partition("## In the environment")[0]
+    rows = [line.split(" | ")[:2] for line in text.splitlines() if line.startswith("| `")]
+    said = {name: default for names, default in rows for name in re.findall(r"`(\w+)`", names)}
+    parameters = inspect.signature(profiler_wrapper.ProfilerWrapper).parameters
+    wanted = {
+        name: f"`{json.dumps(one.default) if isinstance(one.default, str) else one.default}`"
+        for name, one in parameters.items()
+    }
+    del wanted["of_torch"]
+    assert {name: said.get(name) for name in wanted} == wanted
+
+
+def test_every_variable_that_is_read_is_on_its_page() -> None:
+    text = (REFERENCE / "environment.md").read_text(encoding="utf-8")
+    assert {"RANK", "PROFILER_WRAPPER_RUN", "COLUMNS", "MPI_LOCALRANKID"} <= variables()
+    assert {name for name in variables() if f"`{name}`" not in text} == set()
+
+
+def variables() -> set[str]:
+    """Names of environment variables in the package: what `environ` or `environment` is asked for, and constants."""
+    found = set()
+    for path in (ROOT / "profiler_wrapper").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            asked: list[ast.AST] = []
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in ("get", "getenv")
+            ):
+                asked = list(node.args[:1]) if "environ" in ast.unparse(node.func) or node.func.attr == "getenv" else []
+            elif isinstance(node, ast.Subscript) and "environ" in ast.unparse(node.value):
+                asked = [node.slice]
+            elif isinstance(node, ast.Assign) and re.search(
+                "VARIABLE|SWITCH|_LAUNCHERS|_WORKERS$|_ENVIRONMENT", ast.unparse(node.targets[0])
+            ):
+                asked = [node.value]
+            constants = (one for part in asked for one in ast.walk(part) if isinstance(one, ast.Constant))
+            found |= {one.value for one in constants if re.fullmatch(r"[A-Z][A-Z0-9_]{3,}", str(one.value))}
+    return found
