@@ -101,3 +101,50 @@ def variables() -> set[str]:
             constants = (one for part in asked for one in ast.walk(part) if isinstance(one, ast.Constant))
             found |= {one.value for one in constants if re.fullmatch(r"[A-Z][A-Z0-9_]{3,}", str(one.value))}
     return found
+
+
+# Files whose notes belong to what they print or draw, and are no warnings.
+DRAWN = ("ranks/text.py", "reports/", "monitor/reports.py")
+
+
+def told() -> list[str]:
+    """Texts of warnings and errors, but those of WrongUse, whose list is made from the code."""
+    errors = [name for name in make_reference.ERRORS if name != "WrongUse"]
+    found = [text for _, text in make_reference.messages([*make_reference.CALLS, *errors, "note", "_note"])]
+    for path in sorted((ROOT / "profiler_wrapper").rglob("*.py")):
+        if str(path.relative_to(ROOT / "profiler_wrapper")).startswith(DRAWN):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and re.search(r"(warnings|notes)\.append$", ast.unparse(node.func)):
+                found += [make_reference._text(one) for one in node.args]
+    return [text for text in found if len(text.replace("…", " ").split()) > 2]
+
+
+def test_every_warning_has_its_cure() -> None:
+    page = plain((REFERENCE / "warnings.md").read_text(encoding="utf-8"))
+    texts = told()
+    assert len(texts) > 140 and "the recording of … is lost: …" in texts
+    missing = [text for text in texts if plain(max(text.split("…"), key=len)) not in page]
+    assert missing == [], "say in docs/reference/warnings.md what it comes from, and what to do"
+
+
+def plain(text: str) -> str:
+    return " ".join(text.replace("`", "").replace("\\|", "|").split())
+
+
+def test_every_text_on_the_page_is_said_somewhere() -> None:
+    said = set()
+    for path in (ROOT / "profiler_wrapper").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.Constant, ast.JoinedStr)):
+                said.add(plain(make_reference._text(node)))
+    everything = "\n".join(said)
+    rows = re.findall(r"^\| (`.*?`) \| ", (REFERENCE / "warnings.md").read_text(encoding="utf-8"), re.MULTILINE)
+    texts = [text for row in rows for text in re.findall(r"`([^`]+)`", row)]
+    assert len(texts) > 150
+    pieces = {text: [plain(part) for part in re.split("…|: |, |; ", text)] for text in texts}  # some are put together
+    assert [text for text, parts in pieces.items() if not any(is_said(part, everything) for part in parts)] == []
+
+
+def is_said(part: str, everything: str) -> bool:
+    return len(part) >= 8 and part in everything
