@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -372,16 +373,23 @@ CALLS = ("warn", "warn_once")
 ERRORS = ("WrongUse", "BrokenTrace", "BrokenSnapshot", "EmptyRecording", "UnknownLayer", "MissingPackage")
 
 
+@cache
+def package() -> dict[str, list[ast.AST]]:
+    """All nodes of each file of the package, by its path."""
+    paths = sorted(PACKAGE.rglob("*.py"))
+    return {str(path.relative_to(PACKAGE)): list(ast.walk(ast.parse(path.read_text("utf-8")))) for path in paths}
+
+
 def messages(names: Iterable[str]) -> Iterator[tuple[str, str]]:
     """File and text of each call of these functions or classes that has a text; `…` stands for what is put in."""
     wanted = set(names)
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path, nodes in package().items():
+        for node in nodes:
             if isinstance(node, ast.Call) and _name(node.func) in wanted:
                 for argument in reversed(node.args[:2]):
                     text = _text(argument)
                     if text and (_name(node.func) != "warn_once" or argument is node.args[1]):
-                        yield str(path.relative_to(PACKAGE)), text
+                        yield path, text
                         break
 
 
@@ -411,6 +419,7 @@ SUBJECTS = {
     "Many ranks": ("ranks/",),
     "`compat`": ("compat.py",),
     "Files and paths": ("trace/",),
+    "Others": (),
 }  # fmt: skip
 
 
@@ -418,9 +427,7 @@ def wrong_use() -> str:
     """All messages of WrongUse by subject; each says what to give."""
     by_subject: dict[str, list[str]] = {subject: [] for subject in SUBJECTS}
     for file, text in messages(["WrongUse"]):
-        subject = next((one for one, starts in SUBJECTS.items() if file.startswith(starts)), None)
-        if subject is None:
-            raise ValueError(f"{file}: add it to SUBJECTS of docs/make_reference.py")
+        subject = next((one for one, starts in SUBJECTS.items() if file.startswith(starts)), "Others")
         if len(text.replace("…", "").split()) > 1 and text not in by_subject[subject]:
             by_subject[subject].append(text)
     options = by_subject["Options of `ProfilerWrapper`"]
@@ -428,6 +435,7 @@ def wrong_use() -> str:
     return "\n\n".join(
         f"### {subject}\n\n" + "\n".join(f"- {_quoted(text)}" for text in texts)
         for subject, texts in by_subject.items()
+        if texts
     )
 
 

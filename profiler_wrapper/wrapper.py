@@ -46,16 +46,16 @@ class ProfilerWrapper:
         print(prof.result)
 
     Under defaults two steps are recorded in full as warm-up (more while `torch.compile` compiles), then
-    three without shapes, whose times are reported; then nothing of ours is left in the loop. A child process writes the
-    files while the loop runs on, and the table is printed when the block ends. A block that ends
-    earlier reports what it has.
+    three without shapes, whose times are reported; then the loop runs on without the profiler. A child process
+    writes the files meanwhile, and the table is printed when the block ends. A block that ends earlier reports
+    what it has.
 
     The block may be entered again and again, as around each layer of a loop over layers. From the second
     entry on one session stays open until `leave()`, the growth bound or the exit; each entry is one more
     iteration, and what happens between the entries (the backward) is recorded too. So that the first
     layer's backward is in it as well, the session already stays open after the first exit if the block
-    ended no step, ran no backward, and called only a part of a model (a module that another one or a list
-    of its like holds). The files of such a block are written by `leave()`, by asking for `result`, or at
+    ended no step, ran no backward, and called only a part of a model (a module inside another one, or in a
+    list of them). The files of such a block are written by `leave()`, by asking for `result`, or at
     exit; if it is not entered again, recording ends with the next optimizer step.
 
     Args:

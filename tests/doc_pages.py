@@ -28,7 +28,7 @@ DOCS = ROOT / "docs"
 PRELUDES = Path(__file__).parent / "docs_preludes"
 
 RUN = {"python", "sh"}
-SHOWN = {"text", "console", "json", "yaml", "bash", "toml", "ini", "csv", "diff"}
+SHOWN = {"text", "console", "json", "yaml", "bash", "toml", "ini", "csv", "diff", "html", "markdown"}
 PROGRAMS = (["profiler-wrapper"], ["python", "-m", "profiler_wrapper"])
 
 _FENCE = re.compile(r"(?P<indent>[ \t]*)(?P<fence>`{3,}|~{3,})[ \t]*(?P<language>[\w+-]*)[^`]*")

@@ -8,6 +8,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -30,6 +31,12 @@ def name_of(path: Path) -> str:
 
 @pytest.fixture
 def main_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    with program(tmp_path, monkeypatch) as module:
+        yield module
+
+
+@contextmanager
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """A program of its own, as far as one process allows; what it leaves behind goes with it."""
     module = ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", module)
@@ -74,6 +81,7 @@ def left_on() -> list[str]:
         torch.distributed.destroy_process_group()
         found.append("a process group")
     if profiler_is_on():
+        torch.autograd._disable_profiler()
         found.append("a profiler")
     return found
 
@@ -142,6 +150,36 @@ def test_a_block_that_fails_is_named_with_its_line(
 ) -> None:
     with pytest.raises(PageError, match=said):
         run_page(written(tmp_path, text), main_module)
+
+
+def test_what_a_page_leaves_behind_goes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = os.getcwd()
+    text = (
+        "```python\nimport logging, os, torch, profiler_wrapper as pw\nos.environ['PAGE'] = '1'\n"
+        "torch.set_default_dtype(torch.float64)\ntorch.set_grad_enabled(False)\nlogging.basicConfig(level=10)\n"
+        "pw.register_family('page')(lambda fields, batch: None)\nwith pw.global_timer('span'): pass\n```"
+    )
+    level, timer_before = logging.root.level, profiler_wrapper.global_timer
+    with monkeypatch.context() as patch, program(tmp_path, patch) as module:
+        run_page(written(tmp_path, text), module)
+        assert list(tmp_path.glob("outputs/*/timers/timer_rank0.jsonl"))
+    assert (os.getcwd(), torch.get_default_dtype(), logging.root.level) == (here, torch.float32, level)
+    assert torch.is_grad_enabled() and "PAGE" not in os.environ and "page" not in FAMILIES
+    assert profiler_wrapper.global_timer is timer_before is timer.global_timer
+
+
+@pytest.mark.parametrize(
+    ("code", "what"),
+    [
+        ("dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)", "a process group"),
+        ("torch.profiler.profile().start()", "a profiler"),
+    ],
+)
+def test_what_goes_on_is_found_and_ended(tmp_path: Path, main_module: ModuleType, code: str, what: str) -> None:
+    assert left_on() == []
+    run_page(written(tmp_path, f"```python\nimport torch, torch.distributed as dist\n{code}\n```"), main_module)
+    assert left_on() == [what]
+    assert left_on() == []
 
 
 @pytest.mark.parametrize(

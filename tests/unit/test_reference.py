@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import json
 import re
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -80,11 +81,12 @@ def test_every_variable_that_is_read_is_on_its_page() -> None:
     assert {name for name in variables() if f"`{name}`" not in text} == set()
 
 
+@cache
 def variables() -> set[str]:
     """Names of environment variables in the package: what `environ` or `environment` is asked for, and constants."""
     found = set()
-    for path in (ROOT / "profiler_wrapper").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for nodes in make_reference.package().values():
+        for node in nodes:
             asked: list[ast.AST] = []
             if (
                 isinstance(node, ast.Call)
@@ -111,11 +113,11 @@ def told() -> list[str]:
     """Texts of warnings and errors, but those of WrongUse, whose list is made from the code."""
     errors = [name for name in make_reference.ERRORS if name != "WrongUse"]
     found = [text for _, text in make_reference.messages([*make_reference.CALLS, *errors, "note", "_note"])]
-    for path in sorted((ROOT / "profiler_wrapper").rglob("*.py")):
-        if str(path.relative_to(ROOT / "profiler_wrapper")).startswith(DRAWN):
-            continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and re.search(r"(warnings|notes)\.append$", ast.unparse(node.func)):
+    for path, nodes in make_reference.package().items():
+        for node in () if path.startswith(DRAWN) else nodes:
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            if node.func.attr == "append" and ast.unparse(node.func.value).endswith(("warnings", "notes")):
                 found += [make_reference._text(one) for one in node.args]
     return [text for text in found if len(text.replace("…", " ").split()) > 2]
 
@@ -134,8 +136,8 @@ def plain(text: str) -> str:
 
 def test_every_text_on_the_page_is_said_somewhere() -> None:
     said = set()
-    for path in (ROOT / "profiler_wrapper").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for nodes in make_reference.package().values():
+        for node in nodes:
             if isinstance(node, (ast.Constant, ast.JoinedStr)):
                 said.add(plain(make_reference._text(node)))
     everything = "\n".join(said)
