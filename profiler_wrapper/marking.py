@@ -123,6 +123,15 @@ def trace_handler(
     Exports the trace of each cycle and writes our reports beside it. It never raises: an exception
     there would replace the user's own.
 
+    Args:
+        output_dir: where run directories are made.
+        prefix: what file names begin with; None: `profile`.
+        run_name: name of the run's directory; the same on all ranks.
+        track: names, regular expressions or functions to follow as series, as of `ProfilerWrapper`.
+        files: which files, as of `ProfilerWrapper`.
+        trace: `"json"`, `"json.gz"` or False; None: plain, gzipped past 8 ranks.
+        print_summary: print the layer table of each cycle.
+
     Raises:
         WrongUse: an argument means nothing here.
     """

@@ -48,7 +48,7 @@ class ProfileResult(Analysis):
         """All ranks of the run beside one another, made when first asked for; None where there is but one.
 
         Raises:
-            As `load_ranks`.
+            BrokenTrace, EmptyRecording, MissingPackage, OSError: as `load_ranks`.
         """
         if not self._ranks and self.source is not None:
             from profiler_wrapper.ranks.load import load_ranks, run_of

@@ -46,16 +46,16 @@ class ProfilerWrapper:
         print(prof.result)
 
     Under defaults two steps are recorded in full as warm-up (more while `torch.compile` compiles), then
-    three without shapes, whose times are reported; then nothing of ours is left in the loop. A child process writes the
-    files while the loop runs on, and the table is printed when the block ends. A block that ends
-    earlier reports what it has.
+    three without shapes, whose times are reported; then the loop runs on without the profiler. A child process
+    writes the files meanwhile, and the table is printed when the block ends. A block that ends earlier reports
+    what it has.
 
     The block may be entered again and again, as around each layer of a loop over layers. From the second
     entry on one session stays open until `leave()`, the growth bound or the exit; each entry is one more
     iteration, and what happens between the entries (the backward) is recorded too. So that the first
     layer's backward is in it as well, the session already stays open after the first exit if the block
-    ended no step, ran no backward, and called only a part of a model (a module that another one or a list
-    of its like holds). The files of such a block are written by `leave()`, by asking for `result`, or at
+    ended no step, ran no backward, and called only a part of a model (a module inside another one, or in a
+    list of them). The files of such a block are written by `leave()`, by asking for `result`, or at
     exit; if it is not entered again, recording ends with the next optimizer step.
 
     Args:
@@ -69,7 +69,8 @@ class ProfilerWrapper:
             in all; False: in none. While shapes are recorded torch may hold on to tensors: nothing for
             Transformers' Llama, 2 GB under `torch.vmap`.
         with_stack: record Python stacks; costly.
-        log_dir, mem_dir: where the tables and the memory snapshot go, if not into the run's directory.
+        log_dir: where the tables go, if not into the run's directory.
+        mem_dir: where the memory snapshot goes, if not into the run's directory.
         enabled_record_memory_pickle: record the CUDA allocator's history and dump it as a pickle.
         enabled_record_cuda_average_time: draw the time of every layer and step.
         enable_record_cuda_mm: draw and list the memory of every layer.
@@ -84,8 +85,9 @@ class ProfilerWrapper:
         files: `"auto"`, `"all"`, or some of `trace`, `full_trace`, `result`, `report`, `time_plot`, `memory_plot`,
             `memory_text`, `log`, `roofline_plot`, `categories_plot`, `memory_log`, `sunbursts`.
         trace: `"json"`, `"json.gz"` or False; None: plain, gzipped past 8 ranks.
-        rank, device_mesh, coordinates: who this is in the job, where it cannot be found out: a number, a
-            `DeviceMesh`, or the place in one (`{"dp": 1, "tp": 0, "pp": 3}`).
+        rank: which rank this is, where it cannot be found out.
+        device_mesh: the `DeviceMesh` of the job, where the model's parameters do not carry it.
+        coordinates: the place of this rank in the mesh: `{"dp": 1, "tp": 0, "pp": 3}`.
         ranks: which ranks record at all: `0`, `"0-3,8"` or a list; None: all. The others do nothing, and none
             waits for another.
         local_dir: a directory on the node's own disk to write to first; a copy goes to `output_dir` afterwards.

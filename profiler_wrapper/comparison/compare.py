@@ -122,8 +122,10 @@ def compare(a: Source, b: Source, *, name_a: str = "", name_b: str = "") -> Comp
     of `rows` and `unattributed` add up to the total of each side, to the nanosecond.
 
     Args:
-        a, b: results, or what `load` reads: traces, directories of runs, result.json.
-        name_a, name_b: what they are called; else their paths.
+        a: a result, or what `load` reads: a trace, the directory of a run, a result.json.
+        b: the same, of what is now.
+        name_a: what `a` is called; else its path.
+        name_b: what `b` is called; else its path.
 
     Raises:
         BrokenTrace, EmptyRecording, OSError: as `load`.

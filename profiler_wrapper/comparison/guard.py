@@ -161,9 +161,10 @@ def guard(
     says why.
 
     Args:
-        baseline: the file that `baseline` is kept in, else a result, a trace or the directory of a run.
+        baseline: the file that `guard --update` wrote, else a result, a trace or the directory of a run.
         runs: a result, a trace or a directory of a run; several are judged together: a regression is in all of them.
-        baseline_name, run_name: what they are called; else their paths.
+        baseline_name: what the baseline is called; else its path.
+        run_name: what the runs are called; else their paths.
 
     Raises:
         WrongUse: they are of different models, or the file is no baseline.

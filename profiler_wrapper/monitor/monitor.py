@@ -59,7 +59,7 @@ class MonitoredStep:
 class TrainingMonitor:
     """Step time, FLOP/s, throughput, MFU, memory and, if asked for, the parts of every step of a training loop.
 
-    Tell it of steps in one of three ways::
+    Tell it of steps in one of three ways:
 
         monitor.start_step(); ...; monitor.end_step(tokens=n, loss=loss)
         with monitor.step(tokens=n): ...
@@ -88,15 +88,21 @@ class TrainingMonitor:
             `None`: as in `config`; by default every 500 steps where nothing else tells the FLOPs.
         model: tells its config, the type of its numbers, and what forward is.
         model_config: for FLOPs by formula; by default `model`'s.
-        batch_size, seq_length: of this rank's batch of one step, all micro-batches together. They are believed; one
-            warning says where the first step's calls of `model` contradict them.
+        batch_size: sequences of this rank's batch of one step, all micro-batches together. It is believed; one
+            warning says where the first step's calls of `model` contradict it.
+        seq_length: tokens of each; believed as well.
         flops_per_step: of forward and backward on this rank's batch.
         convention: of attention: "full", or "causal", which leaves out what a causal mask hides.
         peaks: as `find_peaks` takes them: 989, "bfloat16=989,float8=1979", a file of `peaks --measure`.
         dtype: of the model's matrix products, where it is not that of its parameters (autocast).
         counts: "rank": samples, tokens and FLOPs given are this rank's. "job": those of all ranks.
-        world_size, data_parallel, tensor_parallel, pipeline_parallel, context_parallel, device_mesh, rank: of the
-            job, where the process group and the environment don't tell.
+        world_size: ranks of the job; as the next six, where the process group and the environment don't tell.
+        data_parallel: ranks with batches of their own.
+        tensor_parallel: ranks that share the layers of a stage.
+        pipeline_parallel: stages of the pipeline.
+        context_parallel: ranks that share the tokens of a sequence.
+        device_mesh: the `DeviceMesh` of the job.
+        rank: of this process.
         log_rank: the one that writes; negative: counted from the last. The others only keep the numbers.
         sinks: in the place of those that `config` asks for.
         optimizer: its step is the optimizer's part of a step, and its learning rate the one that is logged.
@@ -223,8 +229,11 @@ class TrainingMonitor:
         """The step ends. Without a begin, it began where the one before ended.
 
         Args:
-            tokens, samples: of this rank's batch, all micro-batches together; numbers or tensors of one.
-            loss, grad_norm, learning_rate: as they are logged; numbers or tensors of one, also on the device.
+            tokens: of this rank's batch, all micro-batches together; a number or a tensor of one.
+            samples: the same, of its sequences.
+            loss: as it is logged; a number or a tensor of one, also on the device.
+            grad_norm: the same.
+            learning_rate: the same.
             epoch: its number.
             attention_mask: of this rank's batch, (sequences, places), or a list with those of the micro-batches;
                 where it is not 0 there are real tokens, which are counted where `tokens` is not given.

@@ -314,8 +314,14 @@ class LayerTimer:
 
     Args:
         model: as the loop calls it, wrappers included; of `torch.distributed.pipelining` the schedule or the stage.
-        output_dir, run_name, prefix, rank, world_size, device_mesh, device: as `Timer` takes them.
+        output_dir: as `Timer` takes it, and so are the others below.
         optimizer: only its steps are the optimizer's part of a step, where a loop has several.
+        run_name: name of the run's directory.
+        prefix: what a name by the job or the time begins with.
+        rank: of this process.
+        world_size: ranks of the job.
+        device_mesh: the `DeviceMesh` of the job.
+        device: "cpu": no times of an accelerator.
 
     Raises:
         WrongUse: an argument has a value that means nothing.

@@ -90,7 +90,9 @@ class Timer:
         output_dir: where the run's directory is.
         run_name: its name; by default PROFILER_WRAPPER_RUN, the job's id, or the time.
         prefix: what a name by the job or the time begins with.
-        rank, world_size, device_mesh: where the process group and the environment don't tell.
+        rank: of this process, where the process group and the environment don't tell.
+        world_size: ranks of the job, where these don't tell.
+        device_mesh: the `DeviceMesh` of the job, where these don't tell.
         device: "cpu": no events; by default the accelerator that torch finds.
         gc: the pauses of the garbage collector from 0.1 ms on are spans, too.
 
