@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 from profiler_wrapper import __version__
 from profiler_wrapper.analysis.time_rows import Track
+from profiler_wrapper.capture.layers import find_stages
 from profiler_wrapper.capture.owned_tensors import OwnedTensors
-from profiler_wrapper.capture.records import RecordedTrace, Window
-from profiler_wrapper.capture.runinfo import run_info
+from profiler_wrapper.capture.records import RecordedTrace, RunInfo, Window
+from profiler_wrapper.capture.runinfo import is_in_pipeline, run_info
 from profiler_wrapper.capture.scopes import LayerScopes, RootCall
 from profiler_wrapper.capture.torch_state import OptimizerSteps, profiler_is_on, records_here
 from profiler_wrapper.errors import warn
@@ -28,7 +29,13 @@ class LayerMarking:
     """Layer marks on a model, until `remove()` or the end of its `with`."""
 
     def __init__(self, model: object | None, layers: Any) -> None:
-        self.scopes = LayerScopes(model, layers=layers, on_root_enter=_held.root_enters)
+        self.stages = find_stages(model)
+        self.scopes = LayerScopes(
+            model,
+            layers=layers,
+            in_pipeline=is_in_pipeline(model, None, None),
+            on_root_enter=_held.root_enters,
+        )
         self.scopes.attach()
         for warning in self.scopes.warnings:
             warn(warning)
@@ -153,12 +160,21 @@ def trace_handler(
             return
         try:
             if not finisher:
-                finisher.append(Finisher(options, run_info(version=__version__), _marked_layers, _compiled_code))
+                finisher.append(Finisher(options, _run_info(), _marked_layers, _compiled_code))
             _handle(profiler, finisher[0], steps)
         except Exception as error:
             warn(f"the reports of this trace were not written: {type(error).__name__}: {error}")
 
     return on_trace_ready
+
+
+def _run_info() -> RunInfo:
+    """Of this process; the marked models tell its place in the device mesh and in a pipeline."""
+    return run_info(
+        modules=[root.module for marking in _marking for root in marking.scopes.roots()],
+        stages=[stage for marking in _marking for stage in marking.stages],
+        version=__version__,
+    )
 
 
 def _marked_layers() -> list[dict[str, Any]]:

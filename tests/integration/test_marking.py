@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,52 @@ def test_marks_and_reports_in_a_profiler_of_the_users(case: Case, tmp_path: Path
         categories = result.memory["categories"]
         assert categories["params"] >= parameters
         assert categories["os_state"] >= 2 * parameters
+
+
+def test_the_device_mesh_of_a_marked_model_names_the_directory(case: Case, tmp_path: Path, process_group: None) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(case.model, mesh=init_device_mesh("cpu", (1,), mesh_dim_names=("dp_shard",)))
+    with (
+        pw.mark(case.model),
+        torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU],
+            on_trace_ready=pw.trace_handler(tmp_path, files=QUICK, print_summary=False),
+        ),
+    ):
+        models.train_step(case, case.model, models.optimizer_of(case.model))
+    (path,) = tmp_path.rglob("result.json")
+    assert path.parent.name.startswith("rank0_dp")
+
+
+def test_marked_chunks_of_megatron_go_by_the_number_in_the_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    class TransformerLayer(nn.Module):
+        def __init__(self, number: int) -> None:
+            super().__init__()
+            self.layer_number = number  # from 1, in the whole model
+            self.mlp = nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.mlp(x)
+
+    class Chunk(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(TransformerLayer(number) for number in (5, 6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    state = types.SimpleNamespace(get_pipeline_model_parallel_world_size=lambda: 4)
+    monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", state)
+    chunk = Chunk()
+    with pw.mark([chunk]) as marking:
+        chunk(torch.ones(1, 2))
+        names = {layer["path"] for layer in marking.scopes.describe()}
+    assert {"layers.4", "layers.5"} <= names
 
 
 def test_steps_of_a_schedule() -> None:
