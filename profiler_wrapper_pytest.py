@@ -1,13 +1,11 @@
-"""The pytest plugin of profiler_wrapper: `@pytest.mark.profile_layers(max_peak="1 GiB", ...)` on a test.
+"""The pytest plugin: `@pytest.mark.profile_layers(max_peak="1 GiB")` on a test.
 
-Imports neither torch nor profiler_wrapper before a marked test runs, so that it costs other test suites nothing.
+Imports neither torch nor profiler_wrapper before a marked test runs, so that it costs other tests nothing.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Generator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,25 +17,18 @@ _MARK = "profile_layers"
 _LIMITS: pytest.StashKey[Limits] = pytest.StashKey()
 _HELP = (
     f"{_MARK}(max_peak=None, max_launches=None, max_flops=None, max_graph_breaks=None, max_synchronisations=None, "
-    "baseline=None): profile the test's body by layer, and fail where it needs more. max_peak: memory, in bytes or as "
-    "text ('1 GiB', '500 MB'); max_launches: kernels and copies a step on a device, ops on a CPU; max_flops: FLOPs a "
-    "step; max_graph_breaks: places where torch.compile could not go on; max_synchronisations: waits for the device "
-    "a step; baseline: a file of `profiler-wrapper guard --update`, or a directory with one for each test."
+    "baseline=None): profile the body of the test by layer, and fail it where it needs more. max_peak: bytes, or text "
+    "such as '1 GiB'. Launches (kernels, on a CPU ops), FLOPs and synchronisations are those of a step. baseline: a "
+    "file that --profile-layers-update writes, or a directory for one of each test."
 )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("profiler_wrapper")
-    group.addoption(
-        "--profile-layers-dir",
-        metavar="DIR",
-        help=f"keep results and traces of tests marked {_MARK} there (default: in pytest's temporary directory)",
-    )
-    group.addoption(
-        "--profile-layers-update",
-        action="store_true",
-        help=f"write the baselines of tests marked {_MARK} instead of comparing with them",
-    )
+    where = f"keep the files of tests marked {_MARK} there (default: in pytest's temporary directory)"
+    group.addoption("--profile-layers-dir", metavar="DIR", help=where)
+    what = f"write the baselines of tests marked {_MARK} instead of comparing with them"
+    group.addoption("--profile-layers-update", action="store_true", help=what)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -45,65 +36,48 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    if not isinstance(item, pytest.Function) or item.get_closest_marker(_MARK) is None:
-        return
-    if "tmp_path_factory" not in item.fixturenames:
+    if isinstance(item, pytest.Function) and item.get_closest_marker(_MARK):
         item.fixturenames.append("tmp_path_factory")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """What the mark says, before the test's fixtures are made."""
-    marks = list(item.iter_markers(_MARK))
-    if not marks:
+    """Read the mark, before the test's fixtures are made."""
+    if not (marks := list(item.iter_markers(_MARK))):
         return
     from profiler_wrapper.errors import WrongUse
-    from profiler_wrapper.integrations.limits import Limits
+    from profiler_wrapper.integrations.limits import begin_test, read_limits
 
-    limits, problem = None, ""
+    given: dict[str, Any] = {}
+    for mark in reversed(marks):  # the nearest one counts
+        given |= {**dict.fromkeys(map(repr, mark.args)), **mark.kwargs}
+    update = item.config.getoption("profile_layers_update")
+    problem = None
     try:
-        given: dict[str, Any] = {}
-        for mark in reversed(marks):  # the nearest one counts
-            if mark.args:
-                raise WrongUse(f"{mark.args[0]!r} is given without a keyword. Give max_peak={mark.args[0]!r}, say.")
-            given |= mark.kwargs
-        limits = Limits.of(given, root=item.config.rootpath, test=item.name)
-        if not item.config.getoption("profile_layers_update"):
-            limits.check_baseline()
+        item.stash[_LIMITS] = read_limits(given, root=item.config.rootpath, test=item.name, update=update)
     except WrongUse as error:
-        problem = str(error)
-    if limits is None or problem:
-        pytest.fail(f"@pytest.mark.{_MARK}: {problem}", pytrace=False)
-    if limits.counts_graph_breaks and "torch._dynamo" in sys.modules:
-        limits.forget_compiled()
-    item.stash[_LIMITS] = limits
+        problem = f"@pytest.mark.{_MARK}: {error}"
+    if problem is not None:
+        pytest.fail(problem, pytrace=False)
+    begin_test(item.stash[_LIMITS])
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Runs the body of a marked test under `ProfilerWrapper`."""
+    """Run the body of a marked test under `ProfilerWrapper`."""
     limits = item.stash.get(_LIMITS, None)
     if limits is None:
         return (yield)
-    prof = limits.profiler(_directory(item), item.nodeid)
+    from profiler_wrapper.integrations.limits import failure, make_profiler
+
+    given = item.config.getoption("profile_layers_dir")
+    base = item.funcargs["tmp_path_factory"].getbasetemp()  # type: ignore[attr-defined]
+    prof = make_profiler(limits, item.config.invocation_params.dir / given if given else base / _MARK, item.nodeid)
     try:
         with prof:
             outcome = yield
     except (Exception, pytest.fail.Exception):
-        found = limits.judge(prof, raised=True)
-        item.add_report_section("call", _MARK, found.message or "within its limits until it failed")
+        item.add_report_section("call", _MARK, failure(limits, prof, raised=True))
         raise
-    found = limits.judge(prof, update=item.config.getoption("profile_layers_update"))
-    item.user_properties += [(f"{_MARK}_{name}", value) for name, value in found.measured.items()]
-    for note in found.notes:
-        item.warn(pytest.PytestWarning(f"{_MARK}: {note}"))
-    if found.message:
-        pytest.fail(found.message, pytrace=False)
+    if message := failure(limits, prof):
+        pytest.fail(message, pytrace=False)
     return outcome
-
-
-def _directory(item: pytest.Item) -> Path:
-    given = item.config.getoption("profile_layers_dir")
-    if given:
-        return item.config.invocation_params.dir / Path(given)
-    base: Path = item.funcargs["tmp_path_factory"].getbasetemp()  # type: ignore[attr-defined]
-    return base / _MARK

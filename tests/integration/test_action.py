@@ -38,7 +38,7 @@ def act(summary: Path, **given: str) -> subprocess.CompletedProcess[str]:
     inputs = {name: str(one.get("default", "")) for name, one in ACTION["inputs"].items()} | given
     (step,) = ACTION["runs"]["steps"]
     assert (ACTION["runs"]["using"], step["shell"]) == ("composite", "bash")
-    values = {name: text for name, text in step["env"].items()}
+    values: dict[str, str] = step["env"]
     for name, value in inputs.items():
         values = {key: text.replace(f"${{{{ inputs.{name} }}}}", value) for key, text in values.items()}
     assert "${{" not in step["run"]  # an input in the script itself could be a command

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 import guarded_runs
+from profiler_wrapper.comparison.baseline import What, make_baseline
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.integrations.limits import Limits
+from profiler_wrapper.integrations.limits import read_limits
+from profiler_wrapper.result import load
 
 pytest_plugins = ["pytester"]
 
@@ -74,16 +76,16 @@ def said(report: pytest.TestReport) -> str:
 
 
 @pytest.mark.parametrize(
-    ("plant", "limit", "where"),
+    ("plant", "limit", "what", "where"),
     [
-        ("eager attention", "launches", ".self_attn forward"),
-        ("larger tensor", "peak", "activation"),
-        ("hidden", "flops", ".mlp backward"),
-        ("graph break", "graph_breaks", "guarded_runs.py"),
+        ("eager attention", "launches", "events", ".self_attn forward"),
+        ("larger tensor", "peak", "peak_bytes", "activation"),
+        ("hidden", "flops", "flops", ".mlp backward"),
+        ("graph break", "graph_breaks", "graph_breaks", "guarded_runs.py"),
     ],
 )
 def test_a_planted_regression_fails_its_limit_alone(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, plant: str, limit: str, where: str
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, plant: str, limit: str, what: What, where: str
 ) -> None:
     compiled = "COMPILED = True" if limit == "graph_breaks" else ""
     body = "    for seed in range(3): models.train_step(case, case.model, optimizer, seed=seed)\n"
@@ -94,10 +96,12 @@ def test_a_planted_regression_fails_its_limit_alone(
         "def test_step(case):\n"
         "    optimizer = models.optimizer_of(case.model)\n" + body
     )
-    good = reports(run(pytester))["test_step"]
+    good = reports(run(pytester, "--profile-layers-dir", "kept"))["test_step"]
     assert good.passed, said(good)
-    needs = dict(good.user_properties)[f"profile_layers_{limit}"]
-    monkeypatch.setenv("LIMIT", str(needs))
+    (kept,) = pytester.path.glob("kept/*")
+    needs = make_baseline([load(kept)]).of_step(what)
+    assert needs is not None
+    monkeypatch.setenv("LIMIT", str(needs[1]))
     assert reports(run(pytester))["test_step"].passed
     monkeypatch.setenv("PLANT", plant)
     message = said(reports(run(pytester))["test_step"])
@@ -221,7 +225,7 @@ def test_outcomes_of_the_test_itself_stand(pytester: pytest.Pytester) -> None:
     for name, words in {
         "test_keyword": ("max_peek", "max_peak"),
         "test_size": ("1 apple", "1 GiB"),
-        "test_position": ("1 GiB", "keyword"),
+        "test_position": ("1 GiB", "max_peak"),
         "test_baseline": ("not_there.json", "--profile-layers-update"),
     }.items():
         assert found[name].when == "setup"
@@ -286,7 +290,7 @@ def test_a_baseline_is_written_and_names_what_is_worse(
     [("1 GiB", 1 << 30), ("500 MB", 500e6), ("1.5kib", 1536), ("12 B", 12), (" 2TB ", 2e12), (7, 7), (0, 0)],
 )
 def test_sizes(tmp_path: Path, given: Any, size: float) -> None:
-    assert Limits.of({"max_peak": given}, root=tmp_path, test="t").max_peak == size
+    assert read_limits({"max_peak": given}, root=tmp_path, test="t").most == {"max_peak": size}
 
 
 @pytest.mark.parametrize(
@@ -300,7 +304,7 @@ def test_sizes(tmp_path: Path, given: Any, size: float) -> None:
 )
 def test_what_is_no_limit(tmp_path: Path, name: str, given: Any) -> None:
     with pytest.raises(WrongUse, match=name):
-        Limits.of({name: given}, root=tmp_path, test="t")
+        read_limits({name: given}, root=tmp_path, test="t")
 
 
 # --- beside other plugins, in a process of its own ---
