@@ -15,6 +15,7 @@ nbclient = pytest.importorskip("nbclient")
 pytest.importorskip("ipykernel")
 
 ROOT = Path(__file__).parents[2]
+PAGE = re.findall(r"```python\n(.*?)```", (ROOT / "docs/how-to/jupyter.md").read_text("utf-8"), re.DOTALL)
 SET_UP = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
@@ -60,6 +61,7 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "wrong value": "%%profile_layers model --steps 3-1\nran = True",
         "wrong name": "%%profile_layers modell\nran = True",
         "not run": "print('ran' in globals())",
+        **{f"page {number}": source for number, source in enumerate(PAGE)},
     }
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources.values()])
     folder = tmp_path_factory.mktemp("notebook")
@@ -119,6 +121,13 @@ def test_a_wrong_line_is_one_sentence_and_runs_nothing(cells: dict[str, Any], ce
     assert failure is None or failure.ename == "UsageError"
     assert named in said + (failure.evalue if failure else "")
     assert printed(cells["not run"]).strip() == "False"
+
+
+def test_the_cells_of_the_page_run(cells: dict[str, Any]) -> None:
+    results = [shown(cells[f"page {number}"]) for number in range(len(PAGE))]
+    assert [error(cells[f"page {number}"]) for number in range(len(PAGE))] == [None] * len(PAGE)
+    tables = ["pw-result" in data[-1].get("text/html", "") for data in results if data]
+    assert tables == [True, False, True, True]  # the magic, a data frame, the magic with options, no magic
 
 
 def test_importing_the_package_imports_no_ipython() -> None:

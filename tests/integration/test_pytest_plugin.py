@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -280,6 +281,20 @@ def test_a_baseline_is_written_and_names_what_is_worse(
         path.write_text(json.dumps({"guard_baseline_version": 99}))
     for report in reports(run(pytester, "-k", "0")).values():
         assert "guard_baseline_version" in said(report)
+
+
+def test_the_page(pytester: pytest.Pytester) -> None:
+    page = (ROOT / "docs/how-to/pytest.md").read_text("utf-8")
+    source = "\n\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    pytester.makepyfile(source)
+    written = reports(run(pytester, "--profile-layers-update"))
+    assert {name: report.outcome for name, report in written.items()} == {
+        "test_training_step": "passed",
+        "test_compiles_in_one_graph": "passed",
+        "test_against_the_baseline": "passed",
+    }
+    pytester.makepyfile(source.replace("vocab_size=128,", "vocab_size=128, attn_implementation='eager',"))
+    assert ".self_attn backward" in said(reports(run(pytester, "-k", "test_training_step"))["test_training_step"])
 
 
 # --- limits as texts ---
