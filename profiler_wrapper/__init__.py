@@ -84,5 +84,10 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext profiler_wrapper`: the magic `%%profile_layers` of notebooks."""
+    importlib.import_module(f"{__name__}.integrations.notebook").register(shell)
+
+
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})

@@ -118,6 +118,10 @@ class ProfileResult(Analysis):
         """
         return data_frame(self, rows)
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What IPython shows on a terminal: the layer table."""
+        printer.text(str(self))
+
     def _repr_html_(self) -> str:
         """What a notebook shows: the verdict, the first findings, the layer table."""
         return result_html(self)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from profiler_wrapper.commands.common import (
     FINE,
+    FORMATS,
     REGRESSION,
     Commands,
     add_command,
@@ -41,7 +42,7 @@ def add(commands: Commands) -> None:
         action="store_true",
         help="write BASELINE from the RUNs instead: what varies among them passes; an earlier one only with --force",
     )
-    add_output(command, "guard.txt or guard.json")
+    add_output(command, "guard.txt, guard.json or guard.md", formats=(*FORMATS, "markdown"))
 
 
 def guard(options: argparse.Namespace) -> int:
@@ -62,15 +63,20 @@ def guard(options: argparse.Namespace) -> int:
         if options.output is not None:
             raise WrongUse("--update writes BASELINE: leave out -o")
         return _update(options)
-    output = output_file(options, "guard.json" if options.format == "json" else "guard.txt")
+    output = output_file(options, {"json": "guard.json", "markdown": "guard.md"}.get(options.format, "guard.txt"))
     base = read_baseline(options.baseline)
     current = make_baseline(options.runs, read=lambda path: read_result(Path(path)))
     report = judge(base, current, baseline_name=options.baseline, run_name=", ".join(options.runs))
     if not report.judged:
         reasons = {check.reason for check in report.checks if check.reason}
         raise WrongUse(f"nothing of {options.baseline} and {report.run} can be compared: {'; '.join(sorted(reasons))}")
-    as_json = options.format == "json" or (output is not None and output.suffix == ".json")
-    text = json_text(report.to_dict()) if as_json else report.table(width=terminal_width())
+    ending = "" if output is None else output.suffix
+    if options.format == "json" or ending == ".json":
+        text = json_text(report.to_dict())
+    elif options.format == "markdown" or ending == ".md":
+        text = report.markdown()
+    else:
+        text = report.table(width=terminal_width())
     if output is None:
         print(text)
     else:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from tabulate import tabulate
 
 from profiler_wrapper.analysis.attention_ops import SLOWER_BACKENDS
 from profiler_wrapper.analysis.model import Analysis, Phase
@@ -58,6 +60,7 @@ _MOST_OPS = 4
 _OF_TIMES = OF_MACHINE | {"allocations in the timed steps"}  # recording those takes a few percent of a step
 _OF_COUNTS = OF_MACHINE - {"CPU", "Python"}  # what the numbers of kernels, waits and bytes depend on
 _MOST_FINDINGS = 8  # of one check, in the text
+_MARKDOWN = re.compile(r"[\\`*_\[\]<>|&~]")  # what would be markup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +86,17 @@ class GuardCheck:
     improvements: tuple[GuardFinding, ...] = ()
     consequences: tuple[GuardFinding, ...] = ()  # of a better backend of attention in these layers: no regressions
     reason: str = ""  # why it was not judged, what was let pass, or what it may be
+
+    def lines(self) -> Iterator[str]:
+        """What was found, a line each, the first ones of each kind."""
+        for findings, word in (
+            (self.regressions, "worse"),
+            (self.improvements, "better"),
+            (self.consequences, "follows"),
+        ):
+            yield from (f"{word}: {finding.text}" for finding in findings[:_MOST_FINDINGS])
+            if (more := len(findings) - _MOST_FINDINGS) > 0:
+                yield f"{word}: {more} more"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,19 +136,32 @@ class GuardReport:
 
     def table(self, *, width: int = 100, unicode: bool = False) -> str:
         """The verdict, then each check with what it found."""
-        runs = f"{self.baseline_runs} run{'s' if self.baseline_runs > 1 else ''}"
-        lines = [self.verdict, f"baseline {self.baseline} ({runs}), run {self.run}"]
-        lines += [f"differs: {what}: {before} -> {after}" for what, before, after in self.differences]
+        lines = [self.verdict, *self._sides()]
         for check in self.checks:
             status = "REGRESSION" if check.status == "regression" else check.status
             lines.append(f"{status:10s}  {check.name}" + (f" ({check.reason})" if check.reason else ""))
-            said = ((check.regressions, "worse"), (check.improvements, "better"), (check.consequences, "follows"))
-            for findings, word in said:
-                lines += [f"    {word}: {finding.text}" for finding in findings[:_MOST_FINDINGS]]
-                more = len(findings) - _MOST_FINDINGS
-                lines += [f"    {word}: {more} more"] if more > 0 else []
+            lines += [f"    {line}" for line in check.lines()]
         wrapped = (textwrap.wrap(clean(line, unicode=unicode), width, subsequent_indent="      ") for line in lines)
         return "\n".join(part for parts in wrapped for part in parts)
+
+    def markdown(self) -> str:
+        """The same for the summary of a job on a code host: the verdict as a heading, and a table of the checks."""
+
+        def plain(text: str) -> str:
+            return _MARKDOWN.sub(r"\\\g<0>", clean(text, unicode=True))
+
+        rows = []
+        for check in self.checks:
+            status = "**regression**" if check.status == "regression" else check.status
+            rows.append((check.name, status, "<br>".join(map(plain, (*check.lines(), *filter(None, [check.reason]))))))
+        sides = "\n".join(f"- {plain(line)}" for line in self._sides())
+        return f"### {plain(self.verdict)}\n\n{sides}\n\n{tabulate(rows, ('check', 'result', 'what'), 'github')}"
+
+    def _sides(self) -> list[str]:
+        """What is compared with what, and what is not alike."""
+        runs = f"{self.baseline_runs} run{'s' if self.baseline_runs > 1 else ''}"
+        differs = [f"differs: {what}: {before} -> {after}" for what, before, after in self.differences]
+        return [f"baseline {self.baseline} ({runs}), run {self.run}", *differs]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: {verdict, regressed, judged, baseline, run, baseline_runs, differences[], checks[{name, status,

@@ -496,3 +496,33 @@ def test_the_report_says_everything_in_words_and_in_json() -> None:
 def test_a_thousand_rows_of_a_thing_with_itself() -> None:
     made = make_baseline([exact(200)])
     assert not guard(made, made).regressed
+
+
+# --- Markdown, for the summary of a job ---
+
+
+def test_markdown_has_each_check_in_a_row_and_the_regression_first() -> None:
+    base = exact()
+    worse = replace(base, layers=tuple(replace(row, self_flops_per_step=1500) for row in base.layers))
+    lines = judged(base, worse).markdown().splitlines()
+    assert lines[0].startswith("### regression: ")
+    table = [line for line in lines if line.startswith("|")]
+    rows = {cells[0].strip(): cells[1:] for cells in (line.strip("|").split("|") for line in table[2:])}
+    assert set(rows) == {one.name for one in judged(base, worse).checks}
+    assert rows["FLOPs"][0].strip() == "**regression**"
+    assert "worse: " in rows["FLOPs"][1]
+    assert rows["graph breaks"][0].strip() == "ok"
+
+
+def test_names_are_no_markup_in_markdown() -> None:
+    base = exact()
+    name = "a|b<img src=x>`*_[x](y)\n&amp;"
+    renamed = tuple(
+        replace(row, layer=name, raw_name=name, self_flops_per_step=9) if row.kind == "norm" else row
+        for row in base.layers
+    )
+    text = judged(base, replace(base, layers=renamed)).markdown()
+    assert r"a\|b\<img src=x\>\`\*\_\[x\](y)" in text
+    assert "<img" not in text.replace(r"\<img", "")
+    columns = {len(re.findall(r"(?<!\\)\|", line)) for line in text.splitlines() if line.startswith("|")}
+    assert columns == {4}
