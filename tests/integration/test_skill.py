@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import configparser
 import json
 import re
 import shlex
-import sys
-from importlib.metadata import files as files_of
 from pathlib import Path
 
 import pytest
@@ -90,12 +89,14 @@ def test_every_key_that_it_names_is_there(directory: Path, capsys: pytest.Captur
 
 
 def test_it_ships_with_the_package() -> None:
-    """What the wheel takes is listed in setup.cfg."""
-    shipped = files_of("torch-layer-profiler") or []
-    root = Path(sys.modules["profiler_wrapper"].__file__ or "").parent
-    listed = (root.parent / "setup.cfg").read_text()
-    assert "commands/SKILL.md" in listed or any(str(file).endswith("commands/SKILL.md") for file in shipped)
-    assert (root / "commands" / "SKILL.md").is_file()
+    """What the wheel takes beside modules is listed in setup.cfg."""
+    root = Path(__file__).parents[2]
+    settings = configparser.ConfigParser()
+    settings.read(root / "setup.cfg")
+    patterns = settings["options.package_data"]["profiler_wrapper"].split()
+    assert root / "profiler_wrapper" / "commands" / "SKILL.md" in {
+        file for pattern in patterns for file in (root / "profiler_wrapper").glob(pattern)
+    }
 
 
 @pytest.mark.parametrize("name", [command.__name__.rpartition(".")[2] for command in COMMANDS])
