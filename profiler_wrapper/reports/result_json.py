@@ -405,12 +405,8 @@ def with_path(command: str, path: str) -> str:
 def short_summary(data: Mapping[str, Any], path: str, *, top: int | None = None, ranks: str | None = None) -> Any:
     """Verdict, findings and next commands of `to_dict`'s data, in less than 2 KiB of JSON without spaces.
 
-    As many findings as fit, the first ones; `rest` is the command that prints all that is left out.
-
-    Args:
-        path: what the commands are about: of the run, or the trace.
-        top: at most so many findings.
-        ranks: the directory of the run, where several ranks wrote into it.
+    As many findings as fit, the first ones, at most `top`; `rest` is the command that prints all that is left out.
+    The commands are about `path`, and `ranks`: the directory of the run, where several ranks wrote into it.
     """
     summary, analyze = data["summary"], f"profiler-wrapper analyze {RUN} --format json --select "
     also = {"rest": with_path(f"{analyze}summary.verdict,summary.findings,summary.comparable,warnings", path)}
