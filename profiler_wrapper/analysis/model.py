@@ -406,6 +406,7 @@ class Finding:
     source: str | None = None  # `file:line` to change, where it is known
     layers: tuple[str, ...] = ()  # all that it is about
     details: Mapping[str, object] = field(default_factory=dict)  # numbers behind the evidence, for programs
+    next: str | None = None  # command that shows the rows behind it, with RUN for the path of the run or trace
 
 
 class Comparable(TypedDict, total=False):

@@ -6,7 +6,7 @@ what takes time to import (torch, matplotlib, pandas) is imported where it is us
 
 from __future__ import annotations
 
-from profiler_wrapper.commands import analyze, compare, demo, guard, monitor, peaks, ranks, report, snapshot
+from profiler_wrapper.commands import analyze, compare, demo, guard, monitor, peaks, ranks, report, skill, snapshot
 
 # In the order in which --help lists them.
 COMMANDS = (
@@ -19,4 +19,5 @@ COMMANDS = (
     snapshot,
     monitor,
     peaks,
+    skill,
 )

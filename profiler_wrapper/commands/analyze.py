@@ -50,6 +50,13 @@ def add(commands: Commands) -> None:
         metavar="KEYS",
         help="of the JSON, only these: summary,time,layers.layer,layers.self_time_us; of CSV, the list: operators",
     )
+    command.add_argument(
+        "--where",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="of each list of the JSON or CSV, only rows that say so: phase=optimizer, layer=model.layers.3",
+    )
     command.add_argument("--schema", action=_PrintSchema, nargs=0, help="print the JSON Schema of the JSON and exit")
     add_output(command, "the tables, result.json, the page and plots", formats=_FORMATS)
 
@@ -73,8 +80,8 @@ def analyze(options: argparse.Namespace) -> None:
     if options.top is not None and options.top < 1:
         raise WrongUse(f"--top {options.top}: give a number of rows, from 1.")
     settle_format(options, formats=_FORMATS)
-    if options.select is not None and options.format == "text":
-        raise WrongUse("--select is of JSON and CSV: add --format json or --format csv.")
+    if options.format == "text" and (options.select is not None or options.where):
+        raise WrongUse("--select and --where are of JSON and CSV: add --format json or --format csv.")
     if options.output is None:
         print(_text(_read(options), options, terminal_width(), unicode=unicode_terminal()).rstrip("\n"))
     elif is_directory(options.output):
@@ -106,14 +113,28 @@ def _text(result: ProfileResult, options: argparse.Namespace, width: int, *, uni
 
 
 def _json(result: ProfileResult, options: argparse.Namespace) -> str:
-    """Of parts without spaces: who asks for little wants to read little."""
-    from profiler_wrapper.reports.result_json import selected
+    """Of parts without spaces: who asks for little wants to read little. Of `summary` the short form."""
+    from profiler_wrapper.reports.result_json import selected, short_summary, with_path
 
-    data = result.to_dict()
-    if options.select is None and options.top is None:
+    data, keys = result.to_dict(), _keys(options)
+    if not keys and options.top is None and not options.where:
         return json.dumps(data, indent=2)
-    part = selected(data, select=_keys(options), top=options.top)
+    for finding in data["summary"]["findings"]:
+        finding["next"] = finding.get("next") and with_path(finding["next"], options.path)
+    if "summary" in keys:
+        data["summary"] = short_summary(data, options.path, top=options.top, ranks=_ranks_of(options))
+    part = selected(data, select=keys, where=options.where, top=options.top)
     return json.dumps(part, separators=(",", ":"))
+
+
+def _ranks_of(options: argparse.Namespace) -> str | None:
+    """The directory of the run, if several ranks have written into it."""
+    if not Path(options.path).is_dir():
+        return None
+    from profiler_wrapper.ranks.load import run_of
+
+    run = run_of(Path(options.path))
+    return None if run is None else str(run)
 
 
 def _csv(result: ProfileResult, options: argparse.Namespace) -> str:
@@ -122,7 +143,7 @@ def _csv(result: ProfileResult, options: argparse.Namespace) -> str:
     keys = _keys(options) or ["layers"]
     if len(keys) > 1:
         raise WrongUse(f"--select {options.select}: CSV holds one list. Select one, or write all into a directory.")
-    return csv_text(result, keys[0], top=options.top)
+    return csv_text(result, keys[0], where=options.where, top=options.top)
 
 
 def _write_file(result: ProfileResult, path: Path, options: argparse.Namespace) -> None:

@@ -94,5 +94,5 @@ def _update(options: argparse.Namespace) -> int:
     refuse_to_overwrite([path], force=options.force)
     made = make_baseline(options.runs, read=lambda run: read_result(Path(run)))
     write_baseline(made, path)
-    print(path)
+    print(json_text({"baseline": str(path)}) if options.format == "json" else path)
     return FINE

@@ -27,9 +27,12 @@ from profiler_wrapper.trace.run_directory import PAGE_FILE, RESULT_FILE
 
 def add(commands: Commands) -> None:
     """The parser."""
-    examples = "outputs/profile-20260101-120000 --rank 3\ntrace.json.gz -o page.html"
+    examples = "outputs/profile-20260101-120000 --rank 3\ntrace.json.gz -o page.html\ntrace.json.gz --share"
     command = add_command(commands, "report", report, examples=examples)
     add_source(command)
+    command.add_argument(
+        "--share", action="store_true", help="leave out paths, names of host, user and run, sources: shared_report.html"
+    )
     add_output(command, "the page")
 
 
@@ -37,9 +40,11 @@ def report(options: argparse.Namespace) -> None:
     """Make the page: every view of a run or of any torch.profiler trace in one HTML file that needs no network.
 
     The page of a run goes to report.html in its directory, of one rank with --rank into the rank's, that of a trace
-    beside it. It links to the trace. Prints where it is.
+    beside it. It links to the trace. Prints where it is. With --share it has no path, no host, user or run name, no
+    source and no link; names of layers, ops, kernels and named blocks stay.
     """
     from profiler_wrapper.reports.page import write_page
+    from profiler_wrapper.sharing import LEFT_OUT, shareable
     from profiler_wrapper.trace.atomic import replacing
 
     refuse_ending(options.output, "the page", fine=(".html", ".htm"))
@@ -48,18 +53,25 @@ def report(options: argparse.Namespace) -> None:
     page = _page_path(given, source, options)
     refuse_to_overwrite([page], force=options.force)
     result = read_result(source, peaks=options.peaks)
-    trace = trace_of(source, result)
+    trace = None if options.share else trace_of(source, result)
+    shown = shareable(result) if options.share else result
     with replacing(page) as beside:
-        write_page(result, beside, trace_href=trace_href(source, result, page))
-    print(json_text({"page": str(page), "trace": trace and str(trace)}) if options.format == "json" else page)
+        write_page(shown, beside, trace_href=None if options.share else trace_href(source, result, page))
+    left_out = {"left_out": LEFT_OUT} if options.share else {}
+    if options.format == "json":
+        print(json_text({"page": str(page), "trace": trace and str(trace), **left_out}))
+    else:
+        print(page, *left_out.values(), sep="\n")
 
 
 def _page_path(given: Path, source: Path, options: argparse.Namespace) -> Path:
     """Where the page goes: as asked for; else beside what it is of, or where nothing can be written there, to here."""
     directory, name = source.parent, PAGE_FILE
-    if not given.is_dir() and source.name != RESULT_FILE:
+    if options.share:
+        name = f"shared_{PAGE_FILE}"
+    elif not given.is_dir() and source.name != RESULT_FILE:
         name = f"{trace_stem(source)}_{PAGE_FILE}"
-    elif given.is_dir() and options.rank is None and directory.resolve() != given.resolve():
+    if given.is_dir() and options.rank is None and directory.resolve() != given.resolve():
         directory = directory.parent  # of all ranks
     if options.output is not None:
         return Path(options.output, name) if is_directory(options.output) else Path(options.output)

@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import math
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass, replace
 from functools import cache
@@ -19,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from profiler_wrapper.analysis.advice.advise import RUN
+from profiler_wrapper.analysis.advice.facts import cut
 from profiler_wrapper.analysis.model import (
     SCHEMA_VERSION,
     AllocationRow,
@@ -269,12 +272,14 @@ _CURVE_ROWS = (f"{_CURVE}.steps", f"{_CURVE}.phases")  # rows of their own besid
 _IN_TIME_ORDER = "step"  # rows that have it stay in their order
 
 
-def selected(data: Mapping[str, Any], *, select: Iterable[str] = (), top: int | None = None) -> dict[str, Any]:
+def selected(
+    data: Mapping[str, Any], *, select: Iterable[str] = (), where: Iterable[str] = (), top: int | None = None
+) -> dict[str, Any]:
     """`data` with the keys of `select` only (`summary`, `layers.time_us`), and at most `top` rows of each list.
 
     Of rows, those with the highest self time (else time, else bytes) come first; rows of steps stay in their order.
     `memory.curve` keeps as many of its points, the highest, in their order. `rows_left_out` then says how many rows of
-    a list, or points, are missing.
+    a list, or points, are missing. `where` (`phase=optimizer`, `layer=model.layers.3`): see `rows_where`.
 
     Raises:
         WrongUse: there is no such key, or `top` is none.
@@ -282,6 +287,9 @@ def selected(data: Mapping[str, Any], *, select: Iterable[str] = (), top: int | 
     if top is not None and top < 1:
         raise WrongUse(f"top={top}: give the number of rows, from 1.")
     wanted = _wanted(data, select)
+    for condition in where:
+        lists = {key: data[key] for key in wanted if key in LISTS}
+        data = {**data, **{key: rows_where(rows, condition) for key, rows in lists.items()}}
     left_out: dict[str, int] = {}
     found: dict[str, Any] = {}
     for key, parts in wanted.items():
@@ -317,6 +325,28 @@ def _parts(value: Any, key: str, parts: Iterable[str]) -> Any:
         if part not in value:
             raise WrongUse(f"select={key}.{part}: {key} has no {part!r}. It has: {', '.join(value)}.")
     return {part: value[part] for part in parts}
+
+
+def rows_where(rows: Iterable[Mapping[str, Any]], condition: str) -> list[Any]:
+    """The rows whose key is that value, by `KEY=VALUE`; a value that ends in `*` is what others may begin with.
+
+    Of `layer` the layers below count too. Rows that name several, in a list, need one that fits; `layer` also looks
+    into `layers`. Rows that have no such key are left out.
+
+    Raises:
+        WrongUse: it is no such condition.
+    """
+    key, equals, value = condition.partition("=")
+    if not equals or not key:
+        raise WrongUse(f"where={condition!r}: give KEY=VALUE, such as phase=optimizer or layer=model.layers.3")
+
+    def fits(row: Mapping[str, Any]) -> bool:
+        cell = row.get(key, row.get("layers") if key == "layer" else None)
+        texts = [str(one) for one in (cell if isinstance(cell, list) else [cell]) if one is not None]
+        begin = value[:-1] if value.endswith("*") else f"{value}." if key == "layer" and value else None
+        return value in texts or (begin is not None and any(text.startswith(begin) for text in texts))
+
+    return [row for row in rows if fits(row)]
 
 
 def _limited(value: Any, place: str, top: int, left_out: dict[str, int]) -> Any:
@@ -357,21 +387,76 @@ def ranked(rows: list[Any]) -> list[Any]:
 
 
 # --------------------------------------------------------------------------------------------------
+# The summary in little, for agents: what each finding says, and the command that shows the rows behind it.
+
+MOST_SHORT_BYTES = 2047  # with the end of the line
+_LONGEST_PATH = 160  # of a command, in JSON; a longer one stays RUN
+_OF_A_FINDING = ("id", "title", "layer", "saves_at_most_us", "saves_at_most_bytes", "fix", "next")
+# Longest text of a finding, and of a verdict; whether what to do is said of all findings or of the first alone.
+_SHORTENED = ((200, 400, True), (200, 200, False), (130, 120, False), (80, 120, False))
+
+
+def with_path(command: str, path: str) -> str:
+    """A command of ours with the path of the run in the place of RUN."""
+    quoted = shlex.quote(path)
+    return command if len(json.dumps(quoted)) > _LONGEST_PATH else command.replace(f" {RUN}", f" {quoted}", 1)
+
+
+def short_summary(data: Mapping[str, Any], path: str, *, top: int | None = None, ranks: str | None = None) -> Any:
+    """Verdict, findings and next commands of `to_dict`'s data, in less than 2 KiB of JSON without spaces.
+
+    As many findings as fit, the first ones, at most `top`; `rest` is the command that prints all that is left out.
+    The commands are about `path`, and `ranks`: the directory of the run, where several ranks wrote into it.
+    """
+    summary, analyze = data["summary"], f"profiler-wrapper analyze {RUN} --format json --select "
+    also = {"rest": with_path(f"{analyze}summary.verdict,summary.findings,summary.comparable,warnings", path)}
+    if data["memory"].get("changes"):
+        also["memory"] = with_path(f"{analyze}memory.changes --top 3", path)
+    if ranks is not None:
+        also["ranks"] = with_path(f"profiler-wrapper ranks {RUN}", ranks)
+    findings = [
+        {key: finding[key] for key in _OF_A_FINDING if finding.get(key) is not None}
+        | {"next": with_path(finding.get("next") or f"{analyze}summary.findings", path)}
+        for finding in summary["findings"]
+    ][:top]
+    for kept in range(len(findings), -1, -1):
+        for longest, of_verdict, all_fixes in _SHORTENED:
+            found = {
+                "verdict": summary["verdict"] and cut(summary["verdict"], of_verdict),
+                "findings": [
+                    {
+                        key: cut(value, longest) if key in ("title", "layer", "fix") else value
+                        for key, value in one.items()
+                        if all_fixes or key != "fix" or not at
+                    }
+                    for at, one in enumerate(findings[:kept])
+                ],
+                **({"findings_left_out": left} if (left := len(summary["findings"]) - kept) else {}),
+                **also,
+            }
+            if len(json.dumps({"summary": found}, separators=(",", ":"))) < MOST_SHORT_BYTES:
+                return found
+    return {"verdict": None, "findings": [], "findings_left_out": len(summary["findings"]), **also}
+
+
+# --------------------------------------------------------------------------------------------------
 # The lists of a result as CSV, a row a line, names and units as in `result.json`.
 
 # A spreadsheet takes a text with one of these before it for a formula: it gets an apostrophe.
 _BEGINS_A_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
-def csv_text(analysis: Analysis, rows: str = "layers", *, top: int | None = None) -> str:
+def csv_text(analysis: Analysis, rows: str = "layers", *, where: Iterable[str] = (), top: int | None = None) -> str:
     """One list of the result with its heading; what is not known is empty, and lists have `; ` between their items.
 
-    `top`: at most so many rows, those with the highest self time first.
+    `where`: see `rows_where`. `top`: at most so many rows, those with the highest self time first.
 
     Raises:
         WrongUse: a result has no such list.
     """
     names, table = rows_of(analysis, rows)
+    for condition in where:
+        table = rows_where(table, condition)
     if top is not None:
         table = ranked(table)[:top]
     return "".join(_line(cells) for cells in (names, *([csv_cell(row[name]) for name in names] for row in table)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -154,5 +155,7 @@ def test_a_baseline_is_overwritten_only_with_force(
     assert main(update) == 1
     assert "will not overwrite without --force" in capsys.readouterr().err
     assert path.read_text() == before
-    assert main([*update, "--force"]) == 0
+    capsys.readouterr()
+    assert main([*update, "--force", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"baseline": str(path)}
     assert path.read_text() != before

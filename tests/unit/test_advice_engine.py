@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import json
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,13 +16,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from advice_facts import facts_of
-from profiler_wrapper.analysis import analyse
-from profiler_wrapper.analysis.advice.advise import LONGEST, MOST_FINDINGS, RULES, advise, summary_of, verdict
+from profiler_wrapper.analysis import advice, analyse
+from profiler_wrapper.analysis.advice import attention
+from profiler_wrapper.analysis.advice.advise import (
+    LONGEST,
+    MOST_FINDINGS,
+    RULES,
+    RUN,
+    advise,
+    next_command,
+    summary_of,
+    verdict,
+)
 from profiler_wrapper.analysis.advice.facts import Facts
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.model import Analysis, Finding, Summary
+from profiler_wrapper.reports.result_json import selected, to_dict
 from profiler_wrapper.trace.recording import Category
 from recordings import Trace
+from sample_views import full_analysis
 
 STEP_NS = 1_000_000
 
@@ -186,6 +201,31 @@ def test_a_summary_stays_short_whatever_is_in_it() -> None:
 
 def test_every_rule_is_asked_once() -> None:
     assert len(RULES) == len(set(RULES)) >= 12
+
+
+def test_every_rule_says_what_shows_its_rows() -> None:
+    """The ids are those that the rules' sources give."""
+    folder = Path(advice.__path__[0])
+    ids = set()
+    for source in folder.glob("*.py"):
+        for call in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "finding":
+                ids.add(call.args[0].value if isinstance(call.args[0], ast.Constant) else attention.ID)
+    assert len(ids) > 15
+    data = to_dict(full_analysis())
+    for one in (finding(id=name, layers=("a layer's",), layer="a layer's") for name in sorted(ids)):
+        command = next_command(one)
+        assert command is not None, one.id
+        program, analyze, run, *rest = shlex.split(command)
+        assert (program, analyze, run) == ("profiler-wrapper", "analyze", RUN)
+        options = dict(zip(rest[::2], rest[1::2], strict=True))
+        assert options.keys() - {"--where"} == {"--format", "--select", "--top"}
+        where = [options["--where"]] if "--where" in options else []
+        selected(data, select=options["--select"].split(","), where=where, top=int(options["--top"]))
+        key = where[0].partition("=")[0] if where else ""
+        rows = data[options["--select"].partition(".")[0]]
+        assert not where or key in rows[0], f"{one.id}: rows have no {key}"
+    assert next_command(finding(id="a rule of others")) is None
 
 
 # --- the verdict ---------------------------------------------------------------------------------

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from advice_facts import facts_of
 from memory_recordings import use_of
+from profiler_wrapper.analysis.advice.memory import memory_leak
 from profiler_wrapper.analysis.memory.use import student_quantile
 from recordings import AUTOGRAD, Trace
 
@@ -155,3 +157,14 @@ def test_the_slope_has_the_uncertainty_of_a_textbook() -> None:
     assert slope is not None
     assert slope.bytes_per_step == pytest.approx(1500)
     assert slope.error_bytes_per_step == pytest.approx(1000 * 0.288675 * 12.7062, rel=1e-5)
+
+
+def test_advice_names_op_and_layer_of_a_leak() -> None:
+    (found,) = memory_leak(facts_of(leaking(20).recording()))
+    assert "aten::relu in a (forward)" in found.title and "2.0 KiB" in found.title
+    assert (found.layers, found.confidence) == (("a",), "high")
+    assert found.details == {"bytes_per_step": 2048, "leaks": 1}
+    assert found.saves_at_most_bytes is None  # how long it goes on is not known
+    (early,) = memory_leak(facts_of(leaking(4).recording()))
+    assert early.confidence == "medium"
+    assert list(memory_leak(facts_of(steps(20).recording()))) == []

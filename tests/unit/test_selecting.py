@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from profiler_wrapper.__main__ import main
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.reports.result_json import LISTS, selected, to_dict
+from profiler_wrapper.reports.result_json import LISTS, rows_where, selected, short_summary, to_dict
 from recordings import Trace
 from sample_results import llama
 from shared_traces import TRACES, needs_traces
@@ -131,12 +132,88 @@ def test_of_the_memory_curve_the_highest_points_in_their_order() -> None:
     assert selected({"memory": {"curve": curve}}, top=4) == {"memory": {"curve": curve}}
 
 
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ("layer=a.1", ["x", "z"]),  # and what is below it, not a.10
+        ("layer=a.1*", ["x", "y", "z"]),
+        ("layer=", ["w"]),
+        ("phase=forward", ["x", "y"]),
+        ("layer=b", ["v"]),
+        ("calls=3", ["y"]),
+        ("nothing=3", []),
+    ],
+)
+def test_rows_where_a_key_says_so(condition: str, expected: list[str]) -> None:
+    rows = [
+        {"id": "x", "layer": "a.1", "phase": "forward"},
+        {"id": "y", "layer": "a.10", "phase": "forward", "calls": 3},
+        {"id": "z", "layer": "a.1.mlp", "phase": "backward"},
+        {"id": "w", "layer": "", "phase": "optimizer", "calls": None},
+        {"id": "v", "layers": ["a.2", "b.1"]},
+    ]
+    assert [row["id"] for row in rows_where(rows, condition)] == expected
+
+
+@pytest.mark.parametrize("condition", ["layer", "=3", ""])
+def test_a_condition_without_a_key_or_value_is_wrong_use(condition: str) -> None:
+    with pytest.raises(WrongUse, match="KEY=VALUE"):
+        rows_where([], condition)
+
+
+def test_conditions_hold_for_lists_in_json_and_csv(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    conditions = ["--where", "layer=Net", "--where", "phase=forward"]
+    found = json.loads(printed([str(trace), "--format", "json", "--select", "layers,time", *conditions], capsys))
+    assert {(row["layer"].split(".")[0], row["phase"]) for row in found["layers"]} == {("Net", "forward")}
+    assert found["time"]["total_us"] > 0
+    lines = printed([str(trace), "--format", "csv", *conditions], capsys).splitlines()
+    assert len(lines) == 1 + len(found["layers"])
+
+
+def many_findings(count: int, letter: str = "x") -> dict[str, Any]:
+    finding = {"id": "odd-block", "title": letter * 200, "layer": letter * 120, "fix": letter * 200}
+    finding |= {"saves_at_most_us": 12345.6, "saves_at_most_bytes": None}
+    finding |= {"next": f"profiler-wrapper analyze RUN --format json --select layers --where layer={letter * 30}"}
+    return {"summary": {"verdict": letter * 600, "findings": [finding] * count}, "memory": {"changes": [1]}}
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 10])
+@pytest.mark.parametrize("letter", ["x", "\u00b5", "\U0001f9e0"])
+@pytest.mark.parametrize("path", ["run", "/a b/" + "long" * 30, "\U0001f9e0" * 50, "/long" * 800])
+def test_a_short_summary_is_under_two_kib(count: int, letter: str, path: str) -> None:
+    data = many_findings(count, letter)
+    short = short_summary(data, path, ranks=path)
+    assert len(json.dumps({"summary": short}, separators=(",", ":")).encode()) + 1 < 2048
+    assert len(short["findings"]) + short.get("findings_left_out", 0) == count
+    assert {"rest", "memory", "ranks"} <= short.keys()
+    if letter == "x" and len(path) < 150:
+        assert len(short["findings"]) >= min(count, 2)
+        assert short["findings"] == [] or short["findings"][0]["fix"]
+
+
+def test_next_commands_name_the_run_as_a_shell_takes_it() -> None:
+    short = short_summary(many_findings(1), "my run/$x", ranks="all ranks")
+    assert shlex.split(short["findings"][0]["next"])[:3] == ["profiler-wrapper", "analyze", "my run/$x"]
+    assert shlex.split(short["rest"])[2] == "my run/$x"
+    assert shlex.split(short["ranks"]) == ["profiler-wrapper", "ranks", "all ranks"]
+    assert "ranks" not in short_summary(many_findings(1), "run")
+
+
 @needs_traces
-def test_the_summary_of_a_recorded_trace_is_under_2000_tokens(capsys: pytest.CaptureFixture[str]) -> None:
-    path = str(TRACES / "h100_qwen1.5_0.5b_inference.json.gz")
-    text = printed([path, "--format", "json", "--select", "summary"], capsys)
-    assert json.loads(text)["summary"]["verdict"]
-    assert len(text) / 3 < 2000
+@pytest.mark.parametrize("path", sorted(TRACES.glob("*.json.gz")), ids=lambda path: path.name.split(".")[0])
+def test_the_summary_of_a_recorded_trace_is_under_two_kib_and_says_what_to_run(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = printed([str(path), "--format", "json", "--select", "summary"], capsys)
+    assert len(text.encode()) < 2048
+    summary = json.loads(text)["summary"]
+    assert summary["verdict"]
+    commands = [*(finding["next"] for finding in summary["findings"]), summary["rest"], summary.get("memory")]
+    for command in filter(None, commands):
+        program, name, *arguments = shlex.split(command)
+        assert (program, name, arguments[0]) == ("profiler-wrapper", "analyze", str(path))
+        shown = json.loads(printed(arguments, capsys))
+        assert any(shown.values()), command
 
 
 def test_text_has_as_many_layers_as_asked_for(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,6 +240,8 @@ def test_a_table_fits_the_terminal(
     "arguments",
     [
         ["--select", "summary"],
+        ["--where", "phase=forward"],
+        ["--format", "json", "--where", "phase"],
         ["--top", "0"],
         ["--top", "0", "--format", "json"],
         ["--format", "json", "--select", "nothing"],

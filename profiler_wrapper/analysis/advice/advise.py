@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
@@ -36,7 +37,7 @@ RULES: tuple[Rule, ...] = (
 )
 MOST_FINDINGS = 10
 WORTH_IT = 0.01  # of the step's time, or of the peak: what saves less at most is left out
-LONGEST = 5400  # characters of JSON that a summary may take: 2,000 tokens of three, and some room for spaces
+LONGEST = 6900  # characters of JSON that a summary may take, some 2,000 tokens; `short_summary` takes far less
 _LONGEST_TEXT = 200
 _LONGEST_LAYER = 120  # or folded layers
 _LONGEST_NAME = 80
@@ -146,6 +147,7 @@ def _plain(finding: Finding) -> dict[str, Any]:
         "source": None if source is None else cut(source, _LONGEST_TEXT, end=True),
         "layers": [cut(name, _LONGEST_LAYER) for name in fold_names(finding.layers)[:_MOST_LAYERS]],
         "details": {str(key): _rounded(value) for key, value in finding.details.items()},
+        "next": next_command(finding),
     }
 
 
@@ -163,6 +165,52 @@ def _fitted(summary: Summary, findings: list[dict[str, Any]]) -> Summary:
     while findings and len(json.dumps(summary, default=str)) > LONGEST:
         findings.pop()
     return summary
+
+
+# --- the rows behind a finding -------------------------------------------------------------------
+
+RUN = "RUN"  # stands for the path of the run or trace in commands: a result may be moved
+_LAYERS = "layers.layer,layers.phase,layers.calls"
+_KERNELS = "kernels.name,kernels.count,kernels.time_us"
+_OPERATORS = "operators.op,operators.phase,operators.calls,operators.self_time_us,operators.layers"
+_PEAK = "memory.categories,memory.peak"
+# What `analyze --select` is given, and `--where`, by the id of the rule; attention in single ops has no backend.
+_SHOWN_BY: dict[str, tuple[str, str]] = {
+    "dataloader-bound": ("overview", ""),
+    "synchronisation": ("synchronisations", ""),
+    "unpinned-copies": (_KERNELS, "class=copy"),
+    "low-utilization": ("overview", ""),
+    "launch-bound": (f"{_LAYERS},layers.idle_us,layers.cpu_time_us", ""),
+    "many-small-kernels": (_KERNELS, "class=elementwise"),
+    "unfused-elementwise": (_KERNELS, "class=elementwise"),
+    "graph-break": (_OPERATORS, "op=Torch-Compiled Region*"),
+    "communication-bound": ("collectives", ""),
+    "exposed-communication": ("collectives", ""),
+    "slow-backend": (_OPERATORS, "class=communication"),
+    "data-parallel": ("overview", ""),
+    "attention-fallback": ("attention", ""),
+    "attention-fallback none": (f"{_LAYERS},layers.self_time_us,layers.time_us", "kind=attention"),
+    "unaligned-dimensions": ("products", ""),
+    "tensor-cores-unused": (_KERNELS, "class=gemm"),
+    "no-tf32": (_KERNELS, "class=gemm"),
+    "odd-block": (f"{_LAYERS},layers.self_time_us,layers.retained_bytes", "layer={layer}"),
+    "slow-optimizer": (_OPERATORS, "phase=optimizer"),
+    "memory-nearly-full": (_PEAK, ""),
+    "fragmentation": (_PEAK, ""),
+    "memory-leak": ("memory.leaks,memory.slope", ""),
+    "recompute-not-needed": (f"{_LAYERS},layers.self_time_us", "phase=recompute"),
+    "recompute-would-help": ("memory.changes", ""),
+}
+
+
+def next_command(finding: Finding) -> str | None:
+    """The command that shows the rows behind a finding; None of a rule that is not known here."""
+    shown_by = _SHOWN_BY.get(f"{finding.id} {finding.details.get('backend')}", _SHOWN_BY.get(finding.id))
+    if shown_by is None:
+        return None
+    select, where_ = shown_by
+    condition = f" --where {shlex.quote(where_.format(layer=finding.layer))}" if where_ else ""
+    return f"profiler-wrapper analyze {RUN} --format json --select {select}{condition} --top 5"
 
 
 # --- the verdict ---------------------------------------------------------------------------------

@@ -30,6 +30,8 @@ _LEAST_UNUSED = 0.02  # reserved without use: less is no trouble
 _UNUSED = 0.2  # of what is reserved: the allocator always keeps some
 RECOMPUTE_SHARE = 0.03  # of the device time of a step
 
+_STEPS_TO_BE_SURE = 5  # fewer steps may show what is made a few times and then kept on purpose
+
 _NO_ACCELERATOR = "cpu"
 _CHECKPOINT = "CheckpointFunction"  # torch's name, and that of its backward
 
@@ -86,6 +88,27 @@ def fragmentation(facts: Facts) -> Iterator[Finding]:
         evidence=[f"reserved {size(reserved)} at most, allocated {size(highest)} at most"],
         fix="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment",
         details={"reserved_bytes": reserved, "allocated_bytes": highest, "unused_bytes": unused},
+    )
+
+
+def memory_leak(facts: Facts) -> Iterator[Finding]:
+    """Allocations of one op in one layer that stay, step after step: of the largest, how much is left a step."""
+    leaks = facts.analysis.memory.get("leaks") or ()
+    if not leaks or not facts.peak_bytes:
+        return
+    a_step = sum(leak["bytes_per_step"] for leak in leaks)
+    first = leaks[0]
+    yield facts.finding(
+        "memory-leak",
+        f"{size(a_step)} more stays in memory after every step, most of it made by {first['op']} in "
+        f"{where([first['layer']])} ({first['phase']})",
+        phase=first["phase"],
+        share=min(1.0, a_step / facts.peak_bytes),
+        evidence=[f"seen over {first['steps']} steps; {first['count_per_step']:.3g} allocations a step"],
+        confidence="medium" if first["steps"] < _STEPS_TO_BE_SURE else "high",
+        fix="keep no tensor that needs its graph from step to step: append loss.item() or loss.detach(), not loss",
+        layers=tuple(dict.fromkeys(leak["layer"] for leak in leaks if leak["layer"])),
+        details={"bytes_per_step": round(a_step), "leaks": len(leaks)},
     )
 
 
@@ -193,4 +216,10 @@ def recompute_would_help(facts: Facts) -> Iterator[Finding]:
     )
 
 
-RULES: tuple[Rule, ...] = (memory_nearly_full, fragmentation, recompute_not_needed, recompute_would_help)
+RULES: tuple[Rule, ...] = (
+    memory_nearly_full,
+    fragmentation,
+    memory_leak,
+    recompute_not_needed,
+    recompute_would_help,
+)

@@ -1,0 +1,39 @@
+"""`skill`: what a coding agent needs to know of these commands, as a skill file."""
+
+from __future__ import annotations
+
+import argparse
+from importlib.resources import files
+
+from profiler_wrapper.commands.common import (
+    Commands,
+    add_command,
+    add_output,
+    json_text,
+    output_file,
+    write,
+    write_text,
+)
+
+
+def add(commands: Commands) -> None:
+    """The parser."""
+    command = add_command(commands, "skill", skill, examples="\n-o .claude/skills/profiler-wrapper/SKILL.md")
+    add_output(command, "SKILL.md")
+
+
+def skill(options: argparse.Namespace) -> None:
+    """Print the skill file for coding agents: when to profile, what to run, how to read the answers.
+
+    With --format json its parts: name, description, text.
+    """
+    output = output_file(options, "SKILL.md")
+    text = files(__package__).joinpath("SKILL.md").read_text(encoding="utf-8").rstrip("\n")
+    if options.format == "json":
+        head = dict(line.split(": ", 1) for line in text.split("---\n")[1].splitlines())
+        text = json_text({"name": head["name"], "description": head["description"], "text": text})
+    if output is None:
+        print(text)
+    else:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write({output: lambda subject, path: write_text(path, subject)}, text)
