@@ -418,6 +418,7 @@ SUBJECTS = {
     "Timers": ("timer/",),
     "Many ranks": ("ranks/",),
     "`compat`": ("compat.py",),
+    "Limits in pytest": ("integrations/limits.py",),
     "Files and paths": ("trace/",),
     "Others": (),
 }  # fmt: skip
