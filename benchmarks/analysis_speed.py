@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -236,7 +235,7 @@ def _goals(report: Any, name: str, megabytes: float, found: dict[str, dict[str, 
 
 
 def _growth(data: Sequence[dict[str, Any]]) -> str:
-    """What a million events more cost, between the smallest and the largest."""
+    """What a million events more cost in CPU time, between the smallest and the largest."""
     first, last = data[0], data[-1]
     millions = (last["events"] - first["events"]) / 1e6
     if not millions:
@@ -244,9 +243,9 @@ def _growth(data: Sequence[dict[str, Any]]) -> str:
     said = []
     for tool in TOOLS:
         if "failed" not in first[tool] and "failed" not in last[tool]:
-            one, other = (statistics.median(entry[tool]["fresh"]) for entry in (first, last))
+            one, other = (statistics.median(entry[tool]["fresh_cpu"]) for entry in (first, last))
             said.append(f"{tool} {(other - one) / millions:.1f} s")
-    return "A million events more take: " + ", ".join(said) + "." if said else ""
+    return "A million events more take, in CPU time: " + ", ".join(said) + "." if said else ""
 
 
 def key_average_rows(report: Any, layers: int, steps: Sequence[int], rounds: int) -> None:
