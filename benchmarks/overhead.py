@@ -7,7 +7,7 @@ Another profiler that is not installed is left out with a word.
 
 With `--clock cpu`, times are CPU time of this process: on a CPU alone, others on the machine disturb that less.
 
-    python benchmarks/overhead.py [--rounds 9] [--steps 8] [--layers 12] [--only launch-bound] [--clock cpu] [--json F]
+    python benchmarks/overhead.py [--rounds 7] [--steps 5] [--layers 12] [--only launch-bound] [--clock cpu] [--json F]
 """
 
 from __future__ import annotations
@@ -252,8 +252,8 @@ def main(options: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--only", choices=tuple(SIZES))
     parser.add_argument("--clock", choices=tuple(CLOCKS), default="wall")
