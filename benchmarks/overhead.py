@@ -20,7 +20,7 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -169,12 +169,15 @@ def candidates(loop: Loop, folder: str, after: list[float]) -> dict[str, Callabl
     return found
 
 
-def measure(loop: Loop, rounds: int) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Seconds of a step under each candidate, a number a round; and why some were left out."""
+def measure(
+    loop: Loop, rounds: int, only: Collection[str] | None = None
+) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Seconds of a step under each candidate, or `only` these, a number a round; and why some were left out."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         after: list[float] = []
         ways, left_out = candidates(loop, folder, after), {}
+        ways = {name: way for name, way in ways.items() if only is None or name in only}
         for name in list(ways):  # all once, to warm caches up
             module = _MODULES.get(name)
             if module is not None and measuring.peer(module) is None:
@@ -190,7 +193,7 @@ def measure(loop: Loop, rounds: int) -> tuple[dict[str, list[float]], dict[str, 
                 del ways[name]
         after.clear()
         seconds = measuring.interleaved(ways, rounds=rounds)
-    return {**seconds, AFTER: after}, left_out
+    return seconds | ({AFTER: after} if after else {}), left_out
 
 
 def one_size(report: measuring.Report, name: str, options: argparse.Namespace, device: torch.device) -> None:

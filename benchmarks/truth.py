@@ -38,7 +38,6 @@ import measuring
 import models
 import profiler_wrapper as pw
 import saved_tensors
-import shared_traces
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, NO_LAUNCH
 from profiler_wrapper.timer.layer_timer import LayerTimer
 
@@ -711,6 +710,8 @@ def device_of_tracelens(module: Any, path: Path) -> dict[str, float | str | None
 
 
 def traces(report: measuring.Report, options: argparse.Namespace) -> list[str]:
+    import shared_traces  # needs pytest
+
     paths = options.traces or sorted(shared_traces.TRACES.glob("*.json.gz"))
     if not paths:
         print("\nno recorded traces beside this checkout: device time is not compared")
