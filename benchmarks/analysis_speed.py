@@ -136,14 +136,19 @@ def events_in(path: Path) -> int:
 def ask(arguments: Sequence[str]) -> dict[str, Any]:
     """What this script says in a process of its own; `{"failed": why}` where it fails."""
     command = [sys.executable, __file__, "--child", *arguments]
+    # Installed packages come as byte code; this checkout's is written by the first process, which counts for nothing.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=TOO_LONG_S, check=False)
+        run = subprocess.run(command, capture_output=True, text=True, timeout=TOO_LONG_S, check=False, env=environment)
     except subprocess.TimeoutExpired:
         return {"failed": f"took over {TOO_LONG_S} s"}
     if run.returncode:
         return {"failed": (run.stderr.strip().splitlines() or [f"exit code {run.returncode}"])[-1][:100]}
     found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
     return found
+
+
+_warmed_up: set[str] = set()
 
 
 def of_a_trace(path: Path, rounds: int, warm: int) -> dict[str, dict[str, Any]]:
@@ -158,6 +163,9 @@ def of_a_trace(path: Path, rounds: int, warm: int) -> dict[str, dict[str, Any]]:
         for tool, values in found.items():
             if "failed" in values:
                 continue
+            if tool not in _warmed_up:
+                ask([tool, str(path), str(time.time()), "0"])
+                _warmed_up.add(tool)
             said = ask([tool, str(path), str(time.time()), str(warm if number == rounds - 1 else 0)])
             if "failed" in said:
                 values["failed"] = said["failed"]
