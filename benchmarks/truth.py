@@ -10,7 +10,8 @@ what a tool has no number for.
 
 Without a TRACE: those beside this checkout, if there are any. FLOPs are 2 per multiply-add. fvcore and torchinfo count
 multiply-adds, and of DeepSpeed those are taken, as its FLOPs have elementwise ops in them: each is doubled. torchinfo
-gives twice the bytes of outputs, "for gradients": half is taken. HTA gets `include_last_profiler_step=True`.
+gives twice the bytes of outputs, "for gradients": half is taken. HTA gets `include_last_profiler_step=True`;
+HTA 0.5 fails on some traces with pandas 3, so give it pandas 2.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from profiler_wrapper.timer.layer_timer import LayerTimer
 
 WRAPPER, TIMER = "ProfilerWrapper", "LayerTimer"
 OURS = (WRAPPER, TIMER)
-PACKAGES = ("deepspeed", "fvcore", "torchinfo", "torchprof", "HolisticTraceAnalysis", "TraceLens")
+PACKAGES = ("deepspeed", "fvcore", "torchinfo", "torchprof", "HolisticTraceAnalysis", "TraceLens", "pandas")
 DEEPSPEED, FVCORE, TORCHINFO, TORCHPROF = "DeepSpeed FlopsProfiler", "fvcore", "torchinfo", "torchprof"
 COUNTER, TORCH, HTA, TRACELENS = "FlopCounterMode", "torch.profiler", "HTA", "TraceLens"
 
@@ -109,7 +110,7 @@ def from_peer(module: str, ask: Callable[[Any], Said]) -> Said:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             return ask(found)
     except Exception as error:
-        return f"failed: {type(error).__name__}"
+        return f"failed: {type(error).__name__}: {error}".split("\n")[0][:60]
 
 
 @contextlib.contextmanager
