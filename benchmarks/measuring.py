@@ -1,9 +1,13 @@
-"""What the benchmarks share: interleaved timing, medians with spread, and where it was measured."""
+"""What the benchmarks share: interleaved timing, medians with spread, where it was measured, Markdown and JSON."""
 
 from __future__ import annotations
 
+import datetime
 import gc
+import importlib
 import importlib.metadata
+import json
+import math
 import os
 import platform
 import statistics
@@ -12,8 +16,10 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it reports each start and stop
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # measure this checkout, with the models of the tests
 
 
@@ -35,11 +41,96 @@ def machine() -> str:
     )
 
 
+NOT_INSTALLED = "not installed"
+
+
 def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+        return NOT_INSTALLED
+
+
+def peer(module: str) -> Any:
+    """Another profiler's module; None where it is not installed: a benchmark then leaves it out with a word."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        return None
+
+
+def torchprof() -> Any:
+    """torchprof, if installed. Its last release calls a method that torch has taken away since, and now does itself."""
+    from torch.autograd.profiler_util import EventList
+
+    if not hasattr(EventList, "populate_cpu_children"):
+        EventList.populate_cpu_children = lambda events: None  # type: ignore[attr-defined]
+    return peer("torchprof")
+
+
+class Report:
+    """What a benchmark says: printed as Markdown as it comes, and at the end written as JSON.
+
+    Args:
+        name: of the benchmark.
+        packages: other profilers whose versions are printed too.
+    """
+
+    def __init__(self, name: str, packages: Sequence[str] = ()) -> None:
+        self.content: dict[str, Any] = {
+            "benchmark": name,
+            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "command": sys.argv,
+            "machine": machine(),
+            "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+            "peers": {package: _version(package) for package in packages},
+            "tables": [],
+            "goals": [],
+        }
+        peers = ", ".join(f"{package} {version}" for package, version in self.content["peers"].items())
+        print(f"# {name}\n\n{self.content['machine']}" + (f"\n{peers}" if peers else ""), flush=True)
+
+    def table(self, title: str, rows: Sequence[Mapping[str, str]], *, note: str = "", data: object = None) -> None:
+        """Print a table with the same columns in all `rows`; `data` has its numbers, for the JSON."""
+        from tabulate import tabulate
+
+        self.content["tables"].append({"title": title, "note": note, "rows": [dict(row) for row in rows], "data": data})
+        print(f"\n## {title}\n" + (f"\n{note}\n" if note else ""))
+        print(tabulate(rows, headers="keys", tablefmt="github", disable_numparse=True), flush=True)
+
+    def goal(self, what: str, measured: float | None, at_most: float) -> None:
+        """A number that is wanted small; None where it was not measured."""
+        self.content["goals"].append({"what": what, "measured": measured, "at_most": at_most})
+
+    def end(self, path: Path | None) -> None:
+        """Print the goals; write all as JSON, if `path` is given."""
+        if self.content["goals"]:
+            print("\n## Goals\n")
+        for goal in self.content["goals"]:
+            measured, at_most = goal["measured"], goal["at_most"]
+            if measured is None:
+                found = "not measured"
+            else:
+                found = f"{'met' if measured <= at_most else 'NOT met'}: {measured:.3f}, at most {at_most:.3f}"
+            print(f"- {goal['what']}: {found}")
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(self.content, indent=1), encoding="utf-8")
+
+
+def median_ratio(values: Sequence[float], base: Sequence[float]) -> float:
+    """Median of the ratios of each round."""
+    return statistics.median(value / other for value, other in zip(values, base, strict=True))
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """With so many significant digits and commas: `1,234,000`; a dash where it is not known."""
+    if value is None or math.isnan(value):
+        return "-"
+    if not value:
+        return "0"
+    decimals = max(digits - 1 - math.floor(math.log10(abs(value))), 0)
+    return f"{value:,.{decimals}f}"
 
 
 def interleaved(candidates: Mapping[str, Callable[[], float | None]], *, rounds: int) -> dict[str, list[float]]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from tabulate import SEPARATING_LINE, DataRow, Line, TableFormat, tabulate
-from wcwidth import wcwidth
+# tabulate and wcwidth are imported where text is made: `load()` makes none, and they are a twentieth of its CPU time.
 
 AT_LEAST = "≥"
 _SPELLED = str.maketrans({"µ": "u", "±": "+-", AT_LEAST: ">="})  # without Unicode
@@ -37,6 +36,8 @@ def cells(text: str) -> int:
 
 
 def _char_cells(char: str) -> int:
+    from wcwidth import wcwidth
+
     return max(0, wcwidth(char))  # -1: a control character, which `clean` has escaped
 
 
@@ -91,6 +92,8 @@ def grid(
 
 def aligned_lines(lines: Sequence[Sequence[str] | None], aligned: Sequence[str], *, gap: int = 2) -> list[str]:
     """Cells in columns that are `gap` apart, each "left" or "right" `aligned`; None: a rule."""
+    from tabulate import SEPARATING_LINE, DataRow, Line, TableFormat, tabulate
+
     between = " " * gap
     plain = TableFormat(
         lineabove=None,

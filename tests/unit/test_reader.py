@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from decimal import Decimal
@@ -566,3 +568,14 @@ def test_allocations_that_could_not_be_met(read_json: Callable[..., Recording]) 
     recording = read_json(trace(OP, ALLOCATION, failed))
     assert recording.failed_allocations == (FailedAllocation(12_250, 0, 4096, 0, -1),)
     assert len(recording.memory) == 1
+
+
+def test_loading_imports_neither_torch_nor_what_only_writes(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(trace(KERNEL, LAUNCH, OP)))
+    code = (
+        "import sys, profiler_wrapper as pw; result = pw.load(sys.argv[1]); assert result.time.total_ns == 5125;"
+        "assert not {'torch', 'matplotlib', 'tabulate', 'wcwidth'} & sys.modules.keys();"
+        "assert 'TOTAL' in str(result)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True, cwd=Path(__file__).parents[2])
