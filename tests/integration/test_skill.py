@@ -104,4 +104,4 @@ def test_every_command_takes_json(name: str, capsys: pytest.CaptureFixture[str])
     with pytest.raises(SystemExit) as ended:
         main([name, "--help"])
     assert ended.value.code == 0
-    assert re.search(r"--format \{text,json(,csv)?\}", capsys.readouterr().out)
+    assert re.search(r"--format \{text,json(,csv|,markdown)?\}", capsys.readouterr().out)
