@@ -27,6 +27,7 @@ from torch import nn
 from module_stack import OUTSIDE, ModuleStack, layer_names
 
 MARK_PREFIX = "layer: "  # spelled out here on purpose: the truths import nothing of the package
+GARBAGE = "garbage collection"
 
 
 # --- autograd nodes -------------------------------------------------------------------------------
@@ -145,10 +146,14 @@ def device_total_ns(path: Path | str) -> int:
 
 
 def cpu_total_ns(path: Path | str) -> int:
-    """Union of the ops of each thread that are not layer marks, summed over threads."""
+    """Union of the ops of each thread, summed over threads; marks of layers and garbage collections are none."""
     edges: dict[tuple[Any, Any], list[tuple[int, int]]] = defaultdict(list)
     for event in _events(path):
-        if event.get("cat") == "cpu_op" and event.get("ph") == "X" and not event["name"].startswith(MARK_PREFIX):
+        if (
+            event.get("cat") == "cpu_op"
+            and event.get("ph") == "X"
+            and not event["name"].startswith((MARK_PREFIX, GARBAGE))
+        ):
             start = _ns(event["ts"])
             edges[event["pid"], event["tid"]] += [(start, 1), (start + _ns(event["dur"]), -1)]
     return sum(_covered(thread) for thread in edges.values())
