@@ -287,6 +287,9 @@ def test_a_directory_that_is_removed_is_noticed_and_not_made_again(tmp_path: Pat
     directory = tmp_path / "logs"
     sinks = open_sinks(directory, interval=1)
     sinks.write(record(1))
+    deadline = time.monotonic() + 30
+    while len(list(directory.glob("*"))) < 3 and time.monotonic() < deadline:  # not all are waited for
+        time.sleep(0.01)
     shutil.rmtree(directory)
     messages = warned(lambda: write_and_close(sinks, first=2))
     assert len(messages) == 3
