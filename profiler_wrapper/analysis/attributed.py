@@ -134,11 +134,11 @@ def _nest_cpu(recording: Recording, launch: Int64) -> tuple[Nesting, Int32]:
     chosen = spans.category < Category.RUNTIME
     launched = np.unique(launch[launch >= 0])
     chosen[launched[spans.category[launched] == Category.RUNTIME]] = True
-    everything = nest_chosen(spans, np.flatnonzero(chosen))
+    everything = nest_chosen(spans, chosen)
     hiding = _hiding_annotations(recording, everything)
     if not hiding.any():
         return everything, everything.parent
-    return nest_chosen(spans, np.flatnonzero(chosen & ~hiding)), everything.parent
+    return nest_chosen(spans, chosen & ~hiding), everything.parent
 
 
 def _hiding_annotations(recording: Recording, nesting: Nesting) -> Bool:

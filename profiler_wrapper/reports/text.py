@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from functools import cache
 
 # tabulate and wcwidth are imported where text is made: `load()` makes none, and they are a twentieth of its CPU time.
 
@@ -35,6 +36,7 @@ def cells(text: str) -> int:
     return len(text) if text.isascii() else sum(map(_char_cells, text))
 
 
+@cache
 def _char_cells(char: str) -> int:
     from wcwidth import wcwidth
 

@@ -44,9 +44,9 @@ def nest(lane: Int32, start_ns: Int64, end_ns: Int64) -> Nesting:
     return Nesting(order, parent, _crossing_lanes(lanes, start_ns[order], ends, above))
 
 
-def nest_chosen(events: Events, chosen: Int64) -> Nesting:
-    """The nesting of the chosen events, given in file order, as if there were no others."""
-    index = chosen.astype(np.int32)
+def nest_chosen(events: Events, chosen: Bool) -> Nesting:
+    """The nesting of the chosen events, as if there were no others."""
+    index = np.flatnonzero(chosen).astype(np.int32)
     local = nest(events.lane[index], events.start_ns[index], events.end_ns[index])
     parent = np.full(len(events), -1, dtype=np.int32)
     parent[index] = np.where(local.parent >= 0, index[local.parent], -1)

@@ -37,7 +37,7 @@ RULES: tuple[Rule, ...] = (
 )
 MOST_FINDINGS = 10
 WORTH_IT = 0.01  # of the step's time, or of the peak: what saves less at most is left out
-LONGEST = 6900  # characters of JSON that a summary may take, some 2,000 tokens; `short_summary` takes far less
+LONGEST = 6900  # characters of JSON that a summary may take, 2,300 tokens of three; `short_summary` takes far less
 _LONGEST_TEXT = 200
 _LONGEST_LAYER = 120  # or folded layers
 _LONGEST_NAME = 80

@@ -77,13 +77,13 @@ def device_memory(
     key, notes = _chosen_device(keys, memory.total_allocated_bytes)
     device = device_name(*divmod(key, _INDICES))
     known = known_tensors(recording, holdings, device)
-    chosen = slice(None) if (keys == key).all() else np.flatnonzero(keys == key)
+    chosen = np.flatnonzero(keys == key)
     size_bytes = memory.size_bytes[chosen]
     if device == "cpu":
         size_bytes, is_known = _sizes_of_frees(memory.time_ns[chosen], memory.address[chosen], size_bytes, known)
         if cpu_frees_unsure:
-            chosen, size_bytes = np.arange(len(memory))[chosen][is_known], size_bytes[is_known]
-        if not len(size_bytes):
+            chosen, size_bytes = chosen[is_known], size_bytes[is_known]
+        if not len(chosen):
             return None
     lane, time_ns, address = memory.lane[chosen], memory.time_ns[chosen], memory.address[chosen]
     stated, reserved = memory.total_allocated_bytes[chosen], memory.total_reserved_bytes[chosen]

@@ -304,8 +304,7 @@ class PythonSources:
                 self._texts[name] = f"{match['file']}:{match['line']}"
                 origin[name] = origin_of(match["file"])
         origin = origin[recording.python.name]
-        frames = [np.flatnonzero(origin == wanted) for wanted in (Origin.USER, Origin.LIBRARY)]
-        self._frames = [nest_chosen(recording.python, each) for each in frames]
+        self._frames = [nest_chosen(recording.python, origin == wanted) for wanted in (Origin.USER, Origin.LIBRARY)]
 
     def __bool__(self) -> bool:
         return any(len(each.order) for each in self._frames)

@@ -72,7 +72,8 @@ def overview(attributed: Attributed) -> Overview | None:
 
 def _splits(attributed: Attributed, windows: StepWindows) -> tuple[StepSplit, ...]:
     """Per step what each kind adds to the time that the kinds before it cover; of all devices and threads."""
-    busy, spans_ns = union(*np.empty((2, 0), np.int64)), windows.end_ns - windows.start_ns
+    busy = _union_of(attributed.recording, np.empty(0, np.int64))
+    spans_ns = windows.end_ns - windows.start_ns
     covered = [np.zeros_like(spans_ns)]
     for kind in _by_priority(attributed):
         of_kind = _union_of(attributed.recording, np.flatnonzero(kind))

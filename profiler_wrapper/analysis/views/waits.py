@@ -148,8 +148,8 @@ def _of_the_profiler(attributed: Attributed, calls: Int64, around: Int32) -> Boo
     if len(ops):
         own &= (begin >= spans.end_ns[ops].max()) | (end <= spans.start_ns[ops].min())
     names = [i for i in np.unique(python.name).tolist() if _OF_THE_PROFILER.search(recording.names[i])]
-    frames = np.flatnonzero(np.isin(python.name, names))
-    own |= innermost_around(nest_chosen(python, frames), python, spans.lane[calls], begin, end) >= 0
+    frames = nest_chosen(python, np.isin(python.name, names))
+    own |= innermost_around(frames, python, spans.lane[calls], begin, end) >= 0
     return own
 
 
