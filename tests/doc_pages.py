@@ -3,7 +3,7 @@
 All python blocks of a page run in order in one namespace, commands of sh blocks between them. Comments before a block
 say otherwise:
 
-    <!-- prelude: tiny -->         on the page's first line: its blocks begin after `tests/docs_preludes/tiny.py`
+    <!-- prelude: tiny trackers --> on the page's first line: its blocks begin after these of `tests/docs_preludes/`
     <!-- not run: why -->          this block is left out
     <!-- exit: 3 -->               the last command of this block ends with 3
 """
@@ -61,7 +61,7 @@ class Page:
     """One page, as it is written."""
 
     path: Path
-    prelude: str | None = None
+    preludes: list[Path] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
     links: list[tuple[int, str]] = field(default_factory=list)
 
@@ -99,7 +99,7 @@ def read_page(path: Path) -> Page:
             if comment := _COMMENT.search(line):
                 said[comment["name"]] = number, " ".join(comment["value"].split())
                 if comment["name"] == "prelude":
-                    page.prelude = _prelude(page, *said.pop("prelude"))
+                    page.preludes = _preludes(page, *said.pop("prelude"))
         elif line.strip():
             if said:
                 raise page.error(min(one for one, _ in said.values()), "no block follows this comment")
@@ -124,12 +124,14 @@ def _block(page: Page, number: int, language: str, text: str, said: dict[str, tu
     return Block(language, text, number + 1, int(exit_code), not_run)
 
 
-def _prelude(page: Page, number: int, name: str) -> str:
+def _preludes(page: Page, number: int, names: str) -> list[Path]:
     if number != 1:
         raise page.error(number, "a prelude is named on the first line")
-    if not (PRELUDES / f"{name}.py").is_file():
-        raise page.error(number, f"tests/docs_preludes has no {name}.py")
-    return name
+    paths = [PRELUDES / f"{name}.py" for name in names.split()]
+    for path in paths:
+        if not path.is_file():
+            raise page.error(number, f"tests/docs_preludes has no {path.name}")
+    return paths
 
 
 # --- what a page must not have ---
@@ -163,8 +165,7 @@ def run_page(page: Page, module: ModuleType) -> None:
     Raises:
         PageError: a block failed, with its page and line.
     """
-    if page.prelude is not None:
-        prelude = PRELUDES / f"{page.prelude}.py"
+    for prelude in page.preludes:
         exec(compile(prelude.read_text(encoding="utf-8"), str(prelude), "exec", dont_inherit=True), vars(module))
     for block in page.blocks:
         if block.not_run is None and block.language == "python":
