@@ -85,6 +85,18 @@ def measure_tool(tool: str, path: str, started: float, warm: int) -> dict[str, A
     return {"fresh": seconds, "fresh_cpu": cpu, "peak_kib": peak, "warm": again}
 
 
+def load_and_key_averages(prof: Any, path: Path) -> tuple[float, float]:
+    """Seconds that `load()` of a profile's trace, written to `path`, and its `key_averages()` take."""
+    import profiler_wrapper as pw
+
+    prof.export_chrome_trace(str(path))
+    start = time.perf_counter()
+    pw.load(path)
+    middle = time.perf_counter()
+    prof.key_averages()
+    return middle - start, time.perf_counter() - middle
+
+
 def measure_key_averages(layers: int, steps: int, rounds: int, folder: str) -> dict[str, Any]:
     """Profiles, and times both on that profile, once to warm up and `rounds` times."""
     import torch
@@ -97,7 +109,7 @@ def measure_key_averages(layers: int, steps: int, rounds: int, folder: str) -> d
     case = models.build("llama", layers=layers)
     optimizer = models.optimizer_of(case.model)
     path = Path(folder) / "trace.json"
-    ours, theirs = [], []
+    times = []
     for _ in range(rounds + 1):
         with (
             pw.mark(case.model),
@@ -106,14 +118,9 @@ def measure_key_averages(layers: int, steps: int, rounds: int, folder: str) -> d
             for step in range(steps):
                 models.train_step(case, case.model, optimizer, seed=step)
                 prof.step()
-        prof.export_chrome_trace(str(path))
-        start = time.perf_counter()
-        pw.load(path)
-        middle = time.perf_counter()
-        prof.key_averages()
-        ours.append(middle - start)
-        theirs.append(time.perf_counter() - middle)
-    return {"ours": ours[1:], "theirs": theirs[1:], "bytes": path.stat().st_size, "events": events_in(path)}
+        times.append(load_and_key_averages(prof, path))
+    ours, theirs = map(list, zip(*times[1:], strict=True))
+    return {"ours": ours, "theirs": theirs, "bytes": path.stat().st_size, "events": events_in(path)}
 
 
 def peak_kib() -> int | None:

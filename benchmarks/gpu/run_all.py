@@ -470,23 +470,18 @@ def speed_of_an_analysis(machine: Machine) -> list[Row]:
     case = demo_case(machine, replace(machine.config, layers=2 if machine.dry else 16, tokens=32))
     train(machine, case, 1)
     rounds = 1 if machine.dry else 5
-    ours, theirs = [], []
+    times = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         for _ in range(rounds + 1):
             with pw.mark(case.model), profile(profile_memory=True, record_shapes=True) as prof:
                 train(machine, case, 1 if machine.dry else 3, prof.step)
-            prof.export_chrome_trace(str(path))
-            start = time.perf_counter()
-            pw.load(path)
-            middle = time.perf_counter()
-            prof.key_averages()
-            ours.append(middle - start)
-            theirs.append(time.perf_counter() - middle)
+            times.append(analysis_speed.load_and_key_averages(prof, path))
+        ours, theirs = zip(*times[1:], strict=True)
         size = f"{path.stat().st_size / 1e6:.1f} MB"
         found = [
-            Row(f"load(), {size}", f"{measuring.spread(ours[1:])} s"),
-            Row("key_averages()", f"{measuring.spread(theirs[1:])} s"),
+            Row(f"load(), {size}", f"{measuring.spread(ours)} s"),
+            Row("key_averages()", f"{measuring.spread(theirs)} s"),
             goal("load() / key_averages()", measuring.median_ratio(ours, theirs), analysis_speed.WANTED_KEY_AVERAGES),
         ]
         for tool, values in {} if machine.dry else analysis_speed.of_a_trace(path, 3, 2).items():
