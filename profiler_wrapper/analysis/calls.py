@@ -268,7 +268,7 @@ def _retained(attributed: Attributed, memory: DeviceMemory) -> tuple[Int64, Int6
 class OpSpans:
     """Ops in file order: autograd nodes too, but no layer marks. Indices below are into `span`."""
 
-    span: Int64  # index into Recording.spans
+    span: Int32  # index into Recording.spans
     op_of: Int32  # per span of the recording: the innermost op around it, or itself; -1 for none
     around: Int32  # per op: the op that calls it; -1 for none
 
@@ -281,24 +281,27 @@ def find_ops(recording: Recording, parent: Int32, tree: LayerTree) -> OpSpans:
     is_op: Bool = recording.spans.category == Category.CPU_OP
     if tree.source == "marks":
         is_op[list(tree.layer_of_span)] = False
-    span = np.flatnonzero(is_op)
+    span = np.flatnonzero(is_op).astype(np.int32)
     place = np.full(len(is_op) + 1, -1, dtype=np.int32)  # the last one is for "none"
     place[span] = np.arange(len(span), dtype=np.int32)
     near = nearest(parent, is_op)
     return OpSpans(span, place[near], place[nearest_above(parent, near)[span]])
 
 
-def with_called(ops: OpSpans, own: Int64) -> Int64:
-    """Per op the sum of `own` over it and all that it calls; `own` becomes that."""
+def levels_of_calls(ops: OpSpans) -> list[Int32]:
+    """The ops that no op calls, then those that these call, and so on."""
     depth, above = (ops.around >= 0).astype(np.int32), ops.around.copy()
     while (further := above >= 0).any():  # each round looks twice as far
         depth[further] += depth[above[further]]
         above[further] = above[above[further]]
     del above, further
     by_depth = np.argsort(depth, kind="stable").astype(np.int32)
-    bounds = np.searchsorted(depth[by_depth], np.arange(1, int(depth.max(initial=0)) + 2))
-    for level in range(len(bounds) - 2, -1, -1):
-        members = by_depth[bounds[level] : bounds[level + 1]]
+    return np.split(by_depth, np.cumsum(np.bincount(depth, minlength=1))[:-1])
+
+
+def with_called(ops: OpSpans, levels: list[Int32], own: Int64) -> Int64:
+    """Per op the sum of `own` over it and all that it calls; `own` becomes that."""
+    for members in reversed(levels[1:]):
         np.add.at(own, ops.around[members], own[members])
     return own
 

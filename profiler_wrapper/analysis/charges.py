@@ -232,7 +232,7 @@ class WorkOfOps(NamedTuple):
     work: Int8  # that of the op around where its own name says nothing
     backend: Int8  # that of the attention around it, in backward of the one whose node runs it
 
-    def ops(self, span: Int64) -> tuple[Int8, Int8]:
+    def ops(self, span: Int64 | Int32) -> tuple[Int8, Int8]:
         """(class, backend) per op."""
         return _settled(self.work[span], self.backend[span]), self.backend[span]
 
@@ -343,7 +343,9 @@ def union(start_ns: Int64, end_ns: Int64) -> Union:
     if len(start_ns) == 0:
         return Union(np.empty(0, np.int64), np.empty(0, np.int64))
     order = np.argsort(start_ns, kind="stable")
-    starts, reach = start_ns[order], np.maximum.accumulate(end_ns[order])
+    starts, reach = start_ns[order], end_ns[order]
+    np.maximum.accumulate(reach, out=reach)
+    del order
     begins = np.concatenate([[True], starts[1:] > reach[:-1]])
     first = np.flatnonzero(begins)
     last = np.append(first[1:] - 1, len(starts) - 1)

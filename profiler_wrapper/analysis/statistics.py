@@ -107,6 +107,14 @@ def outliers(values: Sequence[float]) -> dict[int, float]:
 # Whole columns: values by an index that may be -1, sums by key.
 
 
+_PIECE = 1 << 17
+
+
+def in_pieces(values: npt.NDArray[Item]) -> list[npt.NDArray[Item]]:
+    """A column in pieces, at least one, for what takes several times the memory of its answer."""
+    return np.array_split(values, 1 + len(values) // _PIECE)
+
+
 def at(values: npt.NDArray[Item], index: npt.NDArray[Any], none: float) -> npt.NDArray[Item]:
     """The values at these indices; for an index of -1 `none`."""
     chosen: npt.NDArray[Item] = np.append(values, values.dtype.type(none))[index]
@@ -132,11 +140,14 @@ def largest_by_key(
     key: npt.NDArray[Any], value: npt.NDArray[Any], weight: Int64, most: int
 ) -> dict[int, tuple[int, ...]]:
     """Per key at most so many of its values, those with the largest sums of weights first; -1 is no value."""
-    chosen = np.flatnonzero(value >= 0)
     width = int(value.max(initial=0)) + 1
-    pair = key[chosen].astype(np.int64) * width + value[chosen]
-    pairs = np.unique(pair)
-    order = np.lexsort((pairs, -sum_by_key(np.searchsorted(pairs, pair), weight[chosen], len(pairs))))
+    found, sums = [], []
+    for chosen in in_pieces(np.flatnonzero(value >= 0)):
+        pairs, place = np.unique(key[chosen].astype(np.int64) * width + value[chosen], return_inverse=True)
+        found.append(pairs)
+        sums.append(sum_by_key(place, weight[chosen], len(pairs)))
+    pairs, place = np.unique(np.concatenate(found), return_inverse=True)
+    order = np.lexsort((pairs, -sum_by_key(place, np.concatenate(sums), len(pairs))))
     values: dict[int, list[int]] = defaultdict(list)
     for one, number in zip(*(column.tolist() for column in np.divmod(pairs[order], width)), strict=True):
         values[one].append(number)

@@ -76,7 +76,7 @@ def crossed(start_ns: Int64, end_ns: Int64, others_start_ns: Int64, others_end_n
 def nearest(parent: Int32, chosen: Bool) -> Int32:
     """Per event: itself, else the innermost event around it, that is `chosen`; -1 for none."""
     near = np.where(chosen, np.arange(len(parent), dtype=np.int32), parent)
-    unsettled = np.flatnonzero((near >= 0) & ~chosen)
+    unsettled = np.flatnonzero((near >= 0) & ~chosen).astype(np.int32)
     while len(unsettled):  # each round looks twice as far
         unsettled = unsettled[~chosen[near[unsettled]]]
         near[unsettled] = near[near[unsettled]]

@@ -402,10 +402,10 @@ class _Collector:
         spans = Spans(
             category=category[keep],
             name=name[keep],
-            lane=lane[keep],
+            lane=_narrow(lane[keep]),
             start_ns=start[keep],
             duration_ns=duration[keep],
-            **self._spans.rest(keep),
+            **{name: _narrow(values) for name, values in self._spans.rest(keep).items()},
         )
         return spans, configuration, kept
 
@@ -453,6 +453,16 @@ class _Collector:
         )
 
 
+def _narrow(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Numbers of things in as few bytes as all of them fit in: a large trace has tens of millions."""
+    if numbers.dtype.kind == "i" and len(numbers):
+        low, high = numbers.min(), numbers.max()
+        for dtype in (np.int16, np.int32):
+            if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
+                return numbers.astype(dtype, copy=False)
+    return numbers
+
+
 def _python_kind(name: str) -> int:
     return _MODULE if name.startswith(MODULE_PREFIX) else _CALL if _HAS_LINE.search(name) else _PLAIN
 
@@ -489,7 +499,11 @@ def _launches(table: Configurations, spans: Spans, number: Int32) -> DeviceDetai
 
 
 def _with_launches(
-    table: Configurations, correlation: Int64, number: Int32, launched: Int64, launch_number: Int32
+    table: Configurations,
+    correlation: Int64 | Int32,
+    number: Int32,
+    launched: Int64 | Int32,
+    launch_number: Int32,
 ) -> tuple[Configurations, Int32]:
     """The configurations with what only the launches of the events say, and the number of each event."""
     order = np.argsort(launched, kind="stable")

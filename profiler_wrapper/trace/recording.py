@@ -104,9 +104,9 @@ class Spans:
     lane: Int32  # index into Recording.lanes
     start_ns: Int64
     duration_ns: Int64
-    correlation: Int64
+    correlation: Int64 | Int32
     external_id: Int32
-    sequence: Int64  # autograd's `Sequence number`
+    sequence: Int64 | Int32  # autograd's `Sequence number`
     forward_thread: Int32  # `Fwd thread id`: the profiler's own thread number; 0 on forward ops
     device: Int16  # device events: the device's index
     stream: Int32  # device events: the stream

@@ -60,6 +60,17 @@ def read_json(tmp_path: Path) -> Callable[..., Recording]:
 # --- hand-written files ---
 
 
+@pytest.mark.parametrize("last", [1 << 14, 1 << 15, 1 << 16, (1 << 31) - 1, 1 << 31, 1 << 40])
+def test_identifiers_of_any_width_are_those_of_the_file(read_json: Callable[..., Recording], last: int) -> None:
+    """However few bytes they are kept in."""
+    numbers = [1, last - 1, last]
+    events = [LAUNCH | {"tid": one % (1 << 31), "args": {"correlation": one}} for one in numbers]
+    spans = read_json(trace(*events, *(OP | {"args": {"Sequence number": one}} for one in numbers))).spans
+    assert spans.correlation.tolist() == [*numbers, -1, -1, -1]
+    assert spans.sequence.tolist() == [-1, -1, -1, *numbers]
+
+
+
 @pytest.mark.parametrize("indent", [None, 0, 2])
 def test_columns_of_a_small_trace(read_json: Callable[..., Recording], indent: int | None) -> None:
     recording = read_json(trace(OP, LAUNCH, KERNEL, ALLOCATION, distributedInfo={"rank": 3}), indent=indent)

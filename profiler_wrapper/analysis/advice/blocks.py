@@ -251,13 +251,14 @@ def _steps(facts: Facts) -> Iterator[_Steps]:
 
 def _saved_ns(facts: Facts, steps: _Steps) -> float:
     """As if the optimizer's step took no time at all; what is between its ops is time of the step itself."""
-    in_ops = np.where(facts.found.recording.spans.category == Category.ANNOTATION, 0, own_cpu_ns(facts))
+    in_ops = own_cpu_ns(facts)
+    in_ops[facts.found.recording.spans.category == Category.ANNOTATION] = 0
     is_step = np.zeros(len(in_ops), dtype=np.bool_)
     is_step[steps.spans] = True
     step_of = nearest(facts.found.nesting.parent, is_step)
-    own = steps.whole & (step_of >= 0)
-    of_step = sum_by_key(step_of[own], in_ops[own], len(in_ops))
-    in_ops[steps.spans] = np.maximum(0, steps.wall_ns - of_step[steps.spans])
+    own = np.flatnonzero(steps.whole & (step_of >= 0))
+    of_step = sum_by_key(np.searchsorted(steps.spans, step_of[own]), in_ops[own], len(steps.spans))
+    in_ops[steps.spans] = np.maximum(0, steps.wall_ns - of_step)
     return saved_at_most_ns(facts, steps.whole, own_ns=in_ops)
 
 

@@ -20,12 +20,12 @@ import numpy as np
 
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attribution import Attribution
-from profiler_wrapper.analysis.calls import called_by_same_key, find_ops, with_called
+from profiler_wrapper.analysis.calls import called_by_same_key, find_ops, levels_of_calls, with_called
 from profiler_wrapper.analysis.charges import optimizer_work
 from profiler_wrapper.analysis.classes import main_classes, tensor_core_eligible, tensor_core_kernels
 from profiler_wrapper.analysis.memory.use import begin_of
 from profiler_wrapper.analysis.model import CATEGORIES, PHASES, AllocationRow, OperatorRow, OpMemoryRow
-from profiler_wrapper.analysis.statistics import at, largest_by_key, sum_by_key
+from profiler_wrapper.analysis.statistics import at, in_pieces, largest_by_key, sum_by_key
 from profiler_wrapper.trace.nesting import innermost_around, nest_chosen
 from profiler_wrapper.trace.recording import Int32, Int64, Recording
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 NO_OP = "(no op)"
 _MOST = 5  # layers and sources of a row
-_LOOKED_UP = 1 << 17  # ops whose lines are looked up at a time, which takes several times the memory of the answer
 
 
 def operator_rows(attributed: Attributed, shapes_of_op: Mapping[str, tuple[str, ...]]) -> tuple[OperatorRow, ...]:
@@ -57,23 +56,28 @@ class _Table:
         self.keys, self.key_of_op = _numbered(recording.spans.name[self.ops.span] * np.int64(len(PHASES)) + phase)
         self.count = len(self.keys) + len(PHASES)
         self.outermost = ~called_by_same_key(self.ops, self.key_of_op)
+        levels = levels_of_calls(self.ops)
         charges, cpu_ns = attributed.charges, attributed.cpu_ns
         op_of_charge = at(self.ops.op_of, charges.cpu_span, -1)
         self.key_of_charge = self._keys(op_of_charge, phase_of_place[charges.place])
-        takes = np.flatnonzero(cpu_ns)
-        op_of_time = self.ops.op_of[takes]
-        key_of_time = self._keys(op_of_time, phase_of_place[attribution.place_of[takes]])
-        self.self_cpu_ns = sum_by_key(key_of_time, cpu_ns[takes], self.count)
-        self.op_cpu_ns = self._with_called(op_of_time, cpu_ns[takes])
-        del takes, op_of_time, key_of_time
-        self.cpu_ns = self._inclusive(self.op_cpu_ns, self.self_cpu_ns)
+        self.self_cpu_ns = np.zeros(self.count, dtype=np.int64)
+        op_cpu_ns = np.zeros(len(self.ops) + 1, dtype=np.int64)  # the last one is for "none"
+        for takes in in_pieces(np.flatnonzero(cpu_ns)):
+            op = self.ops.op_of[takes]
+            np.add.at(op_cpu_ns, op, cpu_ns[takes])
+            np.add.at(self.self_cpu_ns, self._keys(op, phase_of_place[attribution.place_of[takes]]), cpu_ns[takes])
+        op_cpu_ns = with_called(self.ops, levels, op_cpu_ns[:-1])
+        self.cpu_ns = self._inclusive(op_cpu_ns, self.self_cpu_ns)
         self.on_device = charges.basis == "device"
         if self.on_device:
             self.self_ns = sum_by_key(self.key_of_charge, charges.time_ns, self.count)
-            self.op_ns = self._with_called(op_of_charge, charges.time_ns)
-            self.ns = self._inclusive(self.op_ns, self.self_ns)
+            op_ns = sum_by_key(op_of_charge, charges.time_ns, len(op_cpu_ns) + 1)[:-1]
+            op_ns = with_called(self.ops, levels, op_ns)
+            self.ns = self._inclusive(op_ns, self.self_ns)
         else:
-            self.self_ns, self.op_ns, self.ns = self.self_cpu_ns, self.op_cpu_ns, self.cpu_ns
+            self.self_ns, op_ns, self.ns = self.self_cpu_ns, op_cpu_ns, self.cpu_ns
+        # What makes one op of a key weigh more than another: device time, of a key without any CPU time.
+        self.weight_ns = np.where((self.ns > 0)[self.key_of_op], op_ns, op_cpu_ns)
 
     def rows(self, shapes_of_op: Mapping[str, tuple[str, ...]]) -> tuple[OperatorRow, ...]:
         names = self.attributed.recording.names
@@ -111,14 +115,11 @@ class _Table:
         """Per entry the key of its op; of what has none, that of `NO_OP` in its phase."""
         return np.where(op >= 0, at(self.key_of_op, op, -1), phase + np.int32(len(self.keys)))
 
-    def _with_called(self, op: Int32, values: Int64) -> Int64:
-        """Per op the sum over it and all that it calls; `op`: of each value the op, -1 for none."""
-        own = op >= 0
-        return with_called(self.ops, sum_by_key(op[own], values[own], len(self.ops)))
-
     def _inclusive(self, per_op: Int64, own: Int64) -> Int64:
         """Sums of whole ops; an op that is called by one of the same key is part of that one."""
-        sums = sum_by_key(self.key_of_op[self.outermost], per_op[self.outermost], self.count)
+        sums = np.zeros(self.count, dtype=np.int64)
+        for chosen in in_pieces(np.flatnonzero(self.outermost)):
+            np.add.at(sums, self.key_of_op[chosen], per_op[chosen])
         sums[len(self.keys) :] = own[len(self.keys) :]
         return sums
 
@@ -159,15 +160,13 @@ class _Table:
         sources = PythonSources(self.attributed.recording, self.attributed.attribution)
         if not sources:
             return {}
-        pieces = np.array_split(self.ops.span, 1 + len(self.ops) // _LOOKED_UP)
-        lines = map(np.concatenate, zip(*map(sources.of, pieces), strict=True))
+        lines = map(np.concatenate, zip(*map(sources.of, in_pieces(self.ops.span)), strict=True))
         user, library = map(self._largest, lines)
         return {key: sources.most_expensive(user.get(key, ()), library.get(key, ())) for key in {*user, *library}}
 
     def _largest(self, value: Int32 | Int64) -> dict[int, tuple[int, ...]]:
         """Per key the values (of ops, -1 for none) with most of its time; without device time, of CPU time."""
-        weight = np.where(self.ns[self.key_of_op] > 0, self.op_ns, self.op_cpu_ns)
-        return largest_by_key(self.key_of_op, np.where(self.outermost, value, -1), weight, _MOST)
+        return largest_by_key(self.key_of_op, np.where(self.outermost, value, -1), self.weight_ns, _MOST)
 
 
 def _numbered(keys: Int64) -> tuple[Int64, Int32]:
@@ -313,7 +312,7 @@ class PythonSources:
         """`file:line` of what `of` found."""
         return self._texts[source]
 
-    def of(self, span: Int64, around: Int32 | None = None) -> Lines:
+    def of(self, span: Int64 | Int32, around: Int32 | None = None) -> Lines:
         """Per CPU span its lines.
 
         What an autograd node runs comes from the lines whose forward made the node, unless Python runs within the

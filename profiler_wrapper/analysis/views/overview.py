@@ -9,6 +9,7 @@ they change with what a user names; nothing is counted between steps.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.charges import Union, union
 from profiler_wrapper.analysis.classes import busiest_device, device_properties, tensor_core_kernels
 from profiler_wrapper.analysis.model import Overview, StepSplit
-from profiler_wrapper.analysis.statistics import at
+from profiler_wrapper.analysis.statistics import at, in_pieces
 from profiler_wrapper.analysis.steps import StepWindows, step_windows
 from profiler_wrapper.analysis.views.kernels import occupancy_of
 from profiler_wrapper.trace.marks import parse_mark
@@ -84,8 +85,8 @@ def _splits(attributed: Attributed, windows: StepWindows) -> tuple[StepSplit, ..
     return tuple(StepSplit(number, *lengths) for number, *lengths in columns)
 
 
-def _by_priority(attributed: Attributed) -> tuple[Bool, ...]:
-    """Per span whether its time is that of a kernel, communication, memcpy, memset, runtime, data loader, CPU.
+def _by_priority(attributed: Attributed) -> Iterator[Bool]:
+    """Per span whether its time is of the kind: kernel, communication, memcpy, memset, runtime, data loader, CPU.
 
     Communication is kernels that move data between ranks; without device events, ops and annotations that do.
     """
@@ -99,15 +100,12 @@ def _by_priority(attributed: Attributed) -> tuple[Bool, ...]:
     is_mark = recording.named(parse_mark)
     if charges.basis != "device":
         communicates |= on_cpu & recording.named(lambda text: classes.class_of_op(text) == "communication") & ~is_mark
-    return (
-        (category == Category.KERNEL) & ~communicates,
-        communicates,
-        category == Category.MEMCPY,
-        category == Category.MEMSET,
-        category == Category.RUNTIME,
-        on_cpu & recording.named(lambda text: text.startswith(_DATALOADER)),
-        (category == Category.CPU_OP) & ~is_mark,
-    )
+    yield (category == Category.KERNEL) & ~communicates
+    yield communicates
+    for kind in (Category.MEMCPY, Category.MEMSET, Category.RUNTIME):
+        yield category == kind
+    yield on_cpu & recording.named(lambda text: text.startswith(_DATALOADER))
+    yield (category == Category.CPU_OP) & ~is_mark
 
 
 # --- the device ---------------------------------------------------------------------------------
@@ -168,7 +166,10 @@ class _Kernels:
 
 
 def _union_of(recording: Recording, span: Int64) -> Union:
-    return union(recording.spans.start_ns[span], recording.spans.end_ns[span])
+    starts, durations = recording.spans.start_ns, recording.spans.duration_ns
+    unions = (union(starts[piece], starts[piece] + durations[piece]) for piece in in_pieces(span))
+    start_ns, end_ns = map(np.concatenate, zip(*unions, strict=True))
+    return union(start_ns, end_ns)
 
 
 def _covered(busy: Union, windows: StepWindows) -> int:

@@ -153,7 +153,7 @@ def _of_the_profiler(attributed: Attributed, calls: Int64, around: Int32) -> Boo
     return own
 
 
-def _chain(recording: Recording, span: Int64, around: Int32, op: int) -> list[int]:
+def _chain(recording: Recording, span: Int32, around: Int32, op: int) -> list[int]:
     """The op that waits and those that call it, as spans, as long as they are torch's own, the innermost first."""
     chain: list[int] = []
     while op >= 0:
