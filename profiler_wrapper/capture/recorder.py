@@ -16,6 +16,7 @@ from profiler_wrapper.capture.records import RecordedTrace, Window
 from profiler_wrapper.capture.scopes import LayerScopes, RootCall
 from profiler_wrapper.capture.session import Annotation, Session, SessionLost
 from profiler_wrapper.capture.steps import AutoPlan, Ended, Mode, OpenPlan, Plan, StepCounter, StepFacts
+from profiler_wrapper.capture.threads import ThreadStarts, may_call
 from profiler_wrapper.capture.torch_state import (
     OptimizerSteps,
     Watch,
@@ -25,6 +26,7 @@ from profiler_wrapper.capture.torch_state import (
     in_backward,
     in_op,
     is_alive,
+    profiler_is_on_somewhere,
 )
 from profiler_wrapper.trace.run_directory import Holding
 from profiler_wrapper.trace.spans import ranges
@@ -195,6 +197,9 @@ _SETTLING_STEPS = 2  # gradients and the optimizer's state come in these, and st
 class Recorder:
     """From `start()` to `stop()`, one loop on one thread.
 
+    That is the thread that starts it. Where another one may call the model, the recording waits for the first call
+    and is the caller's thread's from then on; when that ends, it waits for the next.
+
     Methods called from inside the loop never raise: what fails ends the recording and goes to `on_failure`.
 
     Args:
@@ -232,10 +237,13 @@ class Recorder:
         self._phases: set[str] = set()
         self._owes_step = False  # prof.step() was called inside of backward
         self._calls_elsewhere = False
+        self._threads = ThreadStarts(before=self._thread_starts, at_end=self._thread_ended)
+        self._waits = False  # for the first call of a model, on whichever thread
+        self._lock = threading.RLock()  # the block's thread may leave while another one that is recorded is at work here
         self._next: Callable[[], None] | None = None  # what the next call or step on its own thread has to do instead
         self._compilations = 0
         self.over = False  # nothing more will be recorded, and nothing of ours is in the user's way
-        self._owner = (os.getpid(), threading.get_ident())
+        self._home = self._owner = (os.getpid(), threading.get_ident())  # the block's thread, and the one recorded
 
     @property
     def on_owner_thread(self) -> bool:
@@ -248,6 +256,11 @@ class Recorder:
         return self._owner[0] == os.getpid()
 
     @property
+    def moved(self) -> bool:
+        """Another thread than the block's is recorded."""
+        return self._owner != self._home
+
+    @property
     def _is_another_thread(self) -> bool:
         return self.is_same_process and not self.on_owner_thread
 
@@ -255,11 +268,17 @@ class Recorder:
 
     def start(self) -> None:
         """Begin. Raises what torch raises, with nothing left behind."""
-        self._owner = (os.getpid(), threading.get_ident())
+        self._home = self._owner = (os.getpid(), threading.get_ident())
         try:
             self._steps_hook = OptimizerSteps(before=self.optimizer_steps, after=self.optimizer_stepped)
             self._compilations = compilations()
-            self._switch_to(self._plan.first())
+            others = (thread for thread in threading.enumerate() if thread is not threading.current_thread())
+            if any(self._may_call(thread) for thread in others):
+                self._wait_for_call(self._plan.first())
+            else:
+                self._switch_to(self._plan.first())
+            if not self.over:
+                self._threads.install()
         except BaseException:
             self._take_down()
             raise
@@ -268,8 +287,16 @@ class Recorder:
         """The block has ended on another thread: the one recorded ends the session at its next call or step.
 
         torch stops a profiler on its own thread only. False: where `stop()` can do it, or that thread has ended.
+        A thread that the recording moved to has a moment to do so.
         """
-        return self._ask_its_thread(self._end_left)
+        with self._lock:
+            self._waits = False
+        if not self._ask_its_thread(self._end_left):
+            return False
+        if self.moved:
+            _wait_until(lambda: self.over)
+        with self._lock:  # it may be writing
+            return not self.over
 
     def _ask_its_thread(self, action: Callable[[], None]) -> bool:
         if not (self._is_another_thread and self.sessions.running and is_alive(self._owner[1])):
@@ -283,14 +310,16 @@ class Recorder:
             if not self.is_same_process:
                 self.note("it was ended in another process than it began in", incomplete=True)
             else:
-                self._settle_step()
-                if not self.over:
-                    self._end_loop()
+                with self._lock:
+                    self._settle_step()
+                    if not self.over:
+                        self._end_loop()
         finally:
             self._take_down()
 
     def _end_left(self) -> None:
-        self.note("the block was left on another thread; recording ended with the next call or step on its own")
+        if not self.moved:
+            self.note("the block was left on another thread; recording ended with the next call or step on its own")
         self._end_loop()
         self._take_down()
         self._on_window()
@@ -325,7 +354,7 @@ class Recorder:
 
     def user_step(self) -> None:
         """`prof.step()`."""
-        if self._nothing_ends_here():
+        if self._nothing_ends_here() or (self.moved and self._is_another_thread):
             self._owes_step = True
         else:
             self._safely("prof.step()", lambda: self._count(self.counter.user_step()))
@@ -347,12 +376,67 @@ class Recorder:
 
     def root_enters(self, call: RootCall, *, updated: bool = False) -> None:
         """A model is about to be called; `updated`: its parameters have changed since the last call."""
+        if self._waits and self.is_same_process and not self._nothing_ends_here():
+            self._record_here()
         self._calls_elsewhere |= self.sessions.running and self._is_another_thread
+        if self.on_owner_thread:
+            self._threads.remove()
         self._settle_step()
         if not self._nothing_ends_here():
             self._safely("a call of the model", lambda: self._root_enters(call, updated))
         if self.on_owner_thread:
             self._phases.add(call.phase)
+
+    # -- the thread that calls the model ------------------------------------------------------------
+
+    def _may_call(self, thread: threading.Thread) -> bool:
+        return may_call(thread, [root.module for root in self._marks.roots()])
+
+    def _thread_starts(self, thread: threading.Thread) -> bool:
+        """It is about to, and no model was called yet; whether its end is of interest."""
+        try:
+            if self.over or not self.is_same_process or not self._may_call(thread):
+                return False
+            if self.on_owner_thread and not self._waits and not self._nothing_ends_here():
+                self._safely("waiting for a thread", lambda: self._wait_for_call(self._mode))
+        except Exception as error:  # of somebody's own code: of a metaclass, say
+            self._on_failure("looking at a thread", error)
+        return self._waits
+
+    def _wait_for_call(self, mode: Mode) -> None:
+        self.sessions.discard()
+        self._waits = True
+        self._switch_to(mode)
+
+    def _record_here(self) -> None:
+        """A model is about to be called on this thread, and nothing is recorded yet."""
+        with self._lock:
+            if not self._waits:
+                return
+            self._waits = False
+            self._owner = (os.getpid(), threading.get_ident())
+            if self._mode is not Mode.IDLE and profiler_is_on_somewhere():
+                self._safely("making room for another profiler", self._make_room)
+            else:
+                self._safely("a call of the model", lambda: self._switch_to(self._mode))
+
+    def _thread_ended(self) -> None:
+        if self.on_owner_thread:
+            self._settle_step()
+            self._safely("the end of the thread", self._end_with_its_thread)
+
+    def _end_with_its_thread(self) -> None:
+        """The recording waits for the next call, on whichever thread: that is another window of the same plan."""
+        self._waits = True
+        if self.counter.last_step_counts():
+            self._count(self.counter.end())
+        if self.over:
+            return
+        self.sessions.stop()
+        self._close_window()
+        self._owner = self._home
+        self._threads.install()
+        self._on_window()
 
     def _settle_step(self) -> None:
         if self._owes_step and not self._nothing_ends_here():
@@ -371,7 +455,7 @@ class Recorder:
             self._count(self.counter.root_enters(call.label, gradients=call.grad_enabled, updated=updated))
 
     def _count(self, ended: Ended) -> None:
-        if ended is Ended.NO:
+        if ended is Ended.NO or (self._waits and not self.sessions.running and isinstance(self._plan, AutoPlan)):
             return
         step = self.counter.ended - 1
         before, self._compilations = self._compilations, compilations()
@@ -415,12 +499,12 @@ class Recorder:
         if mode is Mode.OVER:
             self._take_down()
             return
-        recording = mode is not Mode.IDLE
+        recording = mode is not Mode.IDLE and not self._waits
         if recording and not free_recorder():
             self._make_room()
             return
         # Calls of the model are what counts steps until something better does.
-        wants_marks = recording or self.counter.source not in ("prof.step()", "optimizer")
+        wants_marks = recording or self._waits or self.counter.source not in ("prof.step()", "optimizer")
         (self._marks.attach if wants_marks else self._marks.detach)()
         if recording:
             self.sessions.start(mode, self.counter.ended)
@@ -438,6 +522,11 @@ class Recorder:
         if self._calls_elsewhere:
             self._calls_elsewhere = False
             window.warn("the model was called on other threads too: torch.profiler does not record what runs there")
+        if self.moved and not window.empty:
+            window.warn(
+                "the model was called on another thread than the block's: that thread alone is in this result, from its "
+                "first call of the model on, since torch.profiler records one thread"
+            )
         if isinstance(self._plan, AutoPlan) and self._plan.is_generation:
             window.why_full = "a prefill comes once"
         elif isinstance(self._plan, OpenPlan):
@@ -450,9 +539,7 @@ class Recorder:
     def _before_another(self) -> None:
         """Somebody else's profiler is about to start: torch has room for one, so ours ends first."""
         if self._ask_its_thread(self._make_room):
-            end_s = time.monotonic() + _MOST_WAIT_S
-            while self.sessions.running and time.monotonic() < end_s:
-                time.sleep(_LOOK_EVERY_S)
+            _wait_until(lambda: not self.sessions.running)
         self._safely("making room for another profiler", self._make_room)
 
     def _make_room(self) -> None:
@@ -478,6 +565,7 @@ class Recorder:
             actions.insert(0, self.sessions.discard)  # before the marks: it ends those that are open
         if self._steps_hook is not None:
             actions.insert(0, self._steps_hook.remove)
+        actions.append(self._threads.remove)
         for action in actions:
             try:
                 action()
@@ -493,10 +581,20 @@ class Recorder:
     def _safely(self, what: str, action: Callable[[], None]) -> None:
         if self.over or not self.on_owner_thread:
             return
-        try:
-            (self._next or action)()
-        except Exception as error:
-            self.sessions.window.warn(f"recording ended, because {what} failed: {error}", incomplete=True)
-            self._close_window()
-            self._take_down()
-            self._on_failure(what, error)
+        with self._lock:
+            if self.over:
+                return
+            try:
+                (self._next or action)()
+            except Exception as error:
+                self.sessions.window.warn(f"recording ended, because {what} failed: {error}", incomplete=True)
+                self._close_window()
+                self._take_down()
+                self._on_failure(what, error)
+
+
+def _wait_until(done: Callable[[], bool]) -> None:
+    """For a moment: another thread does it with its next call or step."""
+    end_s = time.monotonic() + _MOST_WAIT_S
+    while not done() and time.monotonic() < end_s:
+        time.sleep(_LOOK_EVERY_S)

@@ -343,6 +343,10 @@ class StepCounter:
             self._waits_for_optimizer = self.optimizer_may_come()
         return self._waits_for_optimizer and self._micro_batches < MOST_MICRO_BATCHES
 
+    def end(self) -> Ended:
+        """The running step has ended, whatever counts."""
+        return self._end()
+
     def last_step_counts(self) -> bool:
         """The recording ends now: is what runs a step of its own, not just what follows the last one?"""
         if self.source == "nothing yet":

@@ -38,6 +38,11 @@ def profiler_is_on() -> bool:
     return bool(torch._C._autograd._profiler_enabled())
 
 
+def profiler_is_on_somewhere() -> bool:
+    """Some torch profiler records this thread or another one."""
+    return profiler_is_on() or bool(getattr(autograd_profiler, "_is_profiler_enabled", False))
+
+
 def profiler_is_waiting() -> bool:
     """Some torch profiler is in its warm-up: prepared, and about to record."""
     tracker = getattr(autograd_profiler, "KinetoStepTracker", None)

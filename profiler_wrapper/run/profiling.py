@@ -283,9 +283,14 @@ class Profiling:
         recorder = self._recorder
         if recorder is not None and not at_exit and recorder.leave_to_its_thread():
             self._held = True
+            whose = (
+                "the model is called on a thread that runs on"
+                if recorder.moved
+                else "the block was left on another thread than it was entered on"
+            )
             self._notices.warn_once(
                 "thread",
-                "the block was left on another thread than it was entered on, and torch stops a profiler on its own "
+                f"{whose}, and torch stops a profiler on its own "
                 "thread only: recording ends with that thread's next call of the model or step",
             )
             return
