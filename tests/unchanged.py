@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,6 +44,7 @@ def ours_in_the_way() -> dict[str, Any]:
         "named blocks": (torch.profiler.record_function.__enter__, torch.profiler.record_function.__exit__),
         "profiler": (autograd_profile._prepare_trace, autograd_profile._start_trace, autograd_profile.__exit__),
         "collections of garbage": list(gc.callbacks),
+        "starts of threads": threading.Thread.start,
         "profiling": torch._C._autograd._profiler_enabled(),
         "peak": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
     }

@@ -68,27 +68,28 @@ class ThreadStarts:
 
     def __init__(self, *, before: Callable[[threading.Thread], bool], at_end: Callable[[], None]) -> None:
         self._before, self._at_end = before, at_end
-        self._active = False
-        self._original = threading.Thread.start
-        self._installed = self._start()
+        self._original: Any = None
+        self._installed: Any = None
 
     def install(self) -> None:
-        """Begin to tell."""
-        self._active = True
-        self._original, threading.Thread.start = threading.Thread.start, self._installed  # type: ignore[method-assign]
+        """Begin to tell. Again: nothing more."""
+        if self._installed is None:
+            self._original = threading.Thread.start
+            self._installed = threading.Thread.start = self._start(self._original)  # type: ignore[method-assign]
 
     def remove(self) -> None:
         """Tell of no further thread. Where somebody has replaced the method since, ours stays below it, silent."""
-        self._active = False
-        if vars(threading.Thread)["start"] is self._installed:
+        installed, self._installed = self._installed, None
+        if installed is not None and vars(threading.Thread)["start"] is installed:
             threading.Thread.start = self._original  # type: ignore[method-assign]
 
-    def _start(self) -> Any:
-        @wraps(threading.Thread.start)
+    def _start(self, original: Any) -> Any:
+        @wraps(original)
         def start(thread: threading.Thread) -> None:
-            if self._active and not thread._started.is_set() and self._before(thread):  # type: ignore[attr-defined]
+            # A second start raises.
+            if self._installed is start and thread.ident is None and self._before(thread):
                 thread.run = self._run(thread, thread.run)  # type: ignore[method-assign]
-            self._original(thread)
+            original(thread)
 
         return start
 
