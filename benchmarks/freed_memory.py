@@ -17,11 +17,13 @@ import faulthandler
 import importlib.util
 import io
 import os
+import queue
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -431,6 +433,83 @@ def collector_of_garbage() -> None:
     gc.collect()
     with another_session():
         train(model, optimizer)
+
+
+def on_a_thread(work: Callable[[], object]) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+@case
+def training_on_threads() -> None:
+    """On a thread, then on the next, then on the block's; all begin and end windows inside of scopes of the block's."""
+    model, optimizer = two_layers()
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            with record_function("of the loop"):
+                train(model, optimizer)
+
+    with wrapper(model), record_function("block"):
+        on_a_thread(lambda: steps(7))
+        on_a_thread(lambda: steps(7))
+        steps(8)
+    with wrapper(model, steps="all") as prof, prof.record_function("named"):
+        on_a_thread(lambda: steps(4))
+    with another_session():
+        train(model, optimizer)
+
+
+@case
+def served_on_a_thread() -> None:
+    """A request is in work when the block is left, and when the plan ends."""
+    for options in ({"steps": "all"}, {"steps": "auto"}, {}):
+        for runs_already in (False, True):
+            model, _ = two_layers()
+            ended, began = threading.Event(), threading.Semaphore(0)
+
+            def serve(model: Any = model, ended: Any = ended, began: Any = began) -> None:
+                while not ended.is_set():
+                    with torch.no_grad(), record_function("request"):
+                        model(torch.ones(4, 8))
+                    began.release()
+
+            thread = threading.Thread(target=serve)
+            if runs_already:
+                thread.start()
+            with wrapper(model, **options):
+                if not runs_already:
+                    thread.start()
+                for _ in range(22):
+                    began.acquire()
+                    torch.ones(3) + 1
+            with another_session():
+                model(torch.ones(4, 8))
+            ended.set()
+            thread.join()
+
+
+@case
+def streamer() -> None:
+    """As `TextIteratorStreamer` has it: each request is generated on a thread of its own, the block's reads tokens."""
+    model, _ = two_layers()
+
+    def generate(tokens: queue.Queue[Any]) -> None:
+        with torch.no_grad():
+            for _ in range(9):
+                tokens.put(model(torch.ones(4, 8)))
+        tokens.put(None)
+
+    for steps in ("all", "auto"):
+        with wrapper(model, steps=steps):
+            for _ in range(3):
+                tokens: queue.Queue[Any] = queue.Queue()
+                thread = threading.Thread(target=generate, args=(tokens,))
+                thread.start()
+                while tokens.get() is not None:
+                    torch.ones(3) + 1
+                thread.join()
 
 
 @case

@@ -42,7 +42,7 @@ def _room(modules: int, lines: int, imports: str | None) -> Room:
 ROOMS = {
     "": _room(11, 1600, None),
     "trace": _room(11, 3025, ""),
-    "capture": _room(14, 4600, "trace"),
+    "capture": _room(15, 4800, "trace"),
     "run": _room(7, 1850, "__version__ analysis capture reports result trace"),
     "analysis": _room(44, 12500, "trace"),
     "reports": _room(16, 4725, "analysis trace"),

@@ -239,7 +239,9 @@ class Recorder:
         self._calls_elsewhere = False
         self._threads = ThreadStarts(before=self._thread_starts, at_end=self._thread_ended)
         self._waits = False  # for the first call of a model, on whichever thread
-        self._lock = threading.RLock()  # the block's thread may leave while another one that is recorded is at work here
+        self._lock = (
+            threading.RLock()
+        )  # the block's thread may leave while another one that is recorded is at work here
         self._next: Callable[[], None] | None = None  # what the next call or step on its own thread has to do instead
         self._compilations = 0
         self.over = False  # nothing more will be recorded, and nothing of ours is in the user's way
@@ -524,8 +526,8 @@ class Recorder:
             window.warn("the model was called on other threads too: torch.profiler does not record what runs there")
         if self.moved and not window.empty:
             window.warn(
-                "the model was called on another thread than the block's: that thread alone is in this result, from its "
-                "first call of the model on, since torch.profiler records one thread"
+                "the model was called on another thread than the block's: that thread alone is in this result, from "
+                "its first call of the model on, since torch.profiler records one thread"
             )
         if isinstance(self._plan, AutoPlan) and self._plan.is_generation:
             window.why_full = "a prefill comes once"
@@ -579,7 +581,7 @@ class Recorder:
             self._on_over()
 
     def _safely(self, what: str, action: Callable[[], None]) -> None:
-        if self.over or not self.on_owner_thread:
+        if not self.on_owner_thread:
             return
         with self._lock:
             if self.over:

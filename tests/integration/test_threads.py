@@ -266,9 +266,9 @@ def test_somebody_else_s_profiler_on_the_block_s_thread_goes_first(case: Case, t
 
 def test_nobody_called_the_model(case: Case, tmp_path: Path) -> None:
     server = Server(case)
-    with nothing_left(case), pytest.warns(pw.ProfilerWrapperWarning, match="nothing was recorded"):
-        with profiler(case, tmp_path) as prof:
-            server.thread.start()
+    said = pytest.warns(pw.ProfilerWrapperWarning, match="nothing was recorded")
+    with nothing_left(case), said, profiler(case, tmp_path) as prof:
+        server.thread.start()
     server.end()
     assert prof.result is None
 
