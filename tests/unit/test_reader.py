@@ -70,7 +70,6 @@ def test_identifiers_of_any_width_are_those_of_the_file(read_json: Callable[...,
     assert spans.sequence.tolist() == [-1, -1, -1, *numbers]
 
 
-
 @pytest.mark.parametrize("indent", [None, 0, 2])
 def test_columns_of_a_small_trace(read_json: Callable[..., Recording], indent: int | None) -> None:
     recording = read_json(trace(OP, LAUNCH, KERNEL, ALLOCATION, distributedInfo={"rank": 3}), indent=indent)

@@ -52,8 +52,10 @@ class _Table:
         # A large trace has millions of ops: numbers of 32 bits, and no column longer than it is needed.
         self.ops = find_ops(recording, attributed.nesting.parent, attributed.tree)
         phase_of_place = attribution.phase_of_place.astype(np.int32)
-        phase = phase_of_place[attribution.place_of[self.ops.span]]
-        self.keys, self.key_of_op = _numbered(recording.spans.name[self.ops.span] * np.int64(len(PHASES)) + phase)
+        number = recording.spans.name[self.ops.span] * np.int64(len(PHASES))
+        number += phase_of_place[attribution.place_of[self.ops.span]]
+        self.keys, self.key_of_op = _numbered(number)
+        del number
         self.count = len(self.keys) + len(PHASES)
         self.outermost = ~called_by_same_key(self.ops, self.key_of_op)
         levels = levels_of_calls(self.ops)
@@ -77,7 +79,8 @@ class _Table:
         else:
             self.self_ns, op_ns, self.ns = self.self_cpu_ns, op_cpu_ns, self.cpu_ns
         # What makes one op of a key weigh more than another: device time, of a key without any CPU time.
-        self.weight_ns = np.where((self.ns > 0)[self.key_of_op], op_ns, op_cpu_ns)
+        self.weight_ns = op_ns
+        np.copyto(self.weight_ns, op_cpu_ns, where=(self.ns <= 0)[self.key_of_op])
 
     def rows(self, shapes_of_op: Mapping[str, tuple[str, ...]]) -> tuple[OperatorRow, ...]:
         names = self.attributed.recording.names
