@@ -12,6 +12,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.setdefault("PROFILER_WRAPPER_WORKERS", "1")  # a second process that reduces traces only costs its start
 sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
