@@ -271,6 +271,10 @@ def end(how):
         if how == "thread goes on":
             never.wait()
 
+    if how == "exits":
+        with prof:
+            model(torch.ones(1, 2)).sum().backward()
+            sys.exit(7)
     if "thread" in how:
         threading.Thread(target=enter, daemon=True).start()
         entered.wait()
@@ -294,7 +298,7 @@ for how in sys.argv[2:]:
 
 
 def test_a_process_that_ends_within_the_block_ends_well(tmp_path: Path) -> None:
-    ends = ("never left", "left elsewhere", "thread ended", "thread goes on")
+    ends = ("never left", "left elsewhere", "thread ended", "thread goes on", "exits")
     paths = {"PYTHONPATH": str(Path(pw.__file__).parents[1]), "KINETO_LOG_LEVEL": "99"}
     done = subprocess.run(
         [sys.executable, "-c", ENDS, tmp_path, *ends],
@@ -304,10 +308,10 @@ def test_a_process_that_ends_within_the_block_ends_well(tmp_path: Path) -> None:
         timeout=200,
     )
     said = [(tmp_path / f"{how}.txt").read_text() for how in ends]
-    assert done.stdout.split() == ["0", "0", "0", "0"], (done.stderr, said)
+    assert done.stdout.split() == ["0", "0", "0", "0", "7"], (done.stderr, said)
     results = [[*(tmp_path / how).glob("run/rank0/result.json")] for how in ends]
-    assert [len(found) for found in results] == [1, 1, 0, 0]
-    assert ["nothing was recorded" in text for text in said] == [False, False, True, True]
+    assert [len(found) for found in results] == [1, 1, 0, 0, 1]
+    assert ["nothing was recorded" in text for text in said] == [False, False, True, True, False]
 
 
 def test_what_only_emits_ranges_starts_inside_ours(case: Case, tmp_path: Path) -> None:
