@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +15,7 @@ import profiler_wrapper as pw
 from models import Case
 from profiler_wrapper.capture.torch_state import profiler_is_on
 from profiling import profiler, result_of
-from programs import warned
+from programs import run_script, warned
 from torch_versions import since_torch
 from unchanged import CPU, names_in, nothing_left
 
@@ -299,16 +296,9 @@ for how in sys.argv[2:]:
 
 def test_a_process_that_ends_within_the_block_ends_well(tmp_path: Path) -> None:
     ends = ("never left", "left elsewhere", "thread ended", "thread goes on", "exits")
-    paths = {"PYTHONPATH": str(Path(pw.__file__).parents[1]), "KINETO_LOG_LEVEL": "99"}
-    done = subprocess.run(
-        [sys.executable, "-c", ENDS, tmp_path, *ends],
-        env={**os.environ, **paths},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    ended = run_script(ENDS, tmp_path, *ends).split()
     said = [(tmp_path / f"{how}.txt").read_text() for how in ends]
-    assert done.stdout.split() == ["0", "0", "0", "0", "7"], (done.stderr, said)
+    assert ended == ["0", "0", "0", "0", "7"], said
     results = [[*(tmp_path / how).glob("run/rank0/result.json")] for how in ends]
     assert [len(found) for found in results] == [1, 1, 0, 0, 1]
     assert ["nothing was recorded" in text for text in said] == [False, False, True, True, False]
