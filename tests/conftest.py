@@ -32,6 +32,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # else libraries complain at the end of the process of what was never freed
+
+
 @pytest.fixture(autouse=True)
 def _clean_slate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each test starts from the same seed, without our environment variables and compiled code of another test."""
