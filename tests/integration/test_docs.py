@@ -38,6 +38,7 @@ def main_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mod
 @contextmanager
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """A program of its own, as far as one process allows; what it leaves behind goes with it."""
+    gc.freeze()  # the search for what it leaves need not see what is there already, which takes a second
     module = ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", module)
     monkeypatch.chdir(tmp_path)
