@@ -1,5 +1,5 @@
 "use strict";
-/** Small charts over the blocks of a model, one for each measure, so that the odd block shows. */
+/** Small charts over the blocks of a model, one for each measure, so that an outlier among them shows. */
 (function () {
   const isKnown = value => value !== null && value !== undefined;
 
@@ -60,10 +60,10 @@
     for (const [title, value, format, color] of measures) {
       const values = members.map(value);
       if (!values.some(one => isKnown(one) && one > 0)) continue;
-      const odd = page.outliers(values);
+      const outliers = page.outliers(values);
       page.bars(place, {
-        title, values, format, color, odd, labels: members.map(member => member.layer), onClick: i => onClick(members[i].layer), short: i => numberOf(members[i], i),
-        help: odd.size ? `Far from the median: ${[...odd].slice(0, 8).map(i => page.cut(members[i].layer, 60)).join(", ")}` : "",
+        title, values, format, color, outliers, labels: members.map(member => member.layer), onClick: i => onClick(members[i].layer), short: i => numberOf(members[i], i),
+        help: outliers.size ? `Far from the median: ${[...outliers].slice(0, 8).map(i => page.cut(members[i].layer, 60)).join(", ")}` : "",
       });
     }
   }
