@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from advice_facts import facts_of, findings, the_finding
+from profiler_wrapper.analysis.advice.advise import advise, verdict
 from profiler_wrapper.analysis.advice.blocks import odd_block
 from profiler_wrapper.analysis.advice.facts import Facts
 from profiler_wrapper.analysis.advice.launches import graph_break
-from profiler_wrapper.analysis.advice.memory import recompute_not_needed, recompute_would_help
+from profiler_wrapper.analysis.advice.memory import allocation_too_large, recompute_not_needed, recompute_would_help
 from profiler_wrapper.analysis.model import LayerRow
 from profiler_wrapper.trace.recording import FailedAllocation
 from recordings import Trace
@@ -170,12 +171,26 @@ def test_recompute_where_memory_is_short() -> None:
     assert found.saves_at_most_bytes == 7 * MIB
     assert found.layer == "layers.{0,1}"
     assert "it costs about 9.00 µs of CPU time a step: forward of these blocks again" in found.evidence
-    failed = checkpointed(recompute_us=0, device_gib=None)
-    recording = replace(failed.found.recording, failed_allocations=(FailedAllocation(0, 0, 64 * MIB, 1, 0),))
-    found = the_finding(
-        recompute_would_help, Facts(analysis=failed.analysis, found=replace(failed.found, recording=recording))
-    )
-    assert found.evidence[0] == "an allocation of 64.0 MiB failed"
+    assert the_finding(recompute_would_help, failed_on(64 * MIB)).evidence[0] == "an allocation of 64.0 MiB failed"
+
+
+def failed_on(size_bytes: int) -> Facts:
+    """A run that an allocation of so much ended; at its peak it held 40 GiB, and checkpoints would save 7 MiB."""
+    facts = checkpointed(recompute_us=0, device_gib=None)
+    failures = (FailedAllocation(0, 0, size_bytes, 1, 0),)
+    recording = replace(facts.found.recording, failed_allocations=failures)
+    return Facts(analysis=facts.analysis, found=replace(facts.found, recording=recording))
+
+
+def test_a_request_beyond_all_that_is_held_has_no_cure_in_the_model() -> None:
+    facts = failed_on(2**49)
+    assert findings(recompute_would_help, facts) == [], "7 MiB less would not help"
+    found = the_finding(allocation_too_large, facts)
+    assert found.title.startswith("an allocation of 524288.0 GiB failed")
+    assert advise(facts, [])[0] == found, "before what would make it quicker"
+    said = verdict(facts, [found])
+    assert "524288.0 GiB failed" in said and "First fix: a smaller request" in said and "Most to gain" not in said
+    assert findings(allocation_too_large, failed_on(64 * MIB)) == []
 
 
 @pytest.mark.parametrize(
