@@ -13,7 +13,7 @@ from profiler_wrapper.analysis.advice.blocks import odd_block
 from profiler_wrapper.analysis.advice.facts import Facts
 from profiler_wrapper.analysis.advice.launches import graph_break
 from profiler_wrapper.analysis.advice.memory import allocation_too_large, recompute_not_needed, recompute_would_help
-from profiler_wrapper.analysis.model import LayerRow
+from profiler_wrapper.analysis.model import AttentionRow, LayerRow
 from profiler_wrapper.trace.recording import FailedAllocation
 from recordings import Trace
 
@@ -48,7 +48,8 @@ def test_one_block_that_is_slow_in_every_step() -> None:
     found = the_finding(odd_block, blocks(times))
     assert found.layer == "layers.7"
     assert found.saves_at_most_us == pytest.approx(375 / 5 - 51.5, abs=1.0)  # the likes take 50 to 53 us
-    assert "same work takes longer" in found.evidence[1]
+    assert found.evidence[1] == "its attention backend is that of the others, its FLOPs are 1.00 times theirs"
+    assert "sizes" not in found.fix
 
 
 def test_noise_is_not_odd() -> None:
@@ -85,6 +86,23 @@ def test_a_block_with_more_flops_says_so() -> None:
     assert the_finding(odd_block, blocks(times, compiled={0: True})).evidence[1] == (
         "it is not compiled, the others are"
     )
+
+
+def test_a_block_without_their_attention_kernel_is_told_so() -> None:
+    """Fused attention computes its scores again in backward: the block without it does a little less, in longer."""
+    times = [[50] * 3 for _ in range(6)]
+    times[2] = [100] * 3
+    facts = blocks(times, flops_per_step={2: 940})
+    rows = tuple(
+        AttentionRow(layer=f"layers.{i}.attn", phase="forward", backend="flash", kernels=("flash",), time_ns=9 * US)
+        for i in range(6)
+        if i != 2
+    )
+    found = the_finding(odd_block, replace(facts, analysis=replace(facts.analysis, attention=rows)))
+    assert found.evidence[1] == "its attention runs by no attention kernel, that of the others by flash"
+    assert found.fix == "give it what the others get (flash)"
+    found = the_finding(odd_block, facts)
+    assert found.evidence[1].endswith("its FLOPs are 0.94 times theirs") and "sizes" not in found.fix
 
 
 def test_a_block_that_keeps_more() -> None:
