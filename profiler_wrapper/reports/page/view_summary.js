@@ -16,6 +16,8 @@
   function drawVerdict(data, element) {
     const verdict = data.summary && data.summary.verdict;
     element.append(page.text("p", verdict || "This result holds no verdict: it was written without advice.", "big"));
+    const unlike = page.whyNot("the steps are unlike");
+    if (unlike) page.note(element, `${unlike[0].toUpperCase()}${unlike.slice(1)}.`);
   }
 
   // ---- figures ------------------------------------------------------------------------------------------------------
@@ -190,7 +192,7 @@
   function drawUnknown(data, element) {
     const rows = data.unattributed.filter(row => row.time_us > 0);
     if (!data.warnings.length && !rows.length) return;
-    const section = page.section(element, "What was not recorded");
+    const section = page.section(element, "What to know about these numbers");
     const list = page.element("ul", "warnings");
     for (const warning of data.warnings) list.append(page.text("li", warning));
     if (data.warnings.length) section.append(list);
