@@ -6,7 +6,7 @@ import math
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -56,11 +56,7 @@ _SAME_BYTES = 0.01  # relative, of memory kept
 _FEWEST_BYTES = 64 << 10
 
 
-_WORK = tuple(
-    f"{what.replace('_ns', '')}_{side}{'_ns' * what.endswith('_ns')}"
-    for what in ("flops", "events", "calls", "retained", "time_ns")
-    for side in "ab"
-)
+_WORK = [field.name for field in fields(WorkChange) if field.name not in ("layer", "layers", "phase")]
 
 
 def work_changes(pairs: Sequence[ComparedRow], a: Side, b: Side) -> tuple[WorkChange, ...]:

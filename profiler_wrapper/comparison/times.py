@@ -121,9 +121,9 @@ def time_changes(
         before, after = float(means_a[i]), float(means_b[i])
         errors, may_be, error = STANDARD_ERRORS, apart[i], float(shifts.error[i])
         if not may_be and otherwise.issuperset(key.layers):
-            own = series_change(series_a, series_b / math.exp(common), errors=ERRORS_OF_ONE)
-            if own.beyond_noise:
-                errors, may_be, error = ERRORS_OF_ONE, True, own.mean_error
+            alone = series_change(series_a, series_b / math.exp(common), errors=ERRORS_OF_ONE)
+            if alone.beyond_noise:
+                errors, may_be, error = ERRORS_OF_ONE, True, alone.mean_error
         beside = shifts.excess[i]
         if on_cpu and may_be:
             beside = beside_the_rest(series_a, series_b, whole_a, whole_b, errors=errors)
