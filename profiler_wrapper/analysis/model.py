@@ -430,7 +430,7 @@ class Comparable(TypedDict, total=False):
     flops_per_step: int | None  # all that ran
     phases: Sequence[str]  # phases with any time
     steps: int  # number of timed steps
-    step_us: float  # wall time of a step: the median
+    step_us: float  # wall time of a step: the mean
     coverage: float  # attributed share of the time, 0 to 1
     shapes_in_timed_steps: bool  # shapes were recorded in the timed steps, which costs time
     memory_in_timed_steps: bool  # allocations were recorded in the timed steps, which costs time

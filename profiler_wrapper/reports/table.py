@@ -37,7 +37,7 @@ from profiler_wrapper.units import MIB
 # --------------------------------------------------------------------------------------------------
 # The rows, as numbers.
 
-RowKind = Literal["layer", "median", "odd", "outside", "unattributed", "total"]
+RowKind = Literal["layer", "median", "outlier", "outside", "unattributed", "total"]
 
 MOST_OUTLIERS = 3
 _FEWEST_OUTSIDE = 3  # rows for what is in no layer, so that the optimizer keeps its own
@@ -127,9 +127,11 @@ def _outlier_rows(one: Shown, scale: Scale) -> list[TableRow]:
     more = len(outlying) - MOST_OUTLIERS
     rows = []
     for i, this in enumerate(outlying[:MOST_OUTLIERS]):
-        after = _excess(this) + (f", {more} more odd" if more > 0 and i == MOST_OUTLIERS - 1 else "")
+        after = _excess(this) + (f", {more} more" if more > 0 and i == MOST_OUTLIERS - 1 else "")
         values, label = scale.of(this.layer.values), relative[this.layer.layer]
-        rows.append(TableRow(kind="odd", values=values, label=label, depth=one.depth + 1, before="odd: ", after=after))
+        rows.append(
+            TableRow(kind="outlier", values=values, label=label, depth=one.depth + 1, before="outlier: ", after=after)
+        )
     return rows
 
 

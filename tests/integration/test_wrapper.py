@@ -67,6 +67,16 @@ def test_five_steps_are_recorded_and_the_last_three_reported(
     assert directory_of(prof).parent.joinpath("report.html").stat().st_size > 1e6
 
 
+def test_a_name_that_is_taken_is_told(case: Case, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    said = []
+    for _ in range(3):
+        with profiler(case, tmp_path, run_name="first", files="result"):
+            models.train(case, steps=5)
+        said.append([line for line in capfd.readouterr().err.splitlines() if "profiler_wrapper" in line])
+    line = "profiler_wrapper: the run first is there already, so this one is first-{}"
+    assert said == [[], [line.format(2)], [line.format(3)]]
+
+
 def test_load_gives_the_same_as_the_block(case: Case, tmp_path: Path) -> None:
     with profiler(case, tmp_path) as prof:
         models.train(case, steps=6)

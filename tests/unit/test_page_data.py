@@ -121,7 +121,7 @@ def test_like_layers_are_a_group_with_the_odd_one() -> None:
     assert (group["label"], group["parent"]) == ("layers.{0..5}", "model")
     assert group["layers"] == [f"model.layers.{i}" for i in range(6)]
     # 3 times 310 us and 9 of its norm against 6 times 310 and 9.
-    assert group["odd"] == [{"layer": "model.layers.4", "what": "time", "excess": pytest.approx(1869 / 939 - 1)}]
+    assert group["outliers"] == [{"layer": "model.layers.4", "what": "time", "excess": pytest.approx(1869 / 939 - 1)}]
 
 
 def test_a_hundred_layers_are_a_megabyte() -> None:

@@ -38,7 +38,7 @@ from profiler_wrapper.trace.recording import Bool, Category, Int64
 _FEWEST_BLOCKS = 4  # among fewer it is hard to say which is an outlier
 _MOST_OUTLIERS_SHARE = 0.25  # of the blocks; where more differ, that is how the model is made
 _STEP_DEVIATIONS = 3.0  # of the noise between steps
-_SAME_FLOPS_SHARE = 0.02  # difference of FLOPs that is none
+_MORE_FLOPS = 1.1  # times those of the others: attention by another backend computes a little more or less
 _FEWEST_PARAMETERS = 8  # of an optimizer: with fewer there is little to gain
 
 # --- a block that takes longer, or keeps more, than the others ---------------------------------------
@@ -135,20 +135,20 @@ def _slow(facts: Facts, block: _Block, blocks: Sequence[_Block]) -> Finding:
 
 def _difference(block: _Block, others: Sequence[_Block]) -> tuple[str, str]:
     """How it differs from the others, and what to do."""
-    flops = [other.flops for other in others if other.flops is not None]
-    ratio = block.flops / median(flops) if block.flops and len(flops) == len(others) and median(flops) else 1.0
-    if abs(ratio - 1) > _SAME_FLOPS_SHARE:
-        return f"it does {ratio:.2f} times the FLOPs of the others", "check its sizes: it is not built as they are"
     backends = frozenset[str]().union(*(other.backends for other in others))
     if block.backends != backends:
-        own, usual = ", ".join(sorted(block.backends)) or "none", ", ".join(sorted(backends)) or "none"
+        own, usual = (", ".join(sorted(names)) or "no attention kernel" for names in (block.backends, backends))
         return f"its attention runs by {own}, that of the others by {usual}", f"give it what the others get ({usual})"
+    flops = [other.flops for other in others if other.flops is not None]
+    ratio = block.flops / median(flops) if block.flops and len(flops) == len(others) and median(flops) else 1.0
+    if ratio > _MORE_FLOPS:
+        return f"it does {ratio:.2f} times the FLOPs of the others", "check its sizes: it is not built as they are"
     if block.compiled != any(other.compiled for other in others):
         what = "it is compiled, the others are not" if block.compiled else "it is not compiled, the others are"
         return what, "compile all blocks, or none"
     return (
-        "the same work takes longer, as far as FLOPs and attention backends tell",
-        "compare its operators and kernels with those of the next block: a hook, a copy, another layout or dtype",
+        f"its attention backend is that of the others, its FLOPs are {ratio:.2f} times theirs",
+        "compare its ops with those of the next block: a dtype, a device, a copy, a hook that the others have not",
     )
 
 

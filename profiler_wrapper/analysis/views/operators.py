@@ -84,7 +84,9 @@ class _Table:
 
     def rows(self, shapes_of_op: Mapping[str, tuple[str, ...]]) -> tuple[OperatorRow, ...]:
         names = self.attributed.recording.names
-        calls = np.bincount(self.key_of_op, minlength=self.count)
+        unfinished = self.attributed.unfinished
+        ended = slice(None) if unfinished is None else ~unfinished[self.ops.span]
+        calls = np.bincount(self.key_of_op[ended], minlength=self.count)
         launched = np.bincount(self.key_of_charge, minlength=self.count) if self.on_device else np.zeros_like(calls)
         work, multiplied = self._class_of_key(), self._tensor_core_ns()
         layers, sources = self._layers(), self._sources()

@@ -13,9 +13,17 @@
     drawRun(data, element);
   }
 
+  /** A text with the directory of the run: that in which the page lies, unless it is shared, without a trace. */
+  function withRun(data, text) {
+    const here = /^file:\/\/(.*?)(\/rank\d[^/]*)?(\/steps_[^/]*)?\/[^/]*$/.exec(location.href.split("#")[0]);
+    return text && here && data.run.trace ? text.replaceAll("RUN_DIRECTORY", decodeURIComponent(here[1])) : text;
+  }
+
   function drawVerdict(data, element) {
     const verdict = data.summary && data.summary.verdict;
-    element.append(page.text("p", verdict || "This result holds no verdict: it was written without advice.", "big"));
+    element.append(page.text("p", withRun(data, verdict) || "This result holds no verdict: it was written without advice.", "big"));
+    const unlike = page.whyNot("the steps are unlike");
+    if (unlike) page.note(element, `${unlike[0].toUpperCase()}${unlike.slice(1)}.`);
   }
 
   // ---- figures ------------------------------------------------------------------------------------------------------
@@ -139,9 +147,9 @@
     box.dataset.id = String(finding.id);
     page.add(box, page.text("h3", finding.title), savings(data, finding), place(data, finding));
     const evidence = page.element("ul");
-    for (const line of finding.evidence || []) evidence.append(page.text("li", line));
+    for (const line of finding.evidence || []) evidence.append(page.text("li", withRun(data, line)));
     const fix = page.element("div", "fix");
-    page.add(fix, page.text("span", finding.fix, "how"), page.copyButton(finding.fix));
+    page.add(fix, page.text("span", withRun(data, finding.fix), "how"), page.copyButton(withRun(data, finding.fix)));
     page.add(box, evidence, fix);
     if (finding.source) page.add(box, page.add(page.element("div", "where"), page.text("code", finding.source), page.copyButton(finding.source)));
     return box;
@@ -153,7 +161,8 @@
     const parts = [];
     if (isKnown(finding.saves_at_most_us)) parts.push(`${page.format.us(finding.saves_at_most_us)} a step`);
     if (isKnown(finding.saves_at_most_bytes)) parts.push(`${page.format.bytes(finding.saves_at_most_bytes)} at the peak`);
-    page.add(line, page.text("strong", parts.length ? `saves at most ${parts.join(", ")}` : "what it saves is not known"));
+    const part = finding.id === "slow-optimizer"; // the bound is all of the optimizer: something of it stays
+    page.add(line, page.text("strong", !parts.length ? "what it saves is not known" : part ? `saves a part of the ${parts[0]} that the optimizer takes` : `saves at most ${parts.join(", ")}`));
     const more = [ofStep(data, finding.saves_at_most_us), ofPeak(data, finding), `confidence ${finding.confidence}`, finding.id];
     return page.add(line, page.text("span", more.filter(Boolean).join(" · "), "quiet"));
   }
@@ -190,7 +199,7 @@
   function drawUnknown(data, element) {
     const rows = data.unattributed.filter(row => row.time_us > 0);
     if (!data.warnings.length && !rows.length) return;
-    const section = page.section(element, "What was not recorded");
+    const section = page.section(element, "What to know about these numbers");
     const list = page.element("ul", "warnings");
     for (const warning of data.warnings) list.append(page.text("li", warning));
     if (data.warnings.length) section.append(list);
