@@ -18,9 +18,13 @@ from profiler_wrapper.trace.run_directory import Run
 # --------------------------------------------------------------------------------------------------
 # What a training or generating loop is doing while something happens.
 
-Phase = Literal["forward", "prefill", "decode", "backward", "recompute", "accumulate_grad", "optimizer", "other"]
+# verify: of assisted decoding, the model looks at several proposed tokens at once.
+Phase = Literal[
+    "forward", "prefill", "decode", "verify", "backward", "recompute", "accumulate_grad", "optimizer", "other"
+]  # fmt: skip
 PHASES: tuple[Phase, ...] = get_args(Phase)
-FORWARD_PHASES: tuple[Phase, ...] = ("forward", "prefill", "decode")
+GENERATING_PHASES: tuple[Phase, ...] = ("prefill", "decode", "verify")
+FORWARD_PHASES: tuple[Phase, ...] = ("forward", *GENERATING_PHASES)
 
 # --------------------------------------------------------------------------------------------------
 # What an analysis says of memory: whose bytes, why, and when. Frozen rows, in bytes and integer nanoseconds.

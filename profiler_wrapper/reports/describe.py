@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, LayerRow
+from profiler_wrapper.analysis.model import GENERATING_PHASES, LAUNCHED_BEFORE, Analysis, LayerRow
 from profiler_wrapper.analysis.statistics import number_ranges
 from profiler_wrapper.analysis.steps import step_times_ns
 from profiler_wrapper.analysis.work.roofline import peak_of
@@ -37,7 +37,7 @@ def step_numbers(analysis: Analysis) -> list[int]:
 def step_count(analysis: Analysis) -> int:
     """What sums over the timed trace are divided by to give one step.
 
-    1 where no step has a number, where much time is in no step, and in generation, whose steps are
+    1 where no step has a number, where much time is in no step, and where tokens are steps, which are
     not alike: one prefill, many decodes.
     """
     return max(1, len(step_numbers(analysis))) if has_like_steps(analysis) else 1
@@ -69,10 +69,10 @@ def outside_steps_ns(analysis: Analysis) -> int:
 
 
 def generates(analysis: Analysis) -> bool:
-    """Whether tokens were generated in steps that are not alike: not as those of a server, each all decode."""
-    phases = [{"prefill", "decode"} & {*row.phases_ns} for row in analysis.steps if row.step is not None]
-    same_kind = bool(phases) and len(phases[0]) == 1 and all(phase == phases[0] for phase in phases)
-    return not same_kind and any(row.phase in ("prefill", "decode") for row in analysis.layers)
+    """Whether tokens were generated in steps that are not alike: neither requests, nor those of a server that decodes."""
+    phases = [{*GENERATING_PHASES} & {*row.phases_ns} for row in analysis.steps if row.step is not None]
+    same_kind = bool(phases) and bool(phases[0]) and all(phase == phases[0] for phase in phases)
+    return not same_kind and any(row.phase in GENERATING_PHASES for row in analysis.layers)
 
 
 def steps_in_words(analysis: Analysis) -> str:
@@ -202,8 +202,8 @@ def _course(analysis: Analysis) -> list[str]:
     step_time = "" if generates(analysis) else step_time_in_words(analysis)
     if step_time:
         parts.append(step_time)
-    for row in analysis.layers if not step_time else ():
-        if row.depth == 0 and row.phase in ("prefill", "decode") and row.calls:
+    for row in analysis.layers:
+        if row.depth == 0 and row.phase in GENERATING_PHASES and row.calls:
             parts.append(f"{row.phase} {row.time_ns / row.calls / 1e6:.3f} ms a call")
     time = analysis.time
     if time.busy_ns is not None and time.span_ns:

@@ -369,6 +369,8 @@ class Finisher:
             **attempt("how the run is set up is", self._describe_settings, nothing, notes),
             "prefix": self._options.prefix,
             **steps,
+            "step_source": window.step_source,
+            "left_out": window.left_out,
             "complete": window.complete,
             "warnings": notes,
             "layers": list(self._describe()),

@@ -65,9 +65,9 @@
 
   /** Of generation: what one call of the model takes, which no mean over both phases shows. */
   function callTimes(data, place) {
-    for (const row of data.layers.filter(row => row.depth === 0 && row.calls && ["prefill", "decode"].includes(row.phase))) {
+    for (const row of data.layers.filter(row => row.depth === 0 && row.calls && ["prefill", "decode", "verify"].includes(row.phase))) {
       page.figure(place, {
-        label: `${row.phase === "prefill" ? "Prefill" : "Decode"}, a call`, value: page.format.us(row.time_us / row.calls),
+        label: `${row.phase[0].toUpperCase()}${row.phase.slice(1)}, a call`, value: page.format.us(row.time_us / row.calls),
         help: `${data.time_basis === "device" ? "device" : "CPU"} time of ${row.layer}, mean of ${page.format.count(row.calls)} ${row.calls === 1 ? "call" : "calls"}`,
       });
     }
