@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,8 @@ from profiler_wrapper.analysis.compiled import (
     read_graphs,
 )
 from profiler_wrapper.analysis.layer_tree import LayerTree, find_layers
-from profiler_wrapper.analysis.steps import Steps, find_steps
+from profiler_wrapper.analysis.statistics import at
+from profiler_wrapper.analysis.steps import Steps, find_steps, marked_steps
 from profiler_wrapper.errors import EmptyRecording
 from profiler_wrapper.trace.marks import parse_mark
 from profiler_wrapper.trace.nesting import Nesting, crossed, nest_chosen
@@ -77,7 +78,10 @@ def attributed(
         EmptyRecording: no event carries time.
     """
     run = run or {}
+    whole_steps = {*(run.get("timed_steps") or ()), *(run.get("full_steps") or ())}
     launch = launches(recording)
+    if any(str(one.get("what", "")).endswith("evaluation") for one in run.get("left_out") or ()):
+        recording = _only_steps(recording, launch, whole_steps)
     nesting, enclosing = _nest_cpu(recording, launch)
     graphs = read_graphs(run.get("compiled"))
     regions = join_calls(recording, nesting.parent, graphs)
@@ -101,7 +105,6 @@ def attributed(
             f"{recording.path or 'the recording'}: {len(spans)} events, but no kernel, copy or CPU op among them. "
             "Was the profiler stopped before the first step, or its schedule still waiting?"
         )
-    whole_steps = {*(run.get("timed_steps") or ()), *(run.get("full_steps") or ())}
     return Attributed(
         recording=recording,
         nesting=nesting,
@@ -120,6 +123,19 @@ def attributed(
         unseen_until_ns=unseen_until_ns(recording, charges),
         fast_float32=run.get("float32_matmul_precision") in ("high", "medium"),
     )
+
+
+def _only_steps(recording: Recording, launch: Int64, numbers: Collection[int]) -> Recording:
+    """With only what was launched in these steps; all of it, where none of them is marked."""
+    spans = recording.spans
+    steps = marked_steps(recording).only(numbers)
+    on_cpu = spans.category <= Category.RUNTIME
+    counts = on_cpu & (steps.place_of(spans.start_ns) >= 0)
+    if not counts.any():
+        return recording
+    counts |= recording.device_mask & at(counts, launch, True)
+    left_out = (on_cpu | recording.device_mask) & ~counts
+    return replace(recording, spans=replace(spans, category=np.where(left_out, Category.LEFT_OUT, spans.category)))
 
 
 def _nest_cpu(recording: Recording, launch: Int64) -> tuple[Nesting, Int32]:

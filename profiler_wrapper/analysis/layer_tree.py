@@ -14,6 +14,7 @@ from profiler_wrapper.analysis.model import GENERATING_PHASES, Phase
 from profiler_wrapper.trace.marks import (
     GARBAGE,
     MEMORY_POINT,
+    REQUEST,
     ROOT_PATH,
     Mark,
     is_server_step,
@@ -34,6 +35,8 @@ _NOT_A_BLOCK = re.compile(
     r"## Call|Torch-Compiled|TorchDynamo|torch/|torch\.|autograd|Pregraph|CompiledFunction|AOTDispatcher|Inductor|"
     r"\[pytorch|iteration#|PyTorch Profiler|Iteration Start|cudaGraph|record_param_comms|"
     + re.escape(MEMORY_POINT)
+    + "|"
+    + re.escape(REQUEST)
     + "|"
     + re.escape(GARBAGE)
 )

@@ -177,8 +177,8 @@ def find_iterations(recording: Recording) -> Steps:
     return _cut([numbered[n] for n in spans.name[chosen].tolist()], spans.start_ns[chosen], spans.end_ns[chosen])
 
 
-def find_steps(recording: Recording, tree: LayerTree, node_of: Int32) -> Steps:
-    """The steps: `ProfilerStep#N`, else steps of the first optimizer, of a server, else calls of the first root."""
+def marked_steps(recording: Recording) -> Steps:
+    """Those that a profiler numbered: `ProfilerStep#N`."""
     spans = recording.spans
     numbered = {i: int(m.group(1)) for i, n in enumerate(recording.names) if (m := _PROFILER_STEP.fullmatch(n))}
     annotations = np.flatnonzero(spans.category == Category.ANNOTATION)
@@ -189,8 +189,17 @@ def find_steps(recording: Recording, tree: LayerTree, node_of: Int32) -> Steps:
         seen_elsewhere = last != i and spans.name[last] == spans.name[i] and spans.start_ns[i] < spans.end_ns[last]
         if not seen_elsewhere:  # a second thread tells of the same step
             marked.append(i)
-    if marked:
-        return _cut([numbered[int(spans.name[i])] for i in marked], spans.start_ns[marked], spans.end_ns[marked])
+    return _cut([numbered[int(spans.name[i])] for i in marked], spans.start_ns[marked], spans.end_ns[marked])
+
+
+def find_steps(recording: Recording, tree: LayerTree, node_of: Int32) -> Steps:
+    """The steps: `ProfilerStep#N`, else steps of the first optimizer, of a server, else calls of the first root."""
+    marked = marked_steps(recording)
+    if len(marked):
+        return marked
+    spans = recording.spans
+    annotations = np.flatnonzero(spans.category == Category.ANNOTATION)
+    annotations = annotations[np.argsort(spans.start_ns[annotations], kind="stable")]
     stepped = optimizer_calls(recording, "step")
     if len(stepped):
         first = stepped[spans.name[stepped] == spans.name[stepped[0]]]

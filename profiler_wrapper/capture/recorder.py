@@ -27,7 +27,7 @@ from profiler_wrapper.capture.torch_state import (
     in_op,
     is_alive,
 )
-from profiler_wrapper.trace.marks import REQUEST
+from profiler_wrapper.trace.marks import EVALUATION, REQUEST
 from profiler_wrapper.trace.run_directory import Holding
 from profiler_wrapper.trace.spans import ranges
 
@@ -91,6 +91,7 @@ class SessionSequence:
 
     def end_step(self, step: int, *, counts: bool = True) -> None:
         """That step was recorded from begin to end; where it does not count, its events belong to none."""
+        self.end_request()
         if self._session is not None:
             self._session.end_step()
             self._steps += [step] if counts else []
@@ -108,9 +109,10 @@ class SessionSequence:
             block.end()
 
     def begin_request(self, name: str) -> None:
-        """Name what is recorded from now on as a request, until `end_request` or the session's end."""
+        """Name what is recorded from now on, until `end_request` or the session's end."""
+        self.end_request()
         if self._session is not None:
-            self._request = Annotation(f"{REQUEST}{name}").begin()
+            self._request = Annotation(name).begin()
 
     def end_request(self) -> None:
         """End it; a second call does nothing."""
@@ -390,8 +392,12 @@ class Recorder:
         self._trains |= call.grad_enabled
         if call.grad_enabled:
             self._trained.add(call.label)
-        elif call.label in self._trained and not call.training and not call.in_request:
-            self._evaluations += 1
+        evaluates = call.label in self._trained and not (call.grad_enabled or call.training or call.in_request)
+        if evaluates and not self._evaluations:
+            self.sessions.begin_request(EVALUATION)
+        elif not evaluates and not call.in_request:
+            self.sessions.end_request()
+        self._evaluations += evaluates
         if not call.in_request:
             self._phases.add(call.phase)
             if call.samples or call.phase == "decode":
@@ -407,7 +413,7 @@ class Recorder:
         if self.counter.source == "requests":
             self._step_began_s = time.perf_counter()
             self.sessions.begin_step(self.counter.ended)
-        self.sessions.begin_request(request.name)
+        self.sessions.begin_request(f"{REQUEST}{request.name}")
 
     def request_ends(self, request: Request) -> None:
         """It has returned, or raised."""

@@ -42,6 +42,7 @@ class Category(IntEnum):
     MEMSET = 6
     DEVICE_ANNOTATION = 7  # gpu_user_annotation
     SYNC = 8  # cuda_sync
+    LEFT_OUT = 9  # in no figure: of a step that does not count
 
 
 DEVICE_CATEGORIES = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
