@@ -143,6 +143,7 @@ TOP = {
     "attention": "Attention, by layer, phase and backend",
     "classes": "Time by class of event and phase",
     "steps": "One row per step, and one with step null for the rest; their times add up to the total",
+    "parts": "Parts of each step: prefill, tokens, models of a pipeline, roles of training; they add up to its time",
     "flops": "All FLOPs, by layer, phase, class and type of number",
     "uncounted": "Ops that have FLOPs, and nothing tells how many",
     "untold_bytes": "Ops that move bytes, and nothing tells how many",

@@ -35,6 +35,7 @@ from profiler_wrapper.analysis.views.collectives import collective_rows
 from profiler_wrapper.analysis.views.kernels import kernel_rows
 from profiler_wrapper.analysis.views.operators import allocation_rows, op_memory_rows, operator_rows
 from profiler_wrapper.analysis.views.overview import overview
+from profiler_wrapper.analysis.views.parts import part_rows
 from profiler_wrapper.analysis.views.products import ShapeRows
 from profiler_wrapper.analysis.views.waits import synchronisation_rows
 from profiler_wrapper.analysis.work.peaks import Given
@@ -122,6 +123,7 @@ def tables(
         attention=attention_rows(attributed),
         classes=class_rows(attributed),
         steps=step_rows(attributed, memory),
+        parts=attempt("parts of steps are", lambda: part_rows(attributed), (), notes),
         series=series,
         memory=memory_summary(use),
         products=shaped.products,

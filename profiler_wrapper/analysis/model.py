@@ -18,9 +18,13 @@ from profiler_wrapper.trace.run_directory import Run
 # --------------------------------------------------------------------------------------------------
 # What a training or generating loop is doing while something happens.
 
-Phase = Literal["forward", "prefill", "decode", "backward", "recompute", "accumulate_grad", "optimizer", "other"]
+# verify: of assisted decoding, the model looks at several proposed tokens at once.
+Phase = Literal[
+    "forward", "prefill", "decode", "verify", "backward", "recompute", "accumulate_grad", "optimizer", "other"
+]  # fmt: skip
 PHASES: tuple[Phase, ...] = get_args(Phase)
-FORWARD_PHASES: tuple[Phase, ...] = ("forward", "prefill", "decode")
+GENERATING_PHASES: tuple[Phase, ...] = ("prefill", "decode", "verify")
+FORWARD_PHASES: tuple[Phase, ...] = ("forward", *GENERATING_PHASES)
 
 # --------------------------------------------------------------------------------------------------
 # What an analysis says of memory: whose bytes, why, and when. Frozen rows, in bytes and integer nanoseconds.
@@ -621,6 +625,17 @@ class StepRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PartRow:
+    """A part of a step: prefill, a token, a model of a pipeline, a role. Those of a step add up to its time."""
+
+    step: int | None  # None: of what belongs to no step
+    part: str  # prefill, token, verify, train, rollout, score: ..., evaluation, optimizer, a model's name, other
+    index: int  # which of its name in the step it is, from 0; the first of `count`
+    count: int  # how many are in this row: of more than 64 of a name in a step, neighbours share one
+    time_ns: int  # device time (CPU time on a CPU-only trace) of what was launched in it, backward with its forward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCall:
     """One entry of one layer, in time order: what the per-call series and the lanes are drawn from."""
 
@@ -676,6 +691,7 @@ class Analysis:
     steps: tuple[StepRow, ...]
     series: Mapping[str, tuple[float | None, ...]]  # name -> per step or entry; us, or a function's own
     memory: Memory
+    parts: tuple[PartRow, ...] = ()  # of each step, in the order in which they began
     flops: tuple[FlopRow, ...] = ()
     uncounted: tuple[UncountedRow, ...] = ()
     untold_bytes: tuple[UncountedRow, ...] = ()  # what moves bytes, and nothing tells how many

@@ -13,7 +13,7 @@ import re
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
@@ -429,6 +429,14 @@ def is_part_of_a_model(module: nn.Module) -> bool:
     graphs = sys.modules.get("torch.fx.graph_module")
     is_graph = graphs is not None and isinstance(module, graphs.GraphModule)
     return is_graph and "torch._dynamo" in sys.modules and type(module).__name__ in ("GraphModule", "<lambda>")
+
+
+def takes(module: nn.Module) -> Collection[str]:
+    """The names of what its `forward` takes; none where Python does not tell."""
+    try:
+        return inspect.signature(module.forward).parameters
+    except (TypeError, ValueError):  # of TorchScript, or no function
+        return ()
 
 
 def _facts(module: nn.Module) -> _ClassFacts:

@@ -36,7 +36,9 @@ from profiler_wrapper.capture.layers import (
     module_paths,
     name_layers,
     selector,
+    takes,
 )
+from profiler_wrapper.capture.requests import Request, Requests
 from profiler_wrapper.capture.torch_state import generation_phase, in_backward, keep_dynamo_off, recorder_is_taken
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.trace.marks import ROOT_PATH, format_mark
@@ -221,7 +223,7 @@ _Range = torch._C._profiler._RecordFunctionFast
 # A call that is running: its layer (`_Target`), the module called, its range in the trace.
 _OpenCall: TypeAlias = list[Any]
 _ENDED = nullcontext()
-_PHASES = ("forward", "prefill", "decode")  # of a root's calls
+_PHASES = ("forward", "prefill", "decode", "verify")  # of a root's calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +231,11 @@ class RootCall:
     """An outermost call of a root, outside of backward."""
 
     label: str  # the root's: "LlamaForCausalLM#0", or the name its user gave it
-    phase: str  # forward, prefill, decode
+    phase: str  # forward, prefill, decode, verify
     grad_enabled: bool
+    training: bool = False  # the module is in training mode
+    in_request: bool = False
+    samples: bool = False  # it takes a timestep: one of several calls that make an image
 
 
 class LayerScopes(Listener):
@@ -243,6 +248,7 @@ class LayerScopes(Listener):
         in_pipeline: `model` is a stage of a pipeline, whose layers may say which they are of the whole model.
         on_root_enter: called before an outermost call of a root, outside of its mark, on the calling thread. Not
             called for what backward recomputes.
+        on_request_begin, on_request_end: called around each outermost `generate` or pipeline, on the calling thread.
 
     Raises:
         WrongUse: `model` holds no module, or `layers` is no selection.
@@ -257,6 +263,8 @@ class LayerScopes(Listener):
         layers: Selection = "auto",
         in_pipeline: bool = False,
         on_root_enter: Callable[[RootCall], None] | None = None,
+        on_request_begin: Callable[[Request], None] = lambda request: None,
+        on_request_end: Callable[[Request], None] = lambda request: None,
     ) -> None:
         selector(layers)  # raises for what is none
         self.warnings: list[str] = []
@@ -271,6 +279,12 @@ class LayerScopes(Listener):
         self._targets: dict[tuple[str, str], _Target] = {}  # by root and path, in model order
         self._plain: set[type] = set()  # classes that wrap nothing
         self._thread = _OpenCalls()
+        self._requests = Requests(
+            model,
+            is_part=lambda module: id(module) in self._entrances,
+            on_begin=on_request_begin,
+            on_end=on_request_end,
+        )
 
     def _roots_in(self, model: object, in_pipeline: bool) -> tuple[Root, ...]:
         try:
@@ -297,11 +311,13 @@ class LayerScopes(Listener):
             self.warnings.append(f"layers={self._select!r} selects no module below the root")
         self._attached = True
         listen(self)
+        self._requests.install()
 
     def detach(self) -> None:
         """Stop marking and leave no trace in the process. Does nothing if not attached."""
         if self._attached:
             self._attached = False
+            self._requests.remove()
             stop_listening(self)
             self.end_marks()
             self._plain.clear()
@@ -368,9 +384,18 @@ class LayerScopes(Listener):
             if open_here and open_here[-1][0] is target and open_here[-1][1] is not module:
                 return None  # what wraps this module has the mark
             if target.is_root:
-                phase = generation_phase(args, kwargs)
-                if self._on_root_enter is not None and not open_here and not in_backward():
-                    self._on_root_enter(RootCall(target.layer.mark.root, phase, torch.is_grad_enabled()))
+                label, phase = target.layer.mark.root, generation_phase(args, kwargs)
+                outermost = not open_here and not in_backward()
+                if outermost:
+                    self._requests.look()
+                request = self._requests.running
+                if request is not None:
+                    phase = request.phase(label, phase)
+                if outermost and self._on_root_enter is not None:
+                    grad_enabled, in_request = torch.is_grad_enabled(), request is not None
+                    self._on_root_enter(
+                        RootCall(label, phase, grad_enabled, module.training, in_request, target.samples)
+                    )
                     if not self._attached:
                         return None
                 compiled = is_compiled(module)
@@ -441,12 +466,13 @@ class LayerScopes(Listener):
 class _Target:
     """A layer as its calls need it: the names of its marks, ready to be written."""
 
-    __slots__ = ("compiled", "compiled_name", "is_root", "layer", "name", "names")
+    __slots__ = ("compiled", "compiled_name", "is_root", "layer", "name", "names", "samples")
 
     def __init__(self, layer: Layer) -> None:
         self.layer = replace(layer, holders=())
         self.is_root = layer.mark.path == ROOT_PATH
         self.compiled = False
+        self.samples = self.is_root and "timestep" in takes(layer.module)
         phases = _PHASES if self.is_root else _PHASES[:1]
         self.names = {(phase, compiled): self._name(phase, compiled) for phase in phases for compiled in (False, True)}
         self.name, self.compiled_name = self.names["forward", False], self.names["forward", True]

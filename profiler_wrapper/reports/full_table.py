@@ -8,7 +8,16 @@ from typing import Any
 
 from profiler_wrapper.analysis.model import PHASES, Analysis, Phase, StepRow, UncountedRow
 from profiler_wrapper.reports.columns import COLUMNS, Values, phase_values, scale_of
-from profiler_wrapper.reports.describe import followed, outside_label, per_step, step_count, title_parts, use_line
+from profiler_wrapper.reports.describe import (
+    followed,
+    left_out_in_words,
+    outside_label,
+    parts_in_words,
+    per_step,
+    step_count,
+    title_parts,
+    use_line,
+)
 from profiler_wrapper.reports.memory import memory_use_sections, why_no_memory_use
 from profiler_wrapper.reports.text import AT_LEAST, clean, grid, shorten
 from profiler_wrapper.units import mebibytes, milliseconds, percent
@@ -27,6 +36,7 @@ def full_table(analysis: Analysis) -> str:
         f"{clean(one.name)}: {' '.join('-' if value is None else one.text(value) for value in one.values)}"
         for one in followed(analysis)
     ]
+    steps = (step_section(analysis), parts_in_words(analysis), left_out_in_words(analysis))
     sections = [
         ", ".join(title_parts(analysis)),
         _section(f"Layers, in model order: ms {per_step(analysis)}, MiB", layer_section(analysis)),
@@ -35,7 +45,7 @@ def full_table(analysis: Analysis) -> str:
         _section("Share of the peak", use_line(analysis, _LONGEST_LINE)),
         _section(f"Work of which no FLOPs are known: ms {per_step(analysis)}", uncounted_section(analysis.uncounted)),
         _section("Work of which no bytes are known: ms a step", uncounted_section(analysis.untold_bytes)),
-        _section("Steps: ms", step_section(analysis)),
+        _section("Steps: ms", "\n".join(filter(None, steps))),
         _section("Followed by name: ms in each step or entry; of a function what it gave", "\n".join(series)),
         *(_section(title, text) for title, text in memory_sections(analysis)),
         _section("Warnings", "\n".join(clean(warning) for warning in analysis.warnings)),

@@ -61,6 +61,7 @@ _PHASE_GREYS: dict[Phase, str] = {
     "forward": "#ececec",
     "prefill": "#ececec",
     "decode": "#d6d6d6",
+    "verify": "#c4c4c4",
     "backward": "#b8b8b8",
     "recompute": "#d6d6d6",
     "accumulate_grad": "#9f9f9f",

@@ -13,7 +13,9 @@ from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.reports.columns import COLUMNS, SUMMED, Scale, Values, layer_values, most, scale_of, summed
 from profiler_wrapper.reports.describe import (
     followed_lines,
+    left_out_in_words,
     outside_label,
+    parts_in_words,
     per_step,
     step_numbers,
     title_parts,
@@ -292,7 +294,9 @@ def console_table(
     if order not in ("cost", "model"):
         raise WrongUse(f"order={order!r}: give 'cost' or 'model'.")
     head = _joined(title_parts(analysis, unicode=unicode), width)
+    steps_in_parts = [parts_in_words(analysis), left_out_in_words(analysis)] if rows >= _HIGH else []
     tail = [
+        *(line for text in filter(None, steps_in_parts) for line in wrap(text, width, 2)),
         *(use_lines(analysis, width) if rows >= _HIGH else ()),
         *(memory_lines(analysis.memory, width) if rows >= _HIGH else ()),
         *_warning_lines(analysis, rows, width, unicode),

@@ -21,6 +21,8 @@ from typing import Literal
 from urllib.parse import quote, unquote
 
 PREFIX = "layer: "
+REQUEST = "request: "  # begins the name of an annotation around a call of `generate` or of a pipeline
+EVALUATION = f"{REQUEST}evaluation"  # around evaluation within training
 MEMORY_POINT = "memory point: "  # begins the name of an annotation at a moment whose memory somebody asks for
 GARBAGE = "garbage collection"  # around a collection of Python's: a name, which takes no time from what it lies in
 ROOT_PATH = "."
@@ -29,7 +31,7 @@ ALL_GRAPHS = "*"  # stands for the key of any compiled graph that is not listed 
 _SAFE = "!#$&'()*+,-./:;<=>?@^_`{|}~"
 _MARK = re.compile(r"layer: (?P<path>\S+) \[(?P<class_name>\S+) (?P<kind>\S+) @(?P<root>\S+)(?P<flags>(?: \S+)*)\]")
 
-FLAGS = ("prefill", "decode", "compiled", "shared")
+FLAGS = ("prefill", "decode", "verify", "compiled", "shared")
 _LONGEST_PART = 400  # a name of a megabyte is cut; the hash keeps it unique
 
 

@@ -132,7 +132,10 @@ def test_a_hundred_layers_are_a_megabyte() -> None:
 
 def test_work_stands_beside_times_only_where_steps_are_alike() -> None:
     assert page_data(llama(steps=3))["page"]["work_scale"] == 1.0
-    assert page_data(llama(phases=("prefill", "decode")))["page"]["work_scale"] is None
+    assert page_data(llama(phases=("prefill", "decode")))["page"]["work_scale"] == 1.0  # a step is a request
+    prefill, decode = llama(phases=("prefill",)).steps[0], llama(phases=("decode",)).steps[0]
+    tokens = replace(llama(phases=("prefill", "decode")), steps=(prefill, replace(decode, step=prefill.step + 1)))
+    assert page_data(tokens)["page"]["work_scale"] is None
     rest = replace(llama(steps=2).steps[0], step=None)
     outside = replace(llama(steps=2), steps=(*llama(steps=2).steps, rest))
     assert page_data(outside)["page"]["like_steps"] is False

@@ -84,8 +84,8 @@ class _Table:
 
     def rows(self, shapes_of_op: Mapping[str, tuple[str, ...]]) -> tuple[OperatorRow, ...]:
         names = self.attributed.recording.names
-        unfinished = self.attributed.unfinished
-        ended = slice(None) if unfinished is None else ~unfinished[self.ops.span]
+        left_out = self.attributed.left_out
+        ended = slice(None) if left_out is None else ~left_out[self.ops.span]
         calls = np.bincount(self.key_of_op[ended], minlength=self.count)
         launched = np.bincount(self.key_of_charge, minlength=self.count) if self.on_device else np.zeros_like(calls)
         work, multiplied = self._class_of_key(), self._tensor_core_ns()

@@ -8,6 +8,7 @@
   function draw(data, element) {
     drawVerdict(data, element);
     drawFigures(data, element);
+    drawParts(data, element);
     drawFindings(data, element);
     drawUnknown(data, element);
     drawRun(data, element);
@@ -73,9 +74,9 @@
 
   /** Of generation: what one call of the model takes, which no mean over both phases shows. */
   function callTimes(data, place) {
-    for (const row of data.layers.filter(row => row.depth === 0 && row.calls && ["prefill", "decode"].includes(row.phase))) {
+    for (const row of data.layers.filter(row => row.depth === 0 && row.calls && ["prefill", "decode", "verify"].includes(row.phase))) {
       page.figure(place, {
-        label: `${row.phase === "prefill" ? "Prefill" : "Decode"}, a call`, value: page.format.us(row.time_us / row.calls),
+        label: `${row.phase[0].toUpperCase()}${row.phase.slice(1)}, a call`, value: page.format.us(row.time_us / row.calls),
         help: `${data.time_basis === "device" ? "device" : "CPU"} time of ${row.layer}, mean of ${page.format.count(row.calls)} ${row.calls === 1 ? "call" : "calls"}`,
       });
     }
@@ -192,6 +193,25 @@
     else for (const layer of layers.slice(0, 3)) page.add(line, page.link("layers", layer, layer), " ");
     if (finding.phase) page.add(line, page.text("span", ` ${finding.phase}`, "quiet"));
     return line.childNodes.length ? line : null;
+  }
+
+  /** Prefill and tokens of a request, models of a pipeline, roles of training. */
+  function drawParts(data, element) {
+    const named = [...page.grouped((data.parts || []).filter(row => row.step !== null), row => row.part).values()];
+    if (named.length < 2) return;
+    const rows = named.map(group => ({ part: group[0].part, count: page.sum(group, "count"), time_us: page.sum(group, "time_us") }));
+    const total = page.sum(rows, "time_us");
+    const section = page.section(element, data.run.step_source === "requests" ? "Parts of a request" : "Parts of a step");
+    page.table(section, {
+      search: false, rows, sort: { key: "time_us", descending: true },
+      columns: [
+        { key: "part", title: "Part", kind: "text", longest: 60, help: "other: between the calls of the model" },
+        page.columns.count("count", `Calls ${page.per()}`),
+        page.columns.time("time_us", `Time ${page.per()}`),
+        { key: "each", title: "Time each", kind: "us", value: row => row.time_us / row.count },
+        page.columns.share("time_us", "Share", "of all steps", total),
+      ],
+    });
   }
 
   // ---- what is not known, and what ran ------------------------------------------------------------------------------
