@@ -14,6 +14,7 @@ from profiler_wrapper.analysis.attention_ops import HOLDING_ATTENTION
 from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.model import Analysis, LayerRow
 from profiler_wrapper.analysis.time_rows import Track
+from profiler_wrapper.analysis.views.experts import CHOOSING
 from profiler_wrapper.analysis.work.bytes import has_rule
 from profiler_wrapper.analysis.work.formulas import has_formula
 from profiler_wrapper.analysis.work.peaks import VARIABLE, Given
@@ -150,7 +151,7 @@ def attribute_trace(
 
 
 def _has_work(op: str) -> bool:
-    return has_formula(op) or has_rule(op) or op in HOLDING_ATTENTION
+    return has_formula(op) or has_rule(op) or op in HOLDING_ATTENTION or op == CHOOSING
 
 
 def work_of_trace(

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_args
 
+from profiler_wrapper.analysis.expert_model import AdapterRow, ExpertLayerRow, ExpertRow
 from profiler_wrapper.analysis.work.peaks import Peaks
 from profiler_wrapper.trace.recording import Int64
 from profiler_wrapper.trace.run_directory import Run
@@ -483,9 +484,7 @@ class LayerRow:
     communication_ns: int
     exposed_communication_ns: int | None
     idle_ns: int | None
-    fused_ns: int = (
-        0  # of compiled code: kernels that work for this layer and others, charged to the one above them all
-    )
+    fused_ns: int = 0  # of compiled code: kernels for this layer and others, charged to the one above them all
     flops_per_step: int | None  # of matrix products, convolutions and attention; whatever a mask hides counts too
     self_flops_per_step: int | None
     known_flops_per_step: int | None = None  # at least so many: without ops of which nothing tells them
@@ -687,6 +686,9 @@ class Analysis:
     synchronisations: tuple[SynchronisationRow, ...] = ()
     products: tuple[ProductRow, ...] = ()  # of steps with shapes, the most expensive first
     attention_calls: tuple[AttentionCallRow, ...] = ()  # of steps with shapes
+    experts: tuple[ExpertRow, ...] = ()  # of steps with shapes
+    expert_layers: tuple[ExpertLayerRow, ...] = ()
+    adapters: tuple[AdapterRow, ...] = ()
     allocations: tuple[AllocationRow, ...] = ()  # the largest first
     op_memory: tuple[OpMemoryRow, ...] = ()  # most bytes first
     calls: tuple[LayerCall, ...] = ()  # not in result.json

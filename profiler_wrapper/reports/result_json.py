@@ -22,6 +22,7 @@ import msgspec
 
 from profiler_wrapper.analysis.advice.advise import RUN
 from profiler_wrapper.analysis.advice.facts import cut
+from profiler_wrapper.analysis.expert_model import AdapterRow, ExpertLayerRow, ExpertRow
 from profiler_wrapper.analysis.model import (
     SCHEMA_VERSION,
     AllocationRow,
@@ -69,6 +70,9 @@ LISTS: Mapping[str, type[Any]] = {
     "synchronisations": SynchronisationRow,
     "products": ProductRow,
     "attention_calls": AttentionCallRow,
+    "experts": ExpertRow,
+    "expert_layers": ExpertLayerRow,
+    "adapters": AdapterRow,
     "allocations": AllocationRow,
     "op_memory": OpMemoryRow,
 }

@@ -14,6 +14,7 @@ from profiler_wrapper.reports.columns import COLUMNS, SUMMED, Scale, Values, lay
 from profiler_wrapper.reports.describe import (
     followed_lines,
     outside_label,
+    part_lines,
     per_step,
     step_numbers,
     title_parts,
@@ -292,6 +293,7 @@ def console_table(
     head = _joined(title_parts(analysis, unicode=unicode), width)
     tail = [
         *(use_lines(analysis, width) if rows >= _HIGH else ()),
+        *(part_lines(analysis, width) if rows >= _HIGH else ()),
         *(memory_lines(analysis.memory, width) if rows >= _HIGH else ()),
         *_warning_lines(analysis, rows, width, unicode),
     ]
