@@ -110,8 +110,9 @@ class ProfileResult(Analysis):
         """One list of rows as a data frame, columns and units as in `result.json`.
 
         The lists: unattributed, layers, attention, classes, steps, flops, uncounted, untold_bytes, operators, kernels,
-        collectives, synchronisations, products, attention_calls, allocations and op_memory. Other parts of a result
-        are no rows: `result.warnings` are texts, `result.memory` and `result.summary` mappings.
+        collectives, synchronisations, products, attention_calls, experts, expert_layers, adapters, allocations and
+        op_memory. Other parts of a result are no rows: `result.warnings` are texts, `result.memory` and
+        `result.summary` mappings.
 
         Raises:
             MissingPackage: pandas is not installed.

@@ -10,13 +10,15 @@ class ExpertRow:
     """One expert, in the steps with shapes: forward, recompute and backward."""
 
     layer: str  # the module that holds the experts: `model.layers.0.mlp.experts`
-    expert: int
+    expert: int  # its number, from 0
     tokens_per_step: float | None  # that its forward was given
     share: float | None  # of the tokens of all experts of the layer, 0 to 1
-    time_per_step_ns: int | None  # None where one kernel works for several experts
-    flops_per_step: int | None
+    time_per_step_ns: (
+        int | None
+    )  # with gathering and scattering its tokens; None where one kernel works for several experts
+    flops_per_step: int | None  # of matrix products
     step_tokens: tuple[int, ...] = ()  # in each of the steps; empty where not known
-    step_times_ns: tuple[int, ...] = ()
+    step_times_ns: tuple[int, ...] = ()  # likewise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +33,8 @@ class ExpertLayerRow:
     tokens_per_step: float | None  # over all experts: each token counts once for each expert that it goes to
     balance: float | None  # tokens of the busiest expert over the mean of all: the mean over steps
     step_balance: tuple[float, ...]  # in each of the steps with shapes
-    router_time_ns: int | None
-    experts_time_ns: int
+    router_time_ns: int | None  # None where no router has a row
+    experts_time_ns: int  # of all experts, without shared ones
     shared_time_ns: int | None  # of experts that all tokens go through; None where there are none
     all_to_all_time_ns: int  # in and beside the experts
     tokens_unknown: str | None  # why the tokens of each expert are not known
@@ -46,5 +48,5 @@ class AdapterRow:
     adapters: tuple[str, ...]  # their layers
     base_time_ns: int  # of what they adapt
     adapter_time_ns: int  # theirs, with the sum of both
-    base_flops_per_step: int | None
-    adapter_flops_per_step: int | None
+    base_flops_per_step: int | None  # of matrix products and convolutions
+    adapter_flops_per_step: int | None  # likewise

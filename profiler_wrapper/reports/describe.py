@@ -225,10 +225,8 @@ def part_lines(analysis: Analysis, width: int) -> list[str]:
         busiest = max((row for row in analysis.experts if row.layer == worst.layer), key=lambda row: row.share or 0.0)
         share = f"{100 * (busiest.share or 0):.0f} % of the tokens to expert {busiest.expert}"
         lines.append(f"experts ({worst.method}): {share} ({worst.balance:.1f} x the mean) of {worst.layer}")
-    elif worst is not None:
-        lines.append(f"experts ({worst.method}): tokens of each are not known, because {worst.tokens_unknown}")
     if rows := analysis.adapters:
-        own_ns, base_ns = (sum(one) for one in zip(*((row.adapter_time_ns, row.base_time_ns) for row in rows)))
+        own_ns, base_ns = (sum(getattr(row, f"{part}_time_ns") for row in rows) for part in ("adapter", "base"))
         own, base = (f"{time_ns / step_count(analysis) / 1e6:.3f} ms" for time_ns in (own_ns, base_ns))
         lines.append(f"adapters: {own} {per_step(analysis)} beside {base} of the {len(rows)} layers they adapt")
     return [shorten(clean(line), width) for line in lines]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 CHOOSING = "aten::select"  # takes the weights of one expert out of those of all
 _SHARED = re.compile(r"shared_experts?$")
 _PHASES: tuple[Phase, ...] = (*FORWARD_PHASES, "recompute", "backward")
-_NOT_TOLD = "one kernel works for all experts, and nothing tells what the router chose"
+_ONE_KERNEL = "one kernel works for all experts, and nothing tells what the router chose"
 
 
 # --- which expert ---------------------------------------------------------------------------------
@@ -117,8 +117,8 @@ class _Work:
                 taken[span] = count, which, tuple(sorted(rest)) in sizes[int(self.holder[span])]
         self.experts = {int(self.holder[span]): count for span, (count, _, of_weights) in taken.items() if of_weights}
         # A mask of tokens has one more, for those that go to other ranks.
-        chosen = [s for s, (n, which, _) in taken.items()
-                  if which < (count := self.experts.get(int(self.holder[s]), 0)) and n in (count, count + 1)]  # fmt: skip
+        count_of = {span: self.experts.get(int(self.holder[span]), 0) for span in taken}
+        chosen = [s for s, (n, which, _) in taken.items() if which < count_of[s] <= n <= count_of[s] + 1]
         members = np.flatnonzero((self.holder >= 0) & (self.number < 0) & (self.call[self.origin] >= 0))
         events = np.concatenate((np.array(chosen, dtype=np.int64), members))
         where = self.origin[events]
@@ -221,13 +221,13 @@ def _tokens_of_products(work: _Work) -> tuple[dict[tuple[int, int], list[int]], 
 def _rows_of_kernel(work: _Work, holder: int, flops: Sequence[int] | None) -> Iterable[ExpertRow]:
     """Experts whose weights one kernel multiplies, as far as the run says what the router chose."""
     layer, found = work.held.stacked[holder], work.found
-    told = found.tree.layers[layer].expert_tokens
+    seen = found.tree.layers[layer].expert_tokens
     entries = found.calls.span[found.calls.layer == layer]
     entries = entries[work.is_forward[entries]]
-    if not told or len(told) != len(entries):
+    if not seen or len(seen) != len(entries):
         return
-    by_step = np.zeros((work.steps, len(told[0])), dtype=np.int64)
-    for tokens, step in zip(told, work.step[entries].tolist(), strict=True):
+    by_step = np.zeros((work.steps, len(seen[0])), dtype=np.int64)
+    for tokens, step in zip(seen, work.step[entries].tolist(), strict=True):
         by_step[step] += tokens if step >= 0 else 0
     every, done = int(by_step.sum()), sum(flops or ())
     each = done // every if every and done and not done % every else None
@@ -246,10 +246,11 @@ _METHODS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("megablocks", r"megablocks|^_?(sdd|dsd|dds)_kernel|padded_(gather|scatter)"),
         ("sonicmoe", r"sonicmoe|sonic_moe"),
         ("deepgemm", r"deep_?gemm.*grouped|m_grouped\w*gemm|fp8_m_grouped"),
-        ("fused_moe", r"fused_?(moe|experts)|[mM]oe_?[gG]emm|moe_(align|sum|wna16|forward)|(ck|cutlass)_moe|Moe\w*Gemm"),
+        ("fused_moe", r"fused_?(moe|experts)|[mM]oe\w*[gG]emm|moe_(align|sum|wna16|forward)|(ck|cutlass)_moe"),
         ("grouped_mm", r"grouped_?(mm|gemm)|[gG]roup(ed)?_?[gG]emm|GroupProblemShape"),
     )
 )  # fmt: skip
+_MOST_KERNELS = 5  # named
 _BATCHED = "aten::bmm"  # of weights taken out for each token, in the module that holds the experts
 
 
@@ -290,7 +291,7 @@ def expert_layer_rows(
             method = "loop"
         by_step = list(zip(*(row.step_tokens for row in own), strict=False))
         balances = tuple(max(one) / fmean(one) for one in by_step if sum(one))
-        told = tree.layers[held.stacked[place]].tokens_unknown if is_stacked else ""
+        why = tree.layers[held.stacked[place]].tokens_unknown or _ONE_KERNEL if is_stacked else _NO_SHAPES
         rows.append(
             ExpertLayerRow(
                 layer=name,
@@ -308,7 +309,7 @@ def expert_layer_rows(
                     one.time_ns for one in collectives
                     if one.collective == "all_to_all" and one.layer and f"{one.layer}.".startswith(f"{above or name}.")
                 ),
-                tokens_unknown=None if balances else told or _NOT_TOLD if is_stacked else _NO_SHAPES,
+                tokens_unknown=None if balances else why,
             )
         )  # fmt: skip
     for elsewhere, names in kernels.items():
@@ -321,7 +322,7 @@ _NO_SHAPES = "the shapes of ops were not recorded (record_shapes=True)"
 
 
 def _names(kernels: Counter[tuple[str, str]]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for (_, name), _ in kernels.most_common()))
+    return tuple(dict.fromkeys(name for (_, name), _ in kernels.most_common()))[:_MOST_KERNELS]
 
 
 def _elsewhere(layer: str | None, names: Counter[tuple[str, str]]) -> ExpertLayerRow:
@@ -338,7 +339,7 @@ def _elsewhere(layer: str | None, names: Counter[tuple[str, str]]) -> ExpertLaye
         experts_time_ns=names.total(),
         shared_time_ns=None,
         all_to_all_time_ns=0,
-        tokens_unknown=_NOT_TOLD,
+        tokens_unknown=_ONE_KERNEL,
     )
 
 
