@@ -284,6 +284,8 @@ def _blocks_in(container: _Spot) -> tuple[str, ...]:
     module = container.module
     if not isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential)):
         return ()
+    if _kind(module, container.path) == "expert":
+        return ()
     entries = {name: holders(child)[-1] for name, child in children(module).items()}
     classes = {
         name: class_name(entry)

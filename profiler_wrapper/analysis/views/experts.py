@@ -20,7 +20,7 @@ from profiler_wrapper.analysis.expert_model import AdapterRow, ExpertLayerRow, E
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.model import FORWARD_PHASES, CollectiveRow, LayerRow, Phase
 from profiler_wrapper.analysis.statistics import at, sum_by_key, sum_if_all_known
-from profiler_wrapper.analysis.work.flops import FlopOps
+from profiler_wrapper.analysis.work.flops import FlopOps, marked
 from profiler_wrapper.analysis.work.formulas import Product, products_of
 from profiler_wrapper.trace.marks import expert_number, parse_mark
 from profiler_wrapper.trace.nesting import nearest
@@ -44,29 +44,26 @@ class _Holders(NamedTuple):
     names: list[str]  # of the modules that hold experts
     holder: Int64  # per layer: index into names, -1 outside of experts
     number: Int64  # per layer: which expert; -1 where one module holds all
+    owner: Int64  # per layer: the layer that is this expert, or that module
     stacked: list[int]  # per name: the layer that is that module; -1 where each expert is one
 
 
 def _holders(tree: LayerTree) -> _Holders:
     layers, index, stacked = tree.layers, dict[str, int](), list[int]()
     holder = np.full(len(layers), -1, dtype=np.int64)
-    number = holder.copy()
+    number, of = holder.copy(), holder.copy()
+    entries = {i for i, one in enumerate(layers) if one.kind == "expert" and expert_number(one.name) is not None}
+    around = {above for i in entries for above in layers[i].ancestors[1:]}
     for i, layer in enumerate(layers):
-        experts = [above for above in layer.ancestors if layers[above].kind == "expert"]
+        experts = [above for above in layer.ancestors if layers[above].kind == "expert" and above not in around]
         if not experts or _SHARED.search(layers[experts[-1]].name):
             continue
-        entries = [above for above in experts if expert_number(layers[above].name) is not None]
-        owner = layers[entries[-1] if entries else experts[-1]].name
-        name = owner.rpartition(".")[0] if entries else owner
+        owner = of[i] = experts[-1]
+        name = layers[owner].name.rpartition(".")[0] if owner in entries else layers[owner].name
         holder[i] = index.setdefault(name, len(index))
-        stacked += [-1] * (len(index) - len(stacked))
-        if entries:
-            number[i] = expert_number(owner)
-        else:
-            stacked[holder[i]] = experts[-1]
-    for one in set(holder[number >= 0].tolist()):
-        stacked[one] = -1
-    return _Holders(list(index), holder, number, stacked)
+        stacked += [-1 if owner in entries else owner] * (len(index) - len(stacked))
+        number[i] = expert_number(layers[owner].name) if owner in entries else -1
+    return _Holders(list(index), holder, number, of, stacked)
 
 
 class _Work:
@@ -205,9 +202,10 @@ def _tokens_of_products(work: _Work) -> tuple[dict[tuple[int, int], list[int]], 
     start, calls = work.found.recording.spans.start_ns, work.found.calls
     tokens: dict[tuple[int, int], list[int]] = {}
     seen: set[tuple[int, int, int]] = set()
-    is_entry = {int(s) for s in calls.span[at(work.held.number, calls.layer, -1) >= 0].tolist()}
-    called = {(int(work.holder[s]), int(work.number[s])) for s in is_entry}
-    entry = nearest(work.found.nesting.parent, np.isin(np.arange(len(start)), list(is_entry)))
+    is_entry = (at(work.held.owner, calls.layer, -1) == calls.layer) & (at(work.held.number, calls.layer, -1) >= 0)
+    entries = calls.span[is_entry]
+    called = set(zip(work.holder[entries].tolist(), work.number[entries].tolist(), strict=True))
+    entry = nearest(work.found.nesting.parent, marked(len(start), entries))
     for span in sorted(work.product, key=start.__getitem__):
         key = (int(work.holder[span]), int(work.number[span]))
         step, call = int(work.step[span]), int(work.call[span]) if work.call[span] >= 0 else int(entry[span])
