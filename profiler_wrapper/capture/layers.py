@@ -189,8 +189,8 @@ def name_layers(root: Root, select: Selection = "auto") -> tuple[Layer, ...]:
     """The layers of one root, in registration order, the root itself first.
 
     `select` is "auto" (all modules but those more than one level inside a block, of which only routers, experts and
-    adapters), a depth below the root, or one or several name patterns: `fnmatch` globs on the full name, regular expressions
-    searched in it. Lists of modules never run: they are neither a layer nor a level.
+    adapters), a depth below the root, or one or several name patterns: `fnmatch` globs on the full name, regular
+    expressions searched in it. Lists of modules never run: they are neither a layer nor a level.
 
     Raises:
         WrongUse: `select` is none of these.
