@@ -15,6 +15,7 @@ from profiler_wrapper.reports.describe import (
     followed_lines,
     left_out_in_words,
     outside_label,
+    part_lines,
     parts_in_words,
     per_step,
     step_numbers,
@@ -298,6 +299,7 @@ def console_table(
     tail = [
         *(line for text in filter(None, steps_in_parts) for line in wrap(text, width, 2)),
         *(use_lines(analysis, width) if rows >= _HIGH else ()),
+        *(part_lines(analysis, width) if rows >= _HIGH else ()),
         *(memory_lines(analysis.memory, width) if rows >= _HIGH else ()),
         *_warning_lines(analysis, rows, width, unicode),
     ]

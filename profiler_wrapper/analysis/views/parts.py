@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from profiler_wrapper.analysis.model import GENERATING_PHASES, PartRow, Phase
+from profiler_wrapper.analysis.call_rows import PartRow
+from profiler_wrapper.analysis.model import GENERATING_PHASES, Phase
 from profiler_wrapper.analysis.statistics import at, sum_by_key
 from profiler_wrapper.trace.marks import EVALUATION, REQUEST, parse_mark
 from profiler_wrapper.trace.recording import Category, Int64
