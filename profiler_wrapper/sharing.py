@@ -39,7 +39,8 @@ _OWN_WORDS = frozenset({
     "dataloader-bound", "synchronisation", "unpinned-copies", "low-utilization", "launch-bound", "many-small-kernels",
     "unfused-elementwise", "communication-bound", "exposed-communication", "slow-backend", "data-parallel",
     "attention-fallback", "unaligned-dimensions", "tensor-cores-unused", "no-tf32", "odd-block", "slow-optimizer",
-    "memory-nearly-full", "fragmentation", "memory-leak", "recompute-not-needed", "recompute-would-help"
+    "memory-nearly-full", "fragmentation", "memory-leak", "recompute-not-needed", "recompute-would-help",
+    "allocation-too-large", "preferred-expert",
 })  # fmt: skip
 # A path within a name, such as that of a block named by its file.
 _PATH = re.compile(r"(?:\b[A-Za-z]:|~|\.{1,2})?[\\/](?:[^\s\\/'\"|]+[\\/])+[^\s'\"|]*|\w+://\S+")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.setdefault("PROFILER_WRAPPER_WORKERS", "1")  # a second process that reduces traces only costs its start
 sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
@@ -22,6 +24,16 @@ import variants
 # The same examples in every run: a red run shows its change. HYPOTHESIS_PROFILE=default draws new ones.
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected is no garbage: each search through all objects, ours too, would see a million."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # else libraries complain at the end of the process of what was never freed
 
 
 @pytest.fixture(autouse=True)

@@ -117,9 +117,11 @@ WORDS_OF_ROW = {
 }
 # Rows whose times and counts are sums over the timed trace, and what is then said of each such key.
 SUMMED_ROWS = (
+    "AdapterRow",
     "AttentionRow",
     "ClassRow",
     "CollectiveRow",
+    "ExpertLayerRow",
     "KernelRow",
     "LayerRow",
     "OperatorRow",
@@ -143,6 +145,7 @@ TOP = {
     "attention": "Attention, by layer, phase and backend",
     "classes": "Time by class of event and phase",
     "steps": "One row per step, and one with step null for the rest; their times add up to the total",
+    "parts": "Parts of each step: prefill, tokens, models of a pipeline, roles of training; they add up to its time",
     "flops": "All FLOPs, by layer, phase, class and type of number",
     "uncounted": "Ops that have FLOPs, and nothing tells how many",
     "untold_bytes": "Ops that move bytes, and nothing tells how many",
@@ -152,6 +155,9 @@ TOP = {
     "synchronisations": "Waits of the CPU for the device",
     "products": "Matrix products and convolutions by their sizes, of the steps with shapes",
     "attention_calls": "Calls of attention by their sizes, of the steps with shapes",
+    "experts": "Tokens, time and FLOPs of each expert, of the steps with shapes",
+    "expert_layers": "What computes the experts of each layer, how even their tokens are, what runs beside them",
+    "adapters": "LoRA and other adapters beside what they adapt",
     "allocations": "The largest allocations",
     "op_memory": "What each op allocated",
     "series": "What is followed by name, per step or entry: microseconds; of a function what it gave",

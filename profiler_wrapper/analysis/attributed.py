@@ -55,6 +55,7 @@ class Attributed:
     notes: tuple[str, ...] = ()  # what is not known of it, and why
     captured_kernels: int = 0  # launched into a graph, and never run
     unseen_until_ns: int | None = None  # till then a device did work from before the trace, which is not in it
+    left_out: Bool | None = None  # per span, whether it is of a step that does not count; None: all count
     fast_float32: bool = False  # torch was told to multiply float32 in a smaller type where the device has one
 
     def layer_name(self, place: Place) -> str | None:
@@ -70,8 +71,8 @@ def attributed(
     """Attribute every event of `recording`.
 
     `run`: what is known of the run (run.json): its `layers`, see `find_layers`, and which steps were
-    recorded whole (`timed_steps`, `full_steps`): events of others belong to no step; how float32 is
-    multiplied (`float32_matmul_precision`).
+    recorded whole (`timed_steps`, `full_steps`): what others did, which an exception ended or which held an
+    evaluation (`evaluated_steps`), counts nowhere; how float32 is multiplied (`float32_matmul_precision`).
 
     Raises:
         EmptyRecording: no event carries time.
@@ -101,7 +102,16 @@ def attributed(
             f"{recording.path or 'the recording'}: {len(spans)} events, but no kernel, copy or CPU op among them. "
             "Was the profiler stopped before the first step, or its schedule still waiting?"
         )
-    whole_steps = {*(run.get("timed_steps") or ()), *(run.get("full_steps") or ())}
+    all_steps = find_steps(recording, tree, attribution.node_of)
+    steps = all_steps.only({*(run.get("timed_steps") or ()), *(run.get("full_steps") or ())})
+    notes, left_out = list(regions.notes()), None
+    if 0 < len(steps) < len(all_steps):
+        left_out = (all_steps.place_of(spans.start_ns) >= 0) & (steps.place_of(spans.start_ns) < 0)
+        in_charges = np.where(charges.cpu_span >= 0, left_out[charges.cpu_span], False)
+        charges, cpu_ns = charges.only(~in_charges), np.where(left_out, 0, cpu_ns)
+        lost = sorted({*all_steps.number} - {*steps.number} - {*(run.get("evaluated_steps") or ())})
+        if lost:
+            notes.append(f"step {', '.join(map(str, lost))} did not end: what it did counts in no time and no call")
     return Attributed(
         recording=recording,
         nesting=nesting,
@@ -111,11 +121,12 @@ def attributed(
         cpu_ns=cpu_ns,
         charges=charges,
         calls=find_calls(tree, nesting, spans.start_ns, attribution.node_of),
-        steps=find_steps(recording, tree, attribution.node_of).only(whole_steps),
+        steps=steps,
         shared_kernels=shared_kernels,
         work_of=work_of,
         shapes=shapes,
-        notes=tuple(regions.notes()),
+        notes=tuple(notes),
+        left_out=left_out,
         captured_kernels=captured_kernels(recording, launch),
         unseen_until_ns=unseen_until_ns(recording, charges),
         fast_float32=run.get("float32_matmul_precision") in ("high", "medium"),

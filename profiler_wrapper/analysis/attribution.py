@@ -26,6 +26,7 @@ import numpy as np
 
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.model import (
+    GENERATING_PHASES,
     NO_FORWARD_LINK,
     NO_LAYERS,
     PHASES,
@@ -436,7 +437,7 @@ class _Walk:
         layer = self.tree.layer_of_span.get(span)
         if layer is not None:
             if node < 0:
-                inherited: Phase = around.phase if around.phase in ("prefill", "decode") else "forward"
+                inherited: Phase = around.phase if around.phase in GENERATING_PHASES else "forward"
                 return Place(layer, self.tree.phase_of_span.get(span, inherited))
             recomputed = span in self.recomputed or around.phase == "recompute"
             return Place(layer, "recompute" if recomputed else "backward")
@@ -468,7 +469,7 @@ class _Walk:
         elif self.node_of[span] >= 0 or around.phase == "backward" or is_backward(name):
             phase = "backward"
         else:
-            phase = around.phase if around.phase in ("prefill", "decode") else "forward"
+            phase = around.phase if around.phase in GENERATING_PHASES else "forward"
         if self.tree.source == "none":
             return Place(UNKNOWN, phase, NO_LAYERS)
         above = self.parent[span]

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from profiler_wrapper.analysis.call_rows import LayerCall
 from profiler_wrapper.analysis.charges import Charges
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.memory.events import NEVER, DeviceMemory, freed_at
-from profiler_wrapper.analysis.model import LayerCall
 from profiler_wrapper.analysis.statistics import at, sum_by_key
 from profiler_wrapper.trace.lanes import LaneSpan
 from profiler_wrapper.trace.nesting import Nesting, innermost_around, nearest, nearest_above

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -50,6 +50,11 @@ class Charges:
 
     def __len__(self) -> int:
         return len(self.span)
+
+    def only(self, kept: Bool) -> Charges:
+        """Those of them that count."""
+        columns = {name: getattr(self, name)[kept] for name in self.__slots__ if name != "basis"}
+        return replace(self, **columns)
 
 
 def cpu_time(recording: Recording, nesting: Nesting, tree: LayerTree) -> Int64:

@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from profiler_wrapper.analysis.model import Phase
+from profiler_wrapper.analysis.model import GENERATING_PHASES, Phase
 from profiler_wrapper.trace.marks import (
     GARBAGE,
     MEMORY_POINT,
+    REQUEST,
     ROOT_PATH,
     Mark,
     is_server_step,
@@ -26,7 +27,6 @@ from profiler_wrapper.trace.recording import Bool, Category, Int32, Recording
 
 Source = Literal["marks", "modules", "named blocks", "none"]
 
-_GENERATING: tuple[Phase, ...] = ("prefill", "decode")
 _MODULE_PREFIX = "nn.Module: "
 _ANONYMOUS = re.compile(r".+#\d+")  # a root named by its class, numbered
 # Annotations that torch and its libraries make by themselves: they name no block of a model.
@@ -35,6 +35,8 @@ _NOT_A_BLOCK = re.compile(
     r"## Call|Torch-Compiled|TorchDynamo|torch/|torch\.|autograd|Pregraph|CompiledFunction|AOTDispatcher|Inductor|"
     r"\[pytorch|iteration#|PyTorch Profiler|Iteration Start|cudaGraph|record_param_comms|"
     + re.escape(MEMORY_POINT)
+    + "|"
+    + re.escape(REQUEST)
     + "|"
     + re.escape(GARBAGE)
 )
@@ -52,6 +54,8 @@ class Layer:
     order: int
     compiled: bool = False
     shared: bool = False
+    expert_tokens: Sequence[Sequence[int]] = ()  # by call with shapes, of each expert inside, as the run tells them
+    tokens_unknown: str = ""  # or why it does not
     block: int = -1
     depth: int = 0
     ancestors: tuple[int, ...] = ()  # itself first, the root last
@@ -64,7 +68,7 @@ class LayerTree:
     source: Source
     layers: list[Layer] = field(default_factory=list)
     layer_of_span: dict[int, int] = field(default_factory=dict)  # span index -> layer index
-    phase_of_span: dict[int, Phase] = field(default_factory=dict)  # of calls that generate: prefill or decode
+    phase_of_span: dict[int, Phase] = field(default_factory=dict)  # of calls that generate
     layer_of_mark: dict[tuple[str, str], int] = field(default_factory=dict)  # (root, path) -> layer index
     not_entered: tuple[str, ...] = ()  # names of layers that the run describes and that were never called
 
@@ -152,6 +156,8 @@ def _from_marks(
                 order=order,
                 compiled=key in compiled,
                 shared="shared" in mark.flags,
+                expert_tokens=description.get("expert_tokens", ()),
+                tokens_unknown=description.get("tokens_unknown", ""),
             )
         )
     for root, path in distinct:
@@ -162,7 +168,7 @@ def _from_marks(
     tree.not_entered = tuple(_layer_name(key, prefix) for key in places if key not in index and key[0] in prefix)
     for span, mark in entries:
         tree.layer_of_span[span] = index[mark.root, mark.path]
-        for phase in _GENERATING:
+        for phase in GENERATING_PHASES:
             if phase in mark.flags:
                 tree.phase_of_span[span] = phase
     return tree

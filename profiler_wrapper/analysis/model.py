@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_args
 
+from profiler_wrapper.analysis.call_rows import AdapterRow, ExpertLayerRow, ExpertRow, LayerCall, PartRow
 from profiler_wrapper.analysis.work.peaks import Peaks
 from profiler_wrapper.trace.recording import Int64
 from profiler_wrapper.trace.run_directory import Run
@@ -18,9 +19,13 @@ from profiler_wrapper.trace.run_directory import Run
 # --------------------------------------------------------------------------------------------------
 # What a training or generating loop is doing while something happens.
 
-Phase = Literal["forward", "prefill", "decode", "backward", "recompute", "accumulate_grad", "optimizer", "other"]
+# verify: of assisted decoding, the model looks at several proposed tokens at once.
+Phase = Literal[
+    "forward", "prefill", "decode", "verify", "backward", "recompute", "accumulate_grad", "optimizer", "other"
+]  # fmt: skip
 PHASES: tuple[Phase, ...] = get_args(Phase)
-FORWARD_PHASES: tuple[Phase, ...] = ("forward", "prefill", "decode")
+GENERATING_PHASES: tuple[Phase, ...] = ("prefill", "decode", "verify")
+FORWARD_PHASES: tuple[Phase, ...] = ("forward", *GENERATING_PHASES)
 
 # --------------------------------------------------------------------------------------------------
 # What an analysis says of memory: whose bytes, why, and when. Frozen rows, in bytes and integer nanoseconds.
@@ -430,7 +435,7 @@ class Comparable(TypedDict, total=False):
     flops_per_step: int | None  # all that ran
     phases: Sequence[str]  # phases with any time
     steps: int  # number of timed steps
-    step_us: float  # wall time of a step: the median
+    step_us: float  # wall time of a step: the mean
     coverage: float  # attributed share of the time, 0 to 1
     shapes_in_timed_steps: bool  # shapes were recorded in the timed steps, which costs time
     memory_in_timed_steps: bool  # allocations were recorded in the timed steps, which costs time
@@ -483,9 +488,7 @@ class LayerRow:
     communication_ns: int
     exposed_communication_ns: int | None
     idle_ns: int | None
-    fused_ns: int = (
-        0  # of compiled code: kernels that work for this layer and others, charged to the one above them all
-    )
+    fused_ns: int = 0  # of compiled code: kernels for this layer and others, charged to the one above them all
     flops_per_step: int | None  # of matrix products, convolutions and attention; whatever a mask hides counts too
     self_flops_per_step: int | None
     known_flops_per_step: int | None = None  # at least so many: without ops of which nothing tells them
@@ -621,29 +624,6 @@ class StepRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerCall:
-    """One entry of one layer, in time order: what the per-call series and the lanes are drawn from."""
-
-    layer: str
-    phase: Phase
-    step: int | None
-    index: int  # which call of this layer and phase it is, from 0
-    start_ns: int  # on the CPU
-    end_ns: int
-    device_start_ns: int | None  # first and last device event launched in it
-    device_end_ns: int | None
-    device: int | None
-    time_ns: int  # device time (CPU time on a CPU-only trace) inside it, layers below included
-    entry_allocated_bytes: int | None = None
-    exit_allocated_bytes: int | None = None
-    entry_reserved_bytes: int | None = None  # None on a CPU, as `exit_reserved_bytes`
-    exit_reserved_bytes: int | None = None
-    peak_bytes: int | None = None  # highest allocated from entry to exit
-    retained_bytes: int | None = None  # allocated inside and kept for backward; layers below included
-    self_retained_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TimeTotals:
     """Times of the whole trace."""
 
@@ -676,6 +656,7 @@ class Analysis:
     steps: tuple[StepRow, ...]
     series: Mapping[str, tuple[float | None, ...]]  # name -> per step or entry; us, or a function's own
     memory: Memory
+    parts: tuple[PartRow, ...] = ()  # of each step, in the order in which they began
     flops: tuple[FlopRow, ...] = ()
     uncounted: tuple[UncountedRow, ...] = ()
     untold_bytes: tuple[UncountedRow, ...] = ()  # what moves bytes, and nothing tells how many
@@ -687,6 +668,9 @@ class Analysis:
     synchronisations: tuple[SynchronisationRow, ...] = ()
     products: tuple[ProductRow, ...] = ()  # of steps with shapes, the most expensive first
     attention_calls: tuple[AttentionCallRow, ...] = ()  # of steps with shapes
+    experts: tuple[ExpertRow, ...] = ()  # of steps with shapes
+    expert_layers: tuple[ExpertLayerRow, ...] = ()
+    adapters: tuple[AdapterRow, ...] = ()
     allocations: tuple[AllocationRow, ...] = ()  # the largest first
     op_memory: tuple[OpMemoryRow, ...] = ()  # most bytes first
     calls: tuple[LayerCall, ...] = ()  # not in result.json

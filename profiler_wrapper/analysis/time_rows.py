@@ -61,7 +61,8 @@ def layer_rows(
     fused_ns = attributed.shared_kernels.time_ns(charges, attributed.attribution)
     entered: dict[Key, list[int]] = defaultdict(list)  # calls
     for call, (span, index) in enumerate(zip(calls.span.tolist(), calls.layer.tolist(), strict=True)):
-        entered[index, attributed.attribution.place(span).phase].append(call)
+        if attributed.left_out is None or not attributed.left_out[span]:
+            entered[index, attributed.attribution.place(span).phase].append(call)
     keys = {*inclusive, *entered, *fused_ns, *also}
     order = {index: layer.order for index, layer in enumerate(tree.layers)}
     rows = []

@@ -13,6 +13,7 @@ from typing import Any
 from profiler_wrapper.capture.growth import GrowthBound
 from profiler_wrapper.capture.owned_tensors import OwnedTensors
 from profiler_wrapper.capture.records import RecordedTrace, Window
+from profiler_wrapper.capture.requests import Request
 from profiler_wrapper.capture.scopes import LayerScopes, RootCall
 from profiler_wrapper.capture.session import Annotation, Session, SessionLost
 from profiler_wrapper.capture.steps import AutoPlan, Ended, Mode, OpenPlan, Plan, StepCounter, StepFacts
@@ -28,6 +29,7 @@ from profiler_wrapper.capture.torch_state import (
     is_alive,
     profiler_is_on_somewhere,
 )
+from profiler_wrapper.trace.marks import EVALUATION, REQUEST
 from profiler_wrapper.trace.run_directory import Holding
 from profiler_wrapper.trace.spans import ranges
 
@@ -58,6 +60,7 @@ class SessionSequence:
         self._session: Session | None = None
         self._steps: list[int] = []
         self._block: Annotation | None = None
+        self._request: Annotation | None = None
         self._named: list[Annotation] = []  # those that run, outermost first
         self._parts = 0
         self._frees_unsure = False
@@ -67,8 +70,8 @@ class SessionSequence:
         """A session is being recorded."""
         return self._session is not None
 
-    def start(self, mode: Mode, step: int) -> None:
-        """Begin a session with this step. Raises what torch raises."""
+    def start(self, mode: Mode, step: int | None) -> None:
+        """Begin a session with this step, None: before the next begins. Raises what torch raises."""
         session = self._new_session(mode)
         if self.window.full is None:  # else this session follows that one without a gap
             self._frees_unsure = _sessions_ended > 0
@@ -78,7 +81,8 @@ class SessionSequence:
         session.start()
         self.mode, self._session, self._steps = mode, session, []
         self._watch.install()
-        session.begin_step(step)
+        if step is not None:
+            session.begin_step(step)
         for block in self._named:
             block.begin()
 
@@ -87,11 +91,12 @@ class SessionSequence:
         if self._session is not None:
             self._session.begin_step(step)
 
-    def end_step(self, step: int) -> None:
-        """That step was recorded from begin to end."""
+    def end_step(self, step: int, *, counts: bool = True) -> None:
+        """That step was recorded from begin to end; where it does not count, its events belong to none."""
+        self.end_request()
         if self._session is not None:
             self._session.end_step()
-            self._steps.append(step)
+            self._steps += [step] if counts else []
 
     def begin_block(self, name: str) -> None:
         """Name what is recorded from now on, until `end_block` or the session's end."""
@@ -104,6 +109,18 @@ class SessionSequence:
         block, self._block = self._block, None
         if block is not None:
             block.end()
+
+    def begin_request(self, name: str) -> None:
+        """Name what is recorded from now on, until `end_request` or the session's end."""
+        self.end_request()
+        if self._session is not None:
+            self._request = Annotation(name).begin()
+
+    def end_request(self) -> None:
+        """End it; a second call does nothing."""
+        request, self._request = self._request, None
+        if request is not None:
+            request.end()
 
     def enter_named(self, block: Annotation) -> None:
         """It begins, recorded or not."""
@@ -166,6 +183,7 @@ class SessionSequence:
         self._watch.remove()
         session, self._session = self._session, None
         _sessions_ended += session is not None
+        self.end_request()
         for block in reversed(self._named):
             block.end()
         self.end_block()
@@ -191,6 +209,8 @@ _sessions_ended = 0  # in this process
 
 _MOST_WAIT_S = 1.0  # of another thread's profiler for a call or a step on ours
 _LOOK_EVERY_S = 0.01
+_UNITS = {"requests": "requests", "root calls": "calls"}  # what steps are called by what ends them
+_FIRST = {"prof.step()": "prof.step()", "requests": "request"}
 _SETTLING_STEPS = 2  # gradients and the optimizer's state come in these, and stay
 
 
@@ -206,7 +226,7 @@ class Recorder:
         new_session, part_path, held: see `SessionSequence`.
         on_over: called once when nothing more will be recorded.
         on_window: called when a window has ended while the loop runs on.
-        optimizer_may_come: see `StepCounter`.
+        counter: says when a step has ended.
     """
 
     def __init__(
@@ -220,11 +240,10 @@ class Recorder:
         on_failure: Callable[[str, Exception], None],
         on_over: Callable[[], None] = lambda: None,
         on_window: Callable[[], None] = lambda: None,
-        first_step: int = 0,
-        optimizer_may_come: Callable[[], bool] = lambda: True,
+        counter: StepCounter,
     ) -> None:
         self.windows: list[Window] = []
-        self.counter = StepCounter(ended=first_step, optimizer_may_come=optimizer_may_come)
+        self.counter = counter
         self._plan, self._marks, self._on_failure = plan, marks, on_failure
         self._on_over, self._on_window = on_over, on_window
         self._growth = GrowthBound()
@@ -234,16 +253,22 @@ class Recorder:
         )
         self._mode = Mode.IDLE
         self._steps_hook: OptimizerSteps | None = None
-        self._phases: set[str] = set()
+        self._phases: set[str] = set()  # of calls by hand in the running step
+        self._trains = False  # the running step made gradients
+        self._trained: set[str] = set()  # roots that were called with gradients
+        self._evaluations = 0  # calls of these, in the running step, in evaluation mode
+        self._left_out: dict[str, tuple[int, float]] = {}  # what, how often, seconds
+        self._step_began_s = time.perf_counter()
+        self._counted, self._all_s = 0, 0.0  # steps so far, and how long they took
+        self._by_hand: str | None = None  # a root of which an image or a text takes several calls
         self._owes_step = False  # prof.step() was called inside of backward
         self._calls_elsewhere = False
         self._threads = ThreadStarts(before=self._thread_starts, at_end=self._thread_ended)
         self._waits = False  # for the first call of a model, on whichever thread
-        self._lock = (
-            threading.RLock()
-        )  # the block's thread may leave while another one that is recorded is at work here
+        self._lock = threading.RLock()  # the block's thread may leave while the one recorded is at work here
         self._next: Callable[[], None] | None = None  # what the next call or step on its own thread has to do instead
         self._compilations = 0
+        self.over_as_planned = False  # and not by a failure or for another profiler
         self.over = False  # nothing more will be recorded, and nothing of ours is in the user's way
         self._home = self._owner = (os.getpid(), threading.get_ident())  # the block's thread, and the one recorded
 
@@ -274,11 +299,12 @@ class Recorder:
         try:
             self._steps_hook = OptimizerSteps(before=self.optimizer_steps, after=self.optimizer_stepped)
             self._compilations = compilations()
+            first = self._plan.begin(self.counter.ended)
             others = (thread for thread in threading.enumerate() if thread is not threading.current_thread())
             if any(self._may_call(thread) for thread in others):
-                self._wait_for_call(self._plan.first())
+                self._wait_for_call(first)
             else:
-                self._switch_to(self._plan.first())
+                self._switch_to(first)
             if not self.over:
                 self._threads.install()
         except BaseException:
@@ -359,7 +385,14 @@ class Recorder:
         if self._nothing_ends_here() or (self.moved and self._is_another_thread):
             self._owes_step = True
         else:
-            self._safely("prof.step()", lambda: self._count(self.counter.user_step()))
+            self._safely("prof.step()", self._user_step)
+
+    def _user_step(self) -> None:
+        after_request = self.counter.source == "requests"
+        ended = self.counter.user_step()
+        if after_request and ended is Ended.NO:  # from now on steps follow one another
+            self.sessions.begin_step(self.counter.ended)
+        self._count(ended)
 
     def optimizer_steps(self, optimizer: Callable[[], Any]) -> None:
         """Some optimizer is about to make a step; on a thread of the engine, if it is in a hook of backward."""
@@ -378,8 +411,7 @@ class Recorder:
 
     def root_enters(self, call: RootCall, *, updated: bool = False) -> None:
         """A model is about to be called; `updated`: its parameters have changed since the last call."""
-        if self._waits and self.is_same_process and not self._nothing_ends_here():
-            self._record_here()
+        self._record_here()
         self._calls_elsewhere |= self.sessions.running and self._is_another_thread
         if self.on_owner_thread:
             self._threads.remove()
@@ -387,7 +419,43 @@ class Recorder:
         if not self._nothing_ends_here():
             self._safely("a call of the model", lambda: self._root_enters(call, updated))
         if self.on_owner_thread:
+            self._heard(call)
+
+    def _heard(self, call: RootCall) -> None:
+        self._trains |= call.grad_enabled
+        if call.grad_enabled:
+            self._trained.add(call.label)
+        evaluates = call.label in self._trained and not (call.grad_enabled or call.training or call.in_request)
+        if evaluates and not self._evaluations:
+            self.sessions.begin_request(EVALUATION)
+        elif not evaluates and not call.in_request:
+            self.sessions.end_request()
+        self._evaluations += evaluates
+        if not call.in_request:
             self._phases.add(call.phase)
+            if call.samples or call.phase == "decode":
+                self._by_hand = call.label
+
+    def request_begins(self, request: Request) -> None:
+        """A `generate` or a pipeline is about to run."""
+        self._record_here()
+        self._settle_step()
+        if not self._nothing_ends_here():
+            self._safely("a request", lambda: self._request_begins(request))
+
+    def _request_begins(self, request: Request) -> None:
+        if self.counter.source == "requests":
+            self._step_began_s = time.perf_counter()
+            self.sessions.begin_step(self.counter.ended)
+        self.sessions.begin_request(f"{REQUEST}{request.name}")
+
+    def request_ends(self, request: Request) -> None:
+        """It has returned, or raised."""
+        if self.on_owner_thread:
+            self.sessions.end_request()
+        if not self._nothing_ends_here():
+            may_train = request.may_train
+            self._safely("a request", lambda: self._count(self.counter.request_ends(may_train=may_train)))
 
     # -- the thread that calls the model ------------------------------------------------------------
 
@@ -411,7 +479,10 @@ class Recorder:
         self._switch_to(mode)
 
     def _record_here(self) -> None:
-        """A model is about to be called on this thread, and nothing is recorded yet."""
+        """A model is about to be called on this thread; where the recording waits for that, it begins."""
+        waits = self._waits
+        if not waits or not self.is_same_process or self._nothing_ends_here():
+            return
         with self._lock:
             if not self._waits:
                 return
@@ -454,22 +525,33 @@ class Recorder:
 
     def _root_enters(self, call: RootCall, updated: bool) -> None:
         if not self._has_grown():
-            self._count(self.counter.root_enters(call.label, gradients=call.grad_enabled, updated=updated))
+            ended = self.counter.root_enters(
+                call.label, gradients=call.grad_enabled, updated=updated, joins=call.in_request
+            )
+            self._count(ended)
 
     def _count(self, ended: Ended) -> None:
         if ended is Ended.NO or (self._waits and not self.sessions.running and isinstance(self._plan, AutoPlan)):
             return
         step = self.counter.ended - 1
-        before, self._compilations = self._compilations, compilations()
-        facts = StepFacts(compiled=self._compilations != before, phases=frozenset(self._phases))
-        self._phases.clear()
-        restart = self._plan.restart(step) if ended is Ended.RESTART else None
-        if restart is not None:
+        facts, took_s = self._facts(), self._took_s()
+        self._counted += 1
+        if ended is Ended.RESTART:
+            first = _FIRST.get(self.counter.source, "step of an optimizer")
+            self._left_out = {f"before the first {first}": (self._counted, self._all_s + took_s)}
             self.sessions.discard()
-            self._switch_to(restart)
+            self._switch_to(self._plan.begin(step + 1))
             return
+        self._all_s += took_s
+        unit = _UNITS.get(self.counter.source, "steps")
+        if facts.evaluated or self._mode is not Mode.TIMED:
+            what = "with an evaluation" if facts.evaluated else "of warm-up" if self._mode is Mode.FULL else "before"
+            count, seconds = self._left_out.get(f"{unit} {what}", (0, 0.0))
+            self._left_out[f"{unit} {what}"] = count + 1, seconds + took_s
+        if facts.evaluated:
+            self.sessions.window.evaluated_steps.append(step)
         self._held.step_ended()
-        self.sessions.end_step(step)
+        self.sessions.end_step(step, counts=not facts.evaluated)
         if facts.compiled and self._mode is Mode.TIMED:
             self.sessions.window.warn(f"torch.compile was still compiling in the timed step {step}")
         if self.sessions.running and step < _SETTLING_STEPS:
@@ -478,7 +560,8 @@ class Recorder:
             return
         decision = self._plan.after(step, facts)
         if decision.mode is self._mode and not decision.ends_window:
-            self.sessions.begin_step(self.counter.ended)
+            if self.counter.source != "requests":  # the next begins with the next request
+                self.sessions.begin_step(self.counter.ended)
             return
         self.sessions.stop()
         if decision.ends_window:
@@ -486,6 +569,25 @@ class Recorder:
         self._switch_to(decision.mode)
         if decision.ends_window:
             self._on_window()
+
+    def _facts(self) -> StepFacts:
+        """What happened in the step that has ended."""
+        before, self._compilations = self._compilations, compilations()
+        of_optimizer = self.counter.source in ("optimizer", "updates")
+        facts = StepFacts(
+            compiled=self._compilations != before,
+            phases=frozenset(self._phases & {"prefill", "decode"}),
+            trains=self._trains or of_optimizer,
+            evaluated=of_optimizer and self._evaluations > 0,
+        )
+        self._phases.clear()
+        self._trains, self._evaluations = False, 0
+        return facts
+
+    def _took_s(self) -> float:
+        """How long the step that has ended took; the next begins."""
+        before, self._step_began_s = self._step_began_s, time.perf_counter()
+        return self._step_began_s - before
 
     def _has_grown(self) -> bool:
         """The process has grown too much, so that recording has ended."""
@@ -499,6 +601,7 @@ class Recorder:
     def _switch_to(self, mode: Mode) -> None:
         self._mode = mode
         if mode is Mode.OVER:
+            self.over_as_planned = True
             self._take_down()
             return
         recording = mode is not Mode.IDLE and not self._waits
@@ -509,7 +612,7 @@ class Recorder:
         wants_marks = recording or self._waits or self.counter.source not in ("prof.step()", "optimizer")
         (self._marks.attach if wants_marks else self._marks.detach)()
         if recording:
-            self.sessions.start(mode, self.counter.ended)
+            self.sessions.start(mode, None if self.counter.source == "requests" else self.counter.ended)
             self._growth.restart()
 
     def _end(self) -> None:
@@ -529,8 +632,23 @@ class Recorder:
                 "the model was called on another thread than the block's: that thread alone is in this result, from "
                 "its first call of the model on, since torch.profiler records one thread"
             )
+        source, by_hand = self.counter.source, self._by_hand
+        window.step_source = None if source == "nothing yet" else source
+        left_out, self._left_out = self._left_out, {}
+        window.left_out = [
+            {"what": what, "count": count, "time_us": round(1e6 * seconds, 3)}
+            for what, (count, seconds) in left_out.items()
+            if window.timed is not None or not what.endswith("of warm-up")  # else they are what is reported
+        ]
+        if source == "root calls" and by_hand is not None:
+            window.warn(
+                f"each call of {by_hand} was taken for a step, though an image or a text takes several: "
+                "call prof.step() after each image or text"
+            )
         if isinstance(self._plan, AutoPlan) and self._plan.is_generation:
             window.why_full = "a prefill comes once"
+        elif isinstance(self._plan, AutoPlan) and self._plan.timed_steps is None:
+            window.why_full = "of inference all is recorded alike"
         elif isinstance(self._plan, OpenPlan):
             window.why_full = "the block is entered again and again"
         if not window.empty or window.warnings:

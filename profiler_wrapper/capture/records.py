@@ -39,6 +39,9 @@ class Window:
     end_ns: int | None = None  # of the last one's
     warnings: list[str] = field(default_factory=list)
     why_full: str = "recording ended before a timed step did"  # where nothing was timed
+    step_source: str | None = None  # what ended its steps; None: nothing did
+    left_out: list[dict[str, Any]] = field(default_factory=list)  # {what, count, time_us}
+    evaluated_steps: list[int] = field(default_factory=list)  # that do not count, for a model was evaluated in them
 
     @property
     def empty(self) -> bool:

@@ -36,10 +36,13 @@ from profiler_wrapper.capture.layers import (
     module_paths,
     name_layers,
     selector,
+    takes,
 )
+from profiler_wrapper.capture.requests import Request, Requests
+from profiler_wrapper.capture.session import Session
 from profiler_wrapper.capture.torch_state import generation_phase, in_backward, keep_dynamo_off, recorder_is_taken
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.trace.marks import ROOT_PATH, format_mark
+from profiler_wrapper.trace.marks import ROOT_PATH, expert_number, format_mark
 
 # --------------------------------------------------------------------------------------------------
 # Listens where every call of every module passes: `torch.nn.Module.__call__`.
@@ -216,12 +219,98 @@ def _keep_dynamo_out(cls: type[Listener]) -> None:
             keep_dynamo_off(method, and_below=True)
 
 
+# --------------------------------------------------------------------------------------------------
+# How many tokens each expert got, where one module holds the weights of all and one kernel multiplies them.
+#
+# Such a module is given which experts each token goes to, or how many tokens each gets. That tensor is held, not
+# copied, so nothing is launched while steps run, and read as soon as the profiler has stopped. Only while shapes are
+# recorded: no memory is reported of those steps, unless they are the only ones.
+
+_MOST_HELD_BYTES = 64 << 20
+_MOST_HELD_NUMBERS = 1 << 19  # tokens of one expert in one call, which run.json holds
+
+
+class RoutedTokens:
+    """The tokens that experts got, call by call, in the last session with shapes."""
+
+    def __init__(self) -> None:
+        self._session: weakref.ref[Session] | None = None
+        self._held: dict[_Target, list[tuple[torch.Tensor, int | None]]] = {}
+        self._bytes = self._numbers = 0
+        self._tokens: dict[_Target, list[list[int]] | str] = {}
+
+    def hold(self, target: _Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Of a call that is about to begin, the tensor that says which tokens go where."""
+        session = Session.with_shapes
+        if session is None or in_backward():
+            return
+        if self._session is None or self._session() is not session:
+            self._session, self._tokens = weakref.ref(session), {}
+            session.when_stopped.append(self._read)
+        if target in self._tokens:
+            return
+        routing = next((one for one in (*args, *kwargs.values()) if _is_routing(one, target.experts)), None)
+        if routing is None:
+            self._leave(target, "the module of the experts is given no tensor that tells them")
+        elif routing.is_cuda and torch.cuda.is_current_stream_capturing():
+            self._leave(target, "a graph was captured")
+        elif self._bytes + routing.nbytes > _MOST_HELD_BYTES or self._numbers + target.experts > _MOST_HELD_NUMBERS:
+            self._leave(target, "there were too many calls, or too many tokens, to hold")
+        else:
+            self._bytes += routing.nbytes
+            self._numbers += target.experts
+            version = None if routing.is_inference() else routing._version
+            self._held.setdefault(target, []).append((routing, version))
+
+    def _leave(self, target: _Target, reason: str) -> None:
+        self._tokens[target] = reason
+        self._held.pop(target, None)
+
+    def _read(self) -> None:
+        held, self._held, self._bytes, self._numbers = self._held, {}, 0, 0
+        for target, calls in held.items():
+            try:
+                changed = any(version not in (None, one._version) for one, version in calls)
+                tokens = [_tokens_of(one, target.experts) for one, _ in calls]
+                self._tokens[target] = "the tensor that tells them was changed afterwards" if changed else tokens
+            except Exception as error:
+                self._tokens[target] = f"it could not be read: {type(error).__name__}: {error}"
+
+    def of(self, target: _Target) -> dict[str, Any]:
+        """What is known, as an entry of `describe`: tokens by call and expert, or why they are not known."""
+        tokens = self._tokens.get(target)
+        if tokens is None:
+            return {}
+        return {"tokens_unknown": tokens} if isinstance(tokens, str) else {"expert_tokens": tokens}
+
+
+def _experts_in(module: nn.Module) -> int:
+    """How many experts one module holds the weights of; 0 for one expert, or none."""
+    named = (getattr(module, name, None) for name in ("num_experts", "num_local_experts"))
+    stacked = (one.shape[0] for one in module._parameters.values() if one is not None and one.dim() == 3)
+    return next((one for one in (*named, *stacked) if type(one) is int and one > 1), 0)
+
+
+def _is_routing(given: object, experts: int) -> bool:
+    """Of two dimensions: (tokens, chosen), the numbers of experts; of one: the tokens of each."""
+    if type(given) is not torch.Tensor or given.dtype not in (torch.int64, torch.int32):
+        return False
+    return given.dim() == 2 or (given.dim() == 1 and len(given) == experts)
+
+
+def _tokens_of(routing: torch.Tensor, experts: int) -> list[int]:
+    numbers = routing.detach().cpu().flatten()
+    if routing.dim() == 2:  # a number beyond the last is that of an expert on another rank
+        numbers = torch.bincount(numbers[(numbers >= 0) & (numbers < experts)], minlength=experts)
+    return [int(number) for number in numbers.tolist()]
+
+
 _Range = torch._C._profiler._RecordFunctionFast
 
 # A call that is running: its layer (`_Target`), the module called, its range in the trace.
 _OpenCall: TypeAlias = list[Any]
 _ENDED = nullcontext()
-_PHASES = ("forward", "prefill", "decode")  # of a root's calls
+_PHASES = ("forward", "prefill", "decode", "verify")  # of a root's calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +318,11 @@ class RootCall:
     """An outermost call of a root, outside of backward."""
 
     label: str  # the root's: "LlamaForCausalLM#0", or the name its user gave it
-    phase: str  # forward, prefill, decode
+    phase: str  # forward, prefill, decode, verify
     grad_enabled: bool
+    training: bool = False  # the module is in training mode
+    in_request: bool = False
+    samples: bool = False  # it takes a timestep: one of several calls that make an image
 
 
 class LayerScopes(Listener):
@@ -243,6 +335,7 @@ class LayerScopes(Listener):
         in_pipeline: `model` is a stage of a pipeline, whose layers may say which they are of the whole model.
         on_root_enter: called before an outermost call of a root, outside of its mark, on the calling thread. Not
             called for what backward recomputes.
+        on_request_begin, on_request_end: called around each outermost `generate` or pipeline, on the calling thread.
 
     Raises:
         WrongUse: `model` holds no module, or `layers` is no selection.
@@ -257,6 +350,8 @@ class LayerScopes(Listener):
         layers: Selection = "auto",
         in_pipeline: bool = False,
         on_root_enter: Callable[[RootCall], None] | None = None,
+        on_request_begin: Callable[[Request], None] = lambda request: None,
+        on_request_end: Callable[[Request], None] = lambda request: None,
     ) -> None:
         selector(layers)  # raises for what is none
         self.warnings: list[str] = []
@@ -271,6 +366,13 @@ class LayerScopes(Listener):
         self._targets: dict[tuple[str, str], _Target] = {}  # by root and path, in model order
         self._plain: set[type] = set()  # classes that wrap nothing
         self._thread = _OpenCalls()
+        self._requests = Requests(
+            model,
+            is_part=lambda module: id(module) in self._entrances,
+            on_begin=on_request_begin,
+            on_end=on_request_end,
+        )
+        self._routed = RoutedTokens()
 
     def _roots_in(self, model: object, in_pipeline: bool) -> tuple[Root, ...]:
         try:
@@ -297,11 +399,13 @@ class LayerScopes(Listener):
             self.warnings.append(f"layers={self._select!r} selects no module below the root")
         self._attached = True
         listen(self)
+        self._requests.install()
 
     def detach(self) -> None:
         """Stop marking and leave no trace in the process. Does nothing if not attached."""
         if self._attached:
             self._attached = False
+            self._requests.remove()
             stop_listening(self)
             self.end_marks()
             self._plain.clear()
@@ -328,6 +432,7 @@ class LayerScopes(Listener):
                 "parameters": target.layer.parameters,
                 "compiled": target.compiled,
                 "shared": "shared" in mark.flags,
+                **self._routed.of(target),
             }
             for target in self._targets.values()
         ]
@@ -368,9 +473,18 @@ class LayerScopes(Listener):
             if open_here and open_here[-1][0] is target and open_here[-1][1] is not module:
                 return None  # what wraps this module has the mark
             if target.is_root:
-                phase = generation_phase(args, kwargs)
-                if self._on_root_enter is not None and not open_here and not in_backward():
-                    self._on_root_enter(RootCall(target.layer.mark.root, phase, torch.is_grad_enabled()))
+                label, phase = target.layer.mark.root, generation_phase(args, kwargs)
+                outermost = not open_here and not in_backward()
+                if outermost:
+                    self._requests.look()
+                request = self._requests.running
+                if request is not None:
+                    phase = request.phase(label, phase)
+                if outermost and self._on_root_enter is not None:
+                    grad_enabled, in_request = torch.is_grad_enabled(), request is not None
+                    self._on_root_enter(
+                        RootCall(label, phase, grad_enabled, module.training, in_request, target.samples)
+                    )
                     if not self._attached:
                         return None
                 compiled = is_compiled(module)
@@ -380,6 +494,8 @@ class LayerScopes(Listener):
                 name = target.compiled_name if compiled else target.name
             if compiled:
                 target.compiled = True
+            if target.experts:
+                self._routed.hold(target, args, kwargs)
             opened: _OpenCall = [target, module, _begin_mark(name, marked)]
             open_here.append(opened)
             return opened
@@ -441,12 +557,15 @@ class LayerScopes(Listener):
 class _Target:
     """A layer as its calls need it: the names of its marks, ready to be written."""
 
-    __slots__ = ("compiled", "compiled_name", "is_root", "layer", "name", "names")
+    __slots__ = ("compiled", "compiled_name", "experts", "is_root", "layer", "name", "names", "samples")
 
     def __init__(self, layer: Layer) -> None:
+        is_of_all = layer.mark.kind == "expert" and expert_number(layer.mark.path) is None
+        self.experts = _experts_in(layer.module) if is_of_all else 0
         self.layer = replace(layer, holders=())
         self.is_root = layer.mark.path == ROOT_PATH
         self.compiled = False
+        self.samples = self.is_root and "timestep" in takes(layer.module)
         phases = _PHASES if self.is_root else _PHASES[:1]
         self.names = {(phase, compiled): self._name(phase, compiled) for phase in phases for compiled in (False, True)}
         self.name, self.compiled_name = self.names["forward", False], self.names["forward", True]

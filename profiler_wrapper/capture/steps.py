@@ -21,6 +21,7 @@ WARM_UP_STEPS = 2
 MOST_WARM_UP_STEPS = 10  # while torch.compile is still compiling
 TIMED_STEPS = 3
 GENERATION_CALLS = WARM_UP_STEPS + TIMED_STEPS
+MOST_EVALUATIONS = 3  # one after the other are left out: in a loop that evaluates in every step they are part of it
 
 _ACTIONS = ("NONE", "WARMUP", "RECORD", "RECORD_AND_SAVE")  # torch.profiler.ProfilerAction
 
@@ -41,7 +42,9 @@ class StepFacts:
     """What happened in a step that has ended."""
 
     compiled: bool = False  # torch.compile compiled something
-    phases: frozenset[str] = frozenset()  # of its root calls: "prefill", "decode"
+    phases: frozenset[str] = frozenset()  # of calls by hand: "prefill", "decode"
+    trains: bool = True  # an optimizer's, or it made gradients
+    evaluated: bool = False  # a model that learns was evaluated in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +60,13 @@ class Plan:
 
     __slots__ = ()
 
-    def first(self) -> Mode:
-        """What is recorded of step 0."""
+    def begin(self, step: int) -> Mode:
+        """What is recorded of `step`, the first; called again where what was counted before turned out to be none."""
         raise NotImplementedError
 
     def after(self, step: int, facts: StepFacts) -> Decision:
         """What is recorded of step `step + 1`, now that `step` has ended."""
         raise NotImplementedError
-
-    def restart(self, step: int) -> Mode | None:
-        """The steps before `step` turned out to be no steps: begin again, or None to go on as planned."""
-        return None
 
     def missed(self, steps: int) -> str | None:
         """Which of the steps asked for were not among the first `steps`; None if all were."""
@@ -78,24 +77,34 @@ class Plan:
 class AutoPlan(Plan):
     """A few warm-up steps in full, then the timed ones, then nothing.
 
-    Generation stays in one window in full: its prefill comes once, and a table needs it beside the decoding.
+    Generation by hand stays in one window in full: its prefill comes once, and a table needs it beside the decoding.
+    So does inference without an end: no call of it is a warm-up.
     """
 
     timed_steps: int | None = TIMED_STEPS  # None: no end
     warms_up: bool = True
     _recorded: int = 0
+    _evaluated: int = 0  # steps with an evaluation, one after the other
     _mode: Mode = Mode.FULL
     _phases: set[str] = field(default_factory=set)
 
-    def first(self) -> Mode:
+    def begin(self, step: int) -> Mode:
+        self._recorded = self._evaluated = 0
+        self._phases.clear()
         self._mode = Mode.FULL if self.warms_up else Mode.TIMED
         return self._mode
 
     def after(self, step: int, facts: StepFacts) -> Decision:
+        self._evaluated = self._evaluated + 1 if facts.evaluated else 0
+        if 0 < self._evaluated <= MOST_EVALUATIONS:
+            return Decision(self._mode)
         self._recorded += 1
-        self._phases |= facts.phases
+        if len(facts.phases) == 1:  # else it is a whole request
+            self._phases |= facts.phases
         if self.is_generation:
             goes_on = self.timed_steps is None or self._recorded < GENERATION_CALLS
+        elif self.timed_steps is None and not facts.trains:
+            goes_on = True
         else:
             goes_on = self._recorded < (MOST_WARM_UP_STEPS if facts.compiled else WARM_UP_STEPS)
         if self._mode is Mode.FULL and goes_on:
@@ -106,16 +115,9 @@ class AutoPlan(Plan):
             self._mode = Mode.OVER
         return Decision(self._mode, ends_window=self._mode is Mode.OVER)
 
-    def restart(self, step: int) -> Mode | None:
-        if self._mode is Mode.OVER or not self.warms_up:
-            return None
-        self._recorded = 0
-        self._phases.clear()
-        return self.first()
-
     @property
     def is_generation(self) -> bool:
-        """A prefill and then decoding was seen in the steps recorded in full."""
+        """A prefill and then decoding was seen in the calls recorded in full."""
         return {"prefill", "decode"} <= self._phases
 
 
@@ -130,8 +132,8 @@ class SchedulePlan(Plan):
     full_step_before: bool
     windows: tuple[range, ...] = ()  # that the schedule stands for; empty: it has no end
 
-    def first(self) -> Mode:
-        return self._mode(0)
+    def begin(self, step: int) -> Mode:
+        return self._mode(step)
 
     def after(self, step: int, facts: StepFacts) -> Decision:
         return Decision(self._mode(step + 1), ends_window=self.action(step) == "RECORD_AND_SAVE")
@@ -160,7 +162,7 @@ class OpenPlan(Plan):
     mode: Mode = Mode.FULL
     entered_again: bool = False
 
-    def first(self) -> Mode:
+    def begin(self, step: int) -> Mode:
         return self.mode
 
     def after(self, step: int, facts: StepFacts) -> Decision:
@@ -263,27 +265,35 @@ class Ended(Enum):
     RESTART = "it has ended, and what was taken for steps before it was none"
 
 
+StepSource = Literal["nothing yet", "prof.step()", "optimizer", "updates", "requests", "root calls"]
+
+
 @dataclass(slots=True)
 class StepCounter:
-    """Says when a step has ended.
+    """Says when a step has ended, by the first rule that applies; a higher rule discards what a lower one counted.
 
-    A step is what `prof.step()` ends. Without it, one step of the first optimizer seen, or of the next one
-    once that is no more or has made none for `MOST_OTHER_STEPS` steps of another; of one that calls no
-    hook (compiled, not torch's, or made inside of backward), what changes the parameters between two
-    calls. Without that, one call of the root and the backward after it: when a root is called that was
-    already called in this step, a new one begins. While an optimizer that may step is alive, calls with
-    gradients are micro-batches, until there are `MOST_MICRO_BATCHES` of them. Where one steps though none
-    was alive, what was recorded so far is recorded anew.
+    1. A step is what `prof.step()` ends.
+    2. Without it, one step of the first optimizer seen, or of the next one once that is no more or has made none for
+       `MOST_OTHER_STEPS` steps of another; of one that calls no hook (compiled, not torch's, or made inside of
+       backward), what changes the parameters between two calls.
+    3. Without that, one request: the outermost running `generate` or pipeline.
+    4. Without that, one outermost call of a root and the backward after it. Another root joins the step; when one is
+       called that was already called in it, the next begins. A part of a model never begins one.
+
+    While an optimizer that may step is alive, requests and calls of what trains are micro-batches or rollouts, until
+    there are `MOST_MICRO_BATCHES` of them.
 
     Args:
-        optimizer_may_come: whether one is alive that holds a parameter of a root; asked once, at the first call
-            for which it matters.
+        first: the number of the step in which counting begins.
+        optimizer_may_come: whether an optimizer is alive that holds a parameter of a root; asked once, at the first
+            call for which it matters.
     """
 
-    source: Literal["nothing yet", "prof.step()", "optimizer", "updates", "root calls"] = "nothing yet"
-    ended: int = 0
+    first: int = 0
+    source: StepSource = "nothing yet"
     count_root_calls: bool = True
     optimizer_may_come: Callable[[], bool] = lambda: True
+    ended: int = field(init=False)
     _optimizer: Hashable | None = None
     _others: Counter[Hashable] = field(default_factory=Counter)  # their steps since the first one's last
     _roots: set[Hashable] = field(default_factory=set)  # called in the running step
@@ -291,13 +301,17 @@ class StepCounter:
     _micro_batches: int = 0  # calls with gradients that may have been some
     _waits_for_optimizer: bool | None = None  # not asked yet
 
+    def __post_init__(self) -> None:
+        self.ended = self.first
+
     def user_step(self) -> Ended:
         """`prof.step()` was called: from now on nothing else counts."""
         before, self.source = self.source, "prof.step()"
-        # The optimizer's step just before the first prof.step() was the same step.
-        if before == "optimizer" and not self._trained:
-            return Ended.NO
-        return self._end()
+        if before in ("prof.step()", "nothing yet"):
+            return self._end()
+        # What was counted just before the first prof.step() was the same step.
+        called = self._trained if before == "optimizer" else bool(self._roots)
+        return Ended.NO if self.ended == self.first + 1 and not called else self._restart()
 
     def optimizer_step(self, optimizer: Hashable) -> Ended:
         """An optimizer, or what a weak reference to it refers to, has made a step."""
@@ -310,13 +324,22 @@ class StepCounter:
         if self.source == "prof.step()" or optimizer != self._optimizer:
             return Ended.NO
         before, self.source = self.source, "optimizer"
-        self._end()
-        return Ended.RESTART if before == "root calls" else Ended.YES
+        return self._restart() if before in ("requests", "root calls") else self._end()
 
-    def root_enters(self, root: Hashable, *, gradients: bool, updated: bool = False) -> Ended:
+    def request_ends(self, *, may_train: bool) -> Ended:
+        """The outermost `generate` or pipeline has returned; `may_train`: of a model in training mode, as a rollout."""
+        if self.source in ("prof.step()", "optimizer", "updates") or not self.count_root_calls:
+            return Ended.NO
+        if may_train and self._is_micro_batch():
+            return Ended.NO
+        before, self.source = self.source, "requests"
+        return self._restart() if before == "root calls" else self._end()
+
+    def root_enters(self, root: Hashable, *, gradients: bool, updated: bool = False, joins: bool = False) -> Ended:
         """A root is about to be called; YES: the step before this call has ended.
 
-        `updated`: the parameters have changed since the last call.
+        `updated`: the parameters have changed since the last call. `joins`: whatever the root is, this call is part of
+        what runs: of a request, or of a model of which it is a part.
         """
         again = root in self._roots
         self._roots.add(root)
@@ -325,19 +348,19 @@ class StepCounter:
             return Ended.NO
         were_none = False
         if updated:
-            were_none = self.source == "root calls" and self._micro_batches > 0
+            were_none = self.source == "requests" or (self.source == "root calls" and self._micro_batches > 0)
             self.source = "updates"
-        elif self.source == "updates" or (gradients and self._is_micro_batch()):
+        elif joins or self.source in ("updates", "requests") or (gradients and self._is_micro_batch()):
             return Ended.NO
         else:
             self.source = "root calls"
-        self._end()
+        ended = self._restart() if were_none else self._end()
         self._roots.add(root)
         self._trained = gradients
-        return Ended.RESTART if were_none else Ended.YES
+        return ended
 
     def _is_micro_batch(self) -> bool:
-        """Whether this call with gradients, after another one, may belong to the same step of an optimizer."""
+        """Whether this call, after another one, may belong to the same step of an optimizer."""
         self._micro_batches += 1
         if self._waits_for_optimizer is None:
             self._waits_for_optimizer = self.optimizer_may_come()
@@ -358,6 +381,12 @@ class StepCounter:
         self._roots.clear()
         self._trained = False
         return Ended.YES
+
+    def _restart(self) -> Ended:
+        """This was the first step; those before it were none."""
+        self.ended = self.first
+        self._end()
+        return Ended.RESTART
 
 
 # --------------------------------------------------------------------------------------------------

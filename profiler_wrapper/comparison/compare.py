@@ -6,7 +6,7 @@ import math
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -33,8 +33,9 @@ from profiler_wrapper.comparison.model import (
     WorkChange,
 )
 from profiler_wrapper.comparison.noise import FEWEST_STEPS, LEAST_CHANGE_UNKNOWN, series_change
-from profiler_wrapper.comparison.text import CLOCK, MOST_OF_IT, PEAK, SURE, explained, verdict_of
+from profiler_wrapper.comparison.text import CLOCK, MOST_OF_IT, PEAK, SURE, explained, uncertain, verdict_of
 from profiler_wrapper.comparison.times import (
+    LEAST_ONE_SIDED,
     LEAST_SHARED,
     TimeChanges,
     UnitKey,
@@ -53,6 +54,9 @@ NO_BACKEND = "no attention kernel"  # single ops, where there is attention
 _SAME_COUNT = 0.5  # per step: counts that are nearer are as good as equal
 _SAME_BYTES = 0.01  # relative, of memory kept
 _FEWEST_BYTES = 64 << 10
+
+
+_WORK = [field.name for field in fields(WorkChange) if field.name not in ("layer", "layers", "phase")]
 
 
 def work_changes(pairs: Sequence[ComparedRow], a: Side, b: Side) -> tuple[WorkChange, ...]:
@@ -76,10 +80,7 @@ def work_changes(pairs: Sequence[ComparedRow], a: Side, b: Side) -> tuple[WorkCh
     )
     found = []
     for name, layers, (phase, *_) in siblings_together(deltas, blocks_of(pairs)):
-        work: Any = {
-            key: sum_of_known(getattr(changed[layer, phase], key) for layer in layers)
-            for key in (f"{what}_{side}" for what in ("flops", "events", "calls", "retained") for side in "ab")
-        }
+        work: Any = {key: sum_of_known(getattr(changed[layer, phase], key) for layer in layers) for key in _WORK}
         found.append(WorkChange(layer=name, layers=layers, phase=phase, **work))
     flops = max(1, *(sum(row.flops_per_step for row in side.analysis.flops) for side in (a, b)))
     events = max(1, *(_per_step(side, side.analysis.classes) for side in (a, b)))
@@ -102,6 +103,7 @@ def _change(layer: str, phase: Phase | None, pairs: Sequence[ComparedRow], a: Si
             f"events_{name}": None if events is None or not same_basis else events / side.steps,
             f"calls_{name}": None if calls is None else calls / side.steps,
             f"retained_{name}": sum_of_known(row.self_retained_bytes for row in rows) if same_basis else None,
+            f"time_{name}_ns": sum(row.self_time_ns for row in rows) / side.steps,
         }
     change = WorkChange(layer=layer, layers=(layer,), phase=phase, **work)
     other_memory = abs(change.delta("retained")) >= max(_FEWEST_BYTES, _SAME_BYTES * abs(change.retained_a or 0.0))
@@ -135,8 +137,11 @@ def compare(a: Source, b: Source, *, name_a: str = "", name_b: str = "") -> Comp
     side_a, side_b = side_of(a), side_of(b)
     pairs = pair_rows(a, b)
     backend_changes = _backend_changes(pairs)
-    work = work_changes(pairs, side_a, side_b) if shared_time(pairs, side_a, side_b) >= LEAST_SHARED else ()
-    changes = time_changes(pairs, side_a, side_b)
+    work: tuple[WorkChange, ...] = ()
+    phases: list[tuple[Phase, float]] = []
+    if shared_time(pairs, side_a, side_b) >= LEAST_SHARED:
+        work, phases = work_changes(pairs, side_a, side_b), list(_phases_of_one(pairs, side_a, side_b))
+    changes = time_changes(pairs, side_a, side_b, otherwise=frozenset(layer for one in work for layer in one.layers))
     total_delta_ns = side_b.total_ns - side_a.total_ns
     changed = changes.total.beyond_noise and total_delta_ns * changes.total.shift > 0
     decision = _decision(total_delta_ns, changed)
@@ -146,10 +151,24 @@ def compare(a: Source, b: Source, *, name_a: str = "", name_b: str = "") -> Comp
     different = differences(traits(a), traits(b))
     notes = tuple(_notes(side_a, side_b, changes))
     totals = tuple(_totals(side_a, side_b, pairs, changes, decision))
+    totals = tuple(replace(total, decision="not certain") if uncertain(total) else total for total in totals)
+    if totals[0].decision == "not certain":
+        decision = "not certain"
     precise = math.isfinite(changes.total.mean_error) and changes.total.mean_error <= SURE
-    sure = changes.known and (precise if decision == "no difference" else explained(found, totals[0]) >= MOST_OF_IT)
+    sure = changes.known and (
+        precise if decision in ("no difference", "not certain") else explained(found, totals[0]) >= MOST_OF_IT
+    )
     return Comparison(
-        verdict=verdict_of(different, totals, changes, found, work, backend_changes, (a.time_basis, b.time_basis)),
+        verdict=verdict_of(
+            phases,
+            different,
+            totals,
+            changes,
+            found,
+            work,
+            backend_changes,
+            (a.time_basis, b.time_basis),
+        ),
         decision=decision,
         confidence="high" if sure else "low",
         name_a=name_a,
@@ -183,6 +202,19 @@ def _decision(shift: float, beyond_noise: bool) -> Decision:
     if not beyond_noise:
         return "no difference"
     return "slower" if shift > 0 else "faster"
+
+
+def _phases_of_one(pairs: Sequence[ComparedRow], a: Side, b: Side) -> Iterable[tuple[Phase, float]]:
+    """Phases that one side alone has, and what they take of a step in nanoseconds: less than 0 where `a` has them."""
+    if a.marked != b.marked or a.analysis.time_basis != b.analysis.time_basis:
+        return
+    spent: dict[Phase, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for pair in pairs:
+        for i, (row, side) in enumerate(((pair.a, a), (pair.b, b))):
+            spent[pair.phase][i] += 0 if row is None else row.self_time_ns / side.steps
+    for phase, (before, after) in spent.items():
+        if not (before and after) and max(before, after) >= LEAST_ONE_SIDED * max(a.total_ns, b.total_ns):
+            yield phase, after - before
 
 
 def _decided(pair: ComparedRow, side_a: Side, side_b: Side, changes: TimeChanges) -> ComparedRow:

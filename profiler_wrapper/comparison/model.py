@@ -14,7 +14,7 @@ from profiler_wrapper.units import unicode_terminal
 
 COMPARISON_VERSION = 1
 
-Decision = Literal["slower", "faster", "no difference", "not judged", "only in a", "only in b"]
+Decision = Literal["slower", "faster", "no difference", "not certain", "not judged", "only in a", "only in b"]
 Confidence = Literal["high", "low"]
 
 
@@ -149,6 +149,8 @@ class WorkChange:
     calls_b: float | None
     retained_a: float | None  # bytes kept for backward: mean over calls
     retained_b: float | None
+    time_a_ns: float = 0.0  # self time in `a`, which has noise
+    time_b_ns: float = 0.0  # and in `b`
 
     def delta(self, what: Literal["flops", "events", "calls", "retained"]) -> float:
         """By how much `b` does more; 0 where a side does not know."""
@@ -230,7 +232,8 @@ class Comparison:
         {comparison_version, verdict, decision, confidence, a, b, time_basis, steps_a, steps_b, noise_known,
          differences[{what, a, b, of_time_only}], notes[], totals[{name, unit, a, b, change, error, decision}],
          culprits[{layer, layers[], phase, change, error, change_us, share}],
-         work[{layer, layers[], phase, flops_a, flops_b, events_a, events_b, calls_a, calls_b, retained_a, retained_b}],
+         work[{layer, layers[], phase, flops_a, flops_b, events_a, events_b, calls_a, calls_b, retained_a, retained_b,
+               time_a_us, time_b_us}],
          rows[{layer, class_name, kind, block, parent, depth, order, phase, a{...}|null, b{...}|null,
                change, error, decision}],
          classes[{class, phase, time_a_us, time_b_us, count_a, count_b, flops_per_step_a, flops_per_step_b}],

@@ -22,6 +22,7 @@ Bool = npt.NDArray[np.bool_]
 
 LEAST_CHANGE = 0.02  # a smaller one is no difference
 STANDARD_ERRORS = 4.0  # with the rank test: no alarm in hundreds of layers (benchmarks/guard_alarms.py, test_noise.py)
+ERRORS_OF_ONE = 3.0  # of a layer that does other work: that is one question, not one of hundreds
 BUSY = 0.20  # on a CPU: where all is so much slower or faster, the machine is at other work
 FEWEST_STEPS = 3  # of a side: fewer do not tell a held-up step from the others
 LEAST_CHANGE_UNKNOWN = 0.25  # where a side has fewer
@@ -59,10 +60,10 @@ class Shifts:
         return (np.abs(self.excess) > limit(self.error, known=self.known)) & self.steady & self.agreed
 
 
-def limit(error: Float | float, *, known: bool = True) -> Float:
+def limit(error: Float | float, *, known: bool = True, errors: float = STANDARD_ERRORS) -> Float:
     """How large a change (a logarithm) may be and still be noise."""
     least = LEAST_CHANGE if known else LEAST_CHANGE_UNKNOWN
-    return np.maximum(math.log1p(least), STANDARD_ERRORS * np.asarray(error))
+    return np.maximum(math.log1p(least), errors * np.asarray(error))
 
 
 def layer_shifts(a: Float, b: Float, weight: Float) -> Shifts:
@@ -112,7 +113,7 @@ class Change:
 NO_CHANGE = Change(0.0, math.nan, False)
 
 
-def series_change(a: Float, b: Float) -> Change:
+def series_change(a: Float, b: Float, *, errors: float = STANDARD_ERRORS) -> Change:
     """The change between two series of positive numbers, by themselves."""
     if not ((a > 0).all() and (b > 0).all()):  # what took no time has no ratio
         return NO_CHANGE
@@ -121,18 +122,18 @@ def series_change(a: Float, b: Float) -> Change:
     one_way = shift * (float(b.mean()) - float(a.mean())) > 0
     if min(len(a), len(b)) < FEWEST_STEPS:
         return Change(shift, math.nan, one_way and abs(shift) > float(limit(0.0, known=False)))
-    far = abs(shift) > float(limit(step_spread(log_a, log_b)[0] * _error_scale(len(a), len(b))))
+    far = abs(shift) > float(limit(step_spread(log_a, log_b)[0] * _error_scale(len(a), len(b)), errors=errors))
     mean_error = math.sqrt(sum(float(side.var(ddof=1)) / len(side) / float(side.mean()) ** 2 for side in (a, b)))
     return Change(shift, mean_error, one_way and far and bool(_ranks_agree(log_a, log_b)[0]))
 
 
-def beside_the_rest(a: Float, b: Float, step_a: Float, step_b: Float) -> float:
+def beside_the_rest(a: Float, b: Float, step_a: Float, step_b: Float, *, errors: float = STANDARD_ERRORS) -> float:
     """The change of a layer (a logarithm) beside the rest of its step: 0 where that is noise, or may be load.
 
     Load takes more from what is long than from the rest, so that what all changed by must be less.
     """
     rest_a, rest_b = (np.maximum(step - own, _LEAST_REST * step) for step, own in ((step_a, a), (step_b, b)))
-    beside = series_change(a / rest_a, b / rest_b)  # what holds up both cancels, step by step
+    beside = series_change(a / rest_a, b / rest_b, errors=errors)  # what holds up both cancels, step by step
     rest = float(np.median(np.log(rest_b)) - np.median(np.log(rest_a)))
     if not beside.beyond_noise or (abs(math.expm1(rest)) > BUSY and abs(beside.shift) <= abs(rest)):
         return 0.0

@@ -22,7 +22,7 @@ from profiler_wrapper.comparison.model import (
     WorkChange,
 )
 from profiler_wrapper.comparison.noise import LEAST_CHANGE
-from profiler_wrapper.comparison.times import LEAST_SHARED, TimeChanges
+from profiler_wrapper.comparison.times import LEAST_ONE_SIDED, LEAST_SHARED, TimeChanges
 from profiler_wrapper.reports.page import packaged_source, page_text
 from profiler_wrapper.reports.result_json import NS_PER_US, csv_cell, to_plain
 from profiler_wrapper.reports.text import cells, clean, grid, shorten
@@ -40,10 +40,11 @@ _MOST_DIFFERENCES = 3
 _MOST_LAYERS = 2  # with other work
 _SAME_FLOPS = 0.01  # FLOPs that are nearer are as good as equal
 _LEAST_MEMORY_BYTES = 64 << 10
-_LONGEST_VALUE = 40
+_LONGEST_DIFFERENCE = 60
 
 
 def verdict_of(
+    phases: Iterable[tuple[str, float]],
     differences: Sequence[Difference],
     totals: Sequence[ComparedTotal],
     changes: TimeChanges,
@@ -54,7 +55,8 @@ def verdict_of(
 ) -> str:
     """What is not alike, then what changed, then where. `totals`: the time of a step first; `bases` of time: a, b.
 
-    The largest certain difference comes first: of the time of a step, else of its peak memory, else of its FLOPs.
+    The largest certain difference comes first: phases of one side and their nanoseconds, the time of a step, else its
+    peak memory, else its FLOPs.
     """
     total, flops = totals[0], _other_flops(totals)
     like_load = not flops and _like_load(changed, changes, total)
@@ -62,11 +64,12 @@ def verdict_of(
     time = [_of_total(total, like_load, bases)]
     if certain:
         time += [flops, _where(changed, total, flops)]
-    elif changed:
+    elif changed and _time_ns(changed[0], changes) >= LEAST_ONE_SIDED * max(total.a or 0.0, total.b or 0.0):
         time.append(f"but {_beside_the_rest(changed, changes.common)}")
     memory = _of_memory(totals)
     parts = [*time, memory] if certain else [memory or (flops and f"b runs {flops}"), *time]
-    said = ", ".join(part for part in parts if part)
+    alone = [f"{name.replace('_', ' ')}: {ns / 1e6:+.1f} ms a step, only in {'ab'[ns > 0]}" for name, ns in phases]
+    said = ", ".join(part for part in (*alone, *parts) if part)
     attention = "".join(f"; attention of {layer}: {a} -> {b}" for layer, a, b in backend_changes[:1])
     return f"{_unlike(differences)}{said}{_on_the_clock(totals)}{attention}{_other_work(work, bases[1])}"
 
@@ -75,7 +78,10 @@ def _unlike(differences: Sequence[Difference]) -> str:
     named = [one for one in differences if one.what not in HARMLESS]
     if not named:
         return ""
-    words = [f"other {one.what}" if one.what == SIZES else _changed(one) for one in named[:_MOST_DIFFERENCES]]
+    words = [
+        f"other {one.what}" if one.what == SIZES else shorten(_changed(one), _LONGEST_DIFFERENCE)
+        for one in named[:_MOST_DIFFERENCES]
+    ]
     more = f" and {len(named) - _MOST_DIFFERENCES} more" if len(named) > _MOST_DIFFERENCES else ""
     return f"not alike ({'; '.join(words)}{more}): "
 
@@ -84,9 +90,9 @@ def _changed(one: Difference) -> str:
     """`torch 2.12 -> 2.13`; of lists what one side has alone: `phases +recompute`."""
     a, b = (value.split(", ") for value in (one.a, one.b))
     if len(a) == len(b) == 1:
-        return f"{one.what} {one.a[:_LONGEST_VALUE]} -> {one.b[:_LONGEST_VALUE]}"
+        return f"{one.what} {one.a} -> {one.b}"
     changed = [f"-{item}" for item in a if item not in b] + [f"+{item}" for item in b if item not in a]
-    return f"{one.what} {', '.join(changed)[:_LONGEST_VALUE]}"
+    return f"{one.what} {', '.join(changed)}"
 
 
 def _of_total(total: ComparedTotal, like_load: bool, bases: tuple[str, str]) -> str:
@@ -99,9 +105,10 @@ def _of_total(total: ComparedTotal, like_load: bool, bases: tuple[str, str]) -> 
     times = f"{a} -> {b} {of_b} a step"
     if total.decision == "not judged":
         return f"not judged, because one side marks no steps ({times})"
-    if total.decision == "no difference":
+    if total.decision in ("no difference", "not certain"):
         unknown = ", noise not known" if total.error is None else ""
-        words = "no certain difference of the whole step" if uncertain(total) else "no difference in all"
+        certain = total.decision == "no difference"
+        words = "no difference in all" if certain else "no certain difference of the whole step"
         return f"{words} ({percent(total.change, total.error)}{unknown}; {times})"
     more = abs(total.change or 0.0)
     if like_load:
@@ -120,7 +127,7 @@ def uncertain(total: ComparedTotal) -> bool:
 
 def decision_words(total: ComparedTotal) -> str:
     """`"slower"`, `"not certain"` ..."""
-    return "" if total.decision == "not judged" else "not certain" if uncertain(total) else total.decision
+    return "" if total.decision == "not judged" else total.decision
 
 
 def explained(changed: Sequence[ChangedLayer], total: ComparedTotal) -> float:
@@ -143,6 +150,13 @@ def _where(changed: Sequence[ChangedLayer], total: ComparedTotal, flops: str) ->
     if not same_way:
         return "" if flops else "and no layer stands out"
     return f"{100 * min(same_way[0].share or 0.0, 1.0):.0f} % of it in {place_of(same_way[0])}"
+
+
+def _time_ns(one: ChangedLayer, changes: TimeChanges) -> float:
+    """What a changed layer takes of a step, on the side where it takes more."""
+    if one.change is None or one.change == changes.left_out:
+        return abs(one.change_ns)
+    return one.change_ns / (one.change - changes.left_out) * max(1.0, 1 + one.change)
 
 
 def _beside_the_rest(changed: Sequence[ChangedLayer], common: float) -> str:
@@ -198,7 +212,7 @@ def _other_work(work: Sequence[WorkChange], basis: str) -> str:
 
 def work_words(one: WorkChange, basis: str) -> str:
     """`+12.5 % FLOPs, +12 ops`: what differs a step; `basis`: what events are."""
-    words = []
+    words = [f"{one.time_a_ns / 1e6:.1f} -> {one.time_b_ns / 1e6:.1f} ms"]
     if one.delta("flops"):
         flops = one.delta("flops") / one.flops_a if one.flops_a else 0.0
         words.append(f"{100 * flops:+.1f} % FLOPs" if one.flops_a else f"{one.delta('flops') / 1e9:+.3f} GFLOP")
@@ -210,7 +224,7 @@ def work_words(one: WorkChange, basis: str) -> str:
         words.append(f"{one.delta('calls'):+g} calls")
     if abs(one.delta("retained")) >= _LEAST_MEMORY_BYTES:
         words.append(f"{one.delta('retained') / MIB:+.1f} MiB kept")
-    return ", ".join(words) or "a little otherwise"
+    return ", ".join(words)
 
 
 def place_of(one: ChangedLayer | WorkChange) -> str:
@@ -335,6 +349,11 @@ def _legend(comparison: Comparison) -> str:
     parts = [_LEGEND] if any(total.error is not None for total in comparison.totals) else []
     if comparison.confidence == "low" and comparison.decision in ("slower", "faster"):
         parts.append(f"{comparison.decision}: with low confidence, no layer explains most of it")
+    if any(total.decision == "not certain" and total.error is not None for total in comparison.totals):
+        parts.append("not certain: steps of both sides overlap, or the medians differ by under four standard errors")
+    change = comparison.totals[0].change
+    if comparison.decision == "not certain" and change and comparison.common / change >= MOST_OF_IT:
+        parts.append("all layers changed alike, as under other load or clock")
     return "; ".join(parts)
 
 
@@ -346,7 +365,7 @@ def _sides(comparison: Comparison, width: int, unicode: bool) -> Iterable[str]:
         count = f"{steps} step{'s' if steps > 1 else ''}"
         yield f"{name}: {shorten(clean(path, unicode=unicode), width - len(count) - 6)}, {count}"
     for one in comparison.differences:
-        line = f"differs: {one.what}" + ("" if one.what == SIZES else f": {one.a} -> {one.b}")
+        line = f"differs: {one.what if one.what == SIZES else _changed(one)}"
         yield shorten(clean(line, unicode=unicode), width)
 
 

@@ -17,7 +17,9 @@ from profiler_wrapper.analysis.model import Phase
 from profiler_wrapper.comparison.match import Side, blocks_of, folded_name, like_name
 from profiler_wrapper.comparison.model import ChangedLayer, ComparedRow
 from profiler_wrapper.comparison.noise import (
+    ERRORS_OF_ONE,
     NO_CHANGE,
+    STANDARD_ERRORS,
     Change,
     Float,
     beside_the_rest,
@@ -68,10 +70,13 @@ class TimeChanges:
     left_out: float = 0.0  # relative, of what is common: nothing where that is beyond noise and of a device
 
 
-def time_changes(pairs: Sequence[ComparedRow], a: Side, b: Side) -> TimeChanges:
+def time_changes(
+    pairs: Sequence[ComparedRow], a: Side, b: Side, *, otherwise: frozenset[str] = frozenset()
+) -> TimeChanges:
     """Judge every layer, phase and fold of sibling layers that takes `LEAST_SHARE` of a step on a side.
 
-    Times of a CPU and of a device are not judged together.
+    `otherwise`: layers that do other work. They are judged by their own steps: that others scatter as well makes no
+    chance of their change. Times of a CPU and of a device are not judged together.
     """
     on_cpu = "cpu" in (a.analysis.time_basis, b.analysis.time_basis)
     whole_a, whole_b, shared = a.step_totals(), b.step_totals(), shared_time(pairs, a, b)
@@ -114,11 +119,18 @@ def time_changes(pairs: Sequence[ComparedRow], a: Side, b: Side) -> TimeChanges:
     whole &= moved * shifts.shift > 0
     for i, (key, (series_a, series_b, _)) in enumerate(series.items()):
         before, after = float(means_a[i]), float(means_b[i])
-        beside = beside_the_rest(series_a, series_b, whole_a, whole_b) if on_cpu and apart[i] else shifts.excess[i]
-        is_apart = bool(apart[i] and beside * shifts.excess[i] > 0)
+        errors, may_be, error = STANDARD_ERRORS, apart[i], float(shifts.error[i])
+        if not may_be and otherwise.issuperset(key.layers):
+            alone = series_change(series_a, series_b / math.exp(common), errors=ERRORS_OF_ONE)
+            if alone.beyond_noise:
+                errors, may_be, error = ERRORS_OF_ONE, True, alone.mean_error
+        beside = shifts.excess[i]
+        if on_cpu and may_be:
+            beside = beside_the_rest(series_a, series_b, whole_a, whole_b, errors=errors)
+        is_apart = bool(may_be and beside * shifts.excess[i] > 0)
         units[key] = UnitChange(
             change=after / before - 1,
-            error=after / before * float(shifts.error[i]) if shifts.known else None,
+            error=after / before * error if shifts.known else None,
             decided_ns=after - before * math.exp(left_out),
             decided=bool(whole[i]) if plain else is_apart,
             apart_ns=after - before * math.exp(common),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from profiler_wrapper.analysis.statistics import mean
+from profiler_wrapper.analysis.statistics import mean, outliers
 from profiler_wrapper.ranks.database import Database
 from profiler_wrapper.ranks.model import Float, Int, LayerTimes, RanksReport
 from profiler_wrapper.ranks.report import layers_over_ranks
@@ -88,11 +88,13 @@ def uses_of_ranks(report: RanksReport) -> list[Use]:
     return found
 
 
-def draw_use(axes: Axes, use: Use, firsts: Int, marked: Sequence[int]) -> None:
-    """A bar for each column of ranks; those that hold a rank that is named are red, a line is at the median."""
+def draw_use(axes: Axes, use: Use, firsts: Int) -> None:
+    """A bar for each column of ranks; those of outliers among them are red, a line is at the median."""
     worst = np.fmax if use.is_worse == "high" else np.fmin
     heights = worst.reduceat(use.values, firsts)
-    colors = [NAMED_COLOR if at in set(marked) else _BAR for at in range(len(firsts))]
+    known = np.flatnonzero(np.isfinite(heights))
+    far = known[list(outliers(heights[known].tolist()))]
+    colors = [NAMED_COLOR if at in far else _BAR for at in range(len(firsts))]
     axes.bar(range(len(firsts)), heights, width=0.86 if len(firsts) <= 128 else 1.0, color=colors, gid=use.name)
     middle = float(np.nanmedian(use.values))
     axes.axhline(middle, color=figures.INK, linewidth=0.9, linestyle="--")
@@ -299,7 +301,7 @@ def heat_map_figure(report: RanksReport) -> Figure:
     for shown in maps:
         _draw_map(figure, all_axes.pop(0), report, shown, firsts)
     for use, axes in zip(uses, all_axes, strict=True):
-        draw_use(axes, use, firsts, marked_columns(report, firsts))
+        draw_use(axes, use, firsts)
         _name_ranks(axes, report, firsts)
     return figure
 

@@ -188,7 +188,8 @@ class Verdict:
     layer: str | None = None
     share: float | None = None  # of the lost time
     lost_ns: float | None = None  # by it, per step
-    step_ns: float | None = None  # the job's step, T
+    step_ns: float | None = None  # T: what the slowest rank does itself in a step, or the step replayed
+    wall_ns: float | None = None  # a step on the clock, of the rank whose steps take longest
     ideal_ns: float | None = None  # T ideal, per step
     confidence: Confidence = "low"
     steps: int = 0  # that were judged

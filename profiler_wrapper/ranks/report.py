@@ -287,7 +287,9 @@ def _why_null(report: RanksReport, head: Mapping[str, Any]) -> dict[str, str]:
         "layer": named,
         "share": no_verdict,
         "lost_ms_per_step": no_verdict,
-        **dict.fromkeys(("step_ms_per_step", "ideal_ms_per_step", "differ_ms_per_step", "slowdown"), too_few),
+        **dict.fromkeys(
+            ("wall_ms_per_step", "step_ms_per_step", "ideal_ms_per_step", "differ_ms_per_step", "slowdown"), too_few
+        ),
         "ms": no_replay,
         "mw": no_replay,
         "world_size": "no file tells it",

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from profiler_wrapper.analysis.statistics import median
+from profiler_wrapper.analysis.statistics import mean, median
 from profiler_wrapper.ranks import lost_time, model
 from profiler_wrapper.ranks.lost_time import Cost, IdealSteps, ms
 from profiler_wrapper.ranks.model import COMPUTE, Arrivals, Cause, Int, LayerTimes, SelfTimes, Suspect
@@ -45,9 +45,11 @@ def diagnose(
     times = lost_time.ideal_steps(own)
     scored = suspects(times, arrivals, layers)
     step_ns, ideal_ns = float(times.step_ns.mean()), float(times.ideal_ns.mean())
+    wall_ns = said_ns = float(np.nanmax(mean(own.wall_ns)))
     if len(times.groups) > 1 and replay is not None:  # without stages all ranks meet: a replay knows nothing more
         scored = [_by_replay(one, times, replay) for one in scored]
         step_ns, ideal_ns = replay.total_ns / max(1, replay.steps), replay.ideal_ns / max(1, replay.steps)
+        said_ns = step_ns
         left_out.append(
             f"{ms(step_ns)} is the step replayed: each operation begins as soon as what it needs is there; "
             f"recorded, with what lies between them, it takes {ms(float(np.nanmean(own.wall_ns)))}"
@@ -56,8 +58,9 @@ def diagnose(
     share = found.cost.typical_share if found else _of_nobody(times, scored)
     verdict = model.Verdict(
         verdict="none",
-        sentence=_no_straggler(len(own.ranks), step_ns, ideal_ns),
+        sentence=_no_straggler(len(own.ranks), said_ns, max(0.0, step_ns - ideal_ns)),
         step_ns=step_ns,
+        wall_ns=wall_ns,
         ideal_ns=ideal_ns,
         confidence=_confidence(own, share),
         steps=len(own.steps),
@@ -71,7 +74,7 @@ def diagnose(
     suspect = found.suspect
     return replace(
         verdict,
-        sentence=f"{_what(suspect)}; without it a step of {ms(step_ns)} would be {ms(suspect.lost_ns)} shorter, "
+        sentence=f"{_what(suspect)}; without it a step of {ms(said_ns)} would be {ms(suspect.lost_ns)} shorter, "
         f"{min(1.0, suspect.share):.0%} of the lost time.",
         **{name: getattr(suspect, name) for name in _OF_SUSPECT},
     )
@@ -136,10 +139,9 @@ def _confidence(own: SelfTimes, share: float) -> model.Confidence:
     return "medium" if steps >= SOME_STEPS else "low"
 
 
-def _no_straggler(ranks: int, step_ns: float, ideal_ns: float) -> str:
+def _no_straggler(ranks: int, step_ns: float, lost: float) -> str:
     if ranks == 1:
         return f"No straggler: there is one rank, of {ms(step_ns)} a step."
-    lost = max(0.0, step_ns - ideal_ns)
     unsure = "and no rank, stage or cause surely has most of that."
     return (
         f"No straggler: ranks differ by {ms(lost)} of a step's {ms(step_ns)} "

@@ -181,6 +181,9 @@ def _notes(
         "> is named by the verdict": shown == count and report.named_ranks,
         **{meanings[name]: True for name in names if name in meanings},
         f"no room for {', '.join(left_out)}": left_out,
+        "waiting: transfer or waiting, as no two ranks tell of the same communication": (
+            data["waiting"] == "measured" and report.arrivals is None
+        ),
         "waiting is estimated: after a phase in which ranks meet, what it took beyond the quickest": (
             data["waiting"] == "estimated"
         ),
@@ -199,7 +202,7 @@ def _shown(rows: Sequence[dict[str, Any]], named: Iterable[int]) -> list[dict[st
 
 
 _MOST_SUSPECTS = 6
-_LEAST_SHARE = 0.005  # of the lost time
+_LEAST_SHARE = 0.01  # of the lost time
 _MOST_LAYERS = 12
 _MOST_COLLECTIVES = 12
 _MOST_NAMES = 12
@@ -250,7 +253,8 @@ def stages_table(report: RanksReport, width: int) -> str:
     title = "What a step is made of, kind after kind: what each adds to the time of the rank slowest so far"
     left_out = [f"{len(kept)} of {len(rows)} rows: the longest of each stage"] if len(kept) < len(rows) else []
     notes = [
-        f"the parts{' of a stage' if len(shares) > 1 else ''} add up to the longest rank's step",
+        f"the parts{' of a stage' if len(shares) > 1 else ''} add up to the mean of the longest step, "
+        "which is another rank's in each",
         "mostly on: the rank slowest up to the end of that kind, and its share of the part",
         *left_out,
     ]
@@ -321,7 +325,9 @@ def communication_table(report: RanksReport, width: int) -> str:
             row[0].endswith(_CALL) for row in rows
         ),
         "GB/s: 10^9 bytes over transfer": any(row.bytes is not None for row in shown),
-        "hidden: part of the time that ran beside compute": any(row.overlapped_ns for row in shown),
+        "hidden: part of the time that ran beside compute, which is in no rank's transfer or waiting above": any(
+            row.overlapped_ns for row in shown
+        ),
     }
     return table(title, header, rows, width, notes=[note for note, is_said in notes.items() if is_said])
 
@@ -380,12 +386,15 @@ def _head(report: RanksReport, width: int) -> str:
         counted(len(own.steps), "step"),
         counted(report.spans, "span"),
     ]
-    if verdict.step_ns is not None:
-        about.append(f"a step takes {ms(verdict.step_ns / 1e6)} ms")
-    if verdict.ideal_ns is not None and len(own.ranks) > 1:
+    staged = len(set(own.stages.tolist())) > 1
+    if verdict.wall_ns is not None:
+        about.append(f"a step takes {ms(verdict.wall_ns / 1e6)} ms")
+    if verdict.step_ns is not None and verdict.ideal_ns is not None and len(own.ranks) > 1:
+        work = f"{ms(verdict.step_ns / 1e6)} ms"
+        about.append(f"{work} replayed" if staged and report.replay else f"the slowest rank is busy for {work}")
         about.append(f"{ms(verdict.ideal_ns / 1e6)} ms if all were as quick as the typical one")
     about.append(f"confidence {verdict.confidence}")
-    if len(set(own.stages.tolist())) > 1:
+    if staged:
         for name, value, of in (("Ms", verdict.ms, "the last stage"), ("Mw", verdict.mw, "the slowest few ranks")):
             if value is not None:
                 about.append(f"{name} {value:.3f} (of the lost time, by {of})")

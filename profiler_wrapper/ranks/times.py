@@ -213,11 +213,17 @@ def self_times(database: Database, *, basis: Basis = "cpu") -> SelfTimes:
     in_step = to_arrays(
         database,
         """SELECT c.rank, c.step, coalesce(sum(m.shortest_ns) FILTER (c.on_main), 0)::BIGINT AS on_main,
-            coalesce(sum(m.shortest_ns) FILTER (NOT c.on_main), 0)::BIGINT AS beside
-        FROM communications c JOIN matched m USING (label, step, sequence) GROUP BY c.rank, c.step""",
+            coalesce(sum(m.shortest_ns) FILTER (NOT c.on_main), 0)::BIGINT AS beside,
+            coalesce(sum(c.duration_ns) FILTER (c.on_main AND m.size IS NULL), 0)::BIGINT AS calls
+        FROM communications c LEFT JOIN matched m USING (label, step, sequence) GROUP BY c.rank, c.step""",
     )
-    transfers = np.minimum(own[:, :, communication], np.nan_to_num(grid.filled(in_step, "on_main")))
-    transfers += np.minimum(beside, np.nan_to_num(grid.filled(in_step, "beside")))
+    on_main, moved_beside, calls = (
+        np.nan_to_num(grid.filled(in_step, name)) for name in ("on_main", "beside", "calls")
+    )
+    transfers = np.minimum(own[:, :, communication], on_main)
+    # A call on the main thread, which may last until the transfer beside it ends, hides that one.
+    in_calls = np.minimum(own[:, :, communication] - transfers, calls)
+    transfers += np.minimum(beside + in_calls, moved_beside)
     waiting = own[:, :, communication] + beside - transfers
     own[:, :, communication] = transfers
     other = SELF_KINDS.index("other")

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, LayerRow
+from profiler_wrapper.analysis.advice.facts import duration
+from profiler_wrapper.analysis.model import GENERATING_PHASES, LAUNCHED_BEFORE, Analysis, LayerRow
 from profiler_wrapper.analysis.statistics import number_ranges
 from profiler_wrapper.analysis.steps import step_times_ns
 from profiler_wrapper.analysis.work.roofline import peak_of
@@ -37,7 +38,7 @@ def step_numbers(analysis: Analysis) -> list[int]:
 def step_count(analysis: Analysis) -> int:
     """What sums over the timed trace are divided by to give one step.
 
-    1 where no step has a number, where much time is in no step, and in generation, whose steps are
+    1 where no step has a number, where much time is in no step, and where tokens are steps, which are
     not alike: one prefill, many decodes.
     """
     return max(1, len(step_numbers(analysis))) if has_like_steps(analysis) else 1
@@ -69,10 +70,10 @@ def outside_steps_ns(analysis: Analysis) -> int:
 
 
 def generates(analysis: Analysis) -> bool:
-    """Whether tokens were generated in steps that are not alike: not as those of a server, each all decode."""
-    phases = [{"prefill", "decode"} & {*row.phases_ns} for row in analysis.steps if row.step is not None]
-    same_kind = bool(phases) and len(phases[0]) == 1 and all(phase == phases[0] for phase in phases)
-    return not same_kind and any(row.phase in ("prefill", "decode") for row in analysis.layers)
+    """Whether tokens are steps, which are not alike: neither requests, nor steps of a server that decodes."""
+    phases = [{*GENERATING_PHASES} & {*row.phases_ns} for row in analysis.steps if row.step is not None]
+    same_kind = bool(phases) and bool(phases[0]) and all(phase == phases[0] for phase in phases)
+    return not same_kind and any(row.phase in GENERATING_PHASES for row in analysis.layers)
 
 
 def steps_in_words(analysis: Analysis) -> str:
@@ -116,6 +117,36 @@ def step_time_in_words(analysis: Analysis) -> str:
         return ""
     mean, least, most = (value / 1e6 for value in (fmean(times), min(times), max(times)))
     return f"{name} {mean:.3f} ms" + (f" ({least:.3f}-{most:.3f})" if least != most else "")
+
+
+_ALWAYS = {"train", "optimizer", "other"}  # parts of any training
+
+
+def parts_in_words(analysis: Analysis) -> str:
+    """`"a request: prefill 3.210 ms, 7 tokens 8.400 ms, other 0.520 ms"`, means; `""` where that says nothing new."""
+    rows = [row for row in analysis.parts if row.step is not None]
+    steps = len({row.step for row in rows})
+    names = list(dict.fromkeys(row.part for row in rows))
+    if not has_like_steps(analysis) or len(names) < 2 or (len({*names} - _ALWAYS) < 2 and "rollout" not in names):
+        return ""
+    said = []
+    for name in names:
+        of_name = [row for row in rows if row.part == name]
+        count, time_ms = sum(row.count for row in of_name) / steps, sum(row.time_ns for row in of_name) / steps / 1e6
+        said.append(f"{clean(name) if count <= 1 else _several(count, clean(name))} {time_ms:.3f} ms")
+    unit = "a request" if analysis.run.get("step_source") == "requests" else "a step"
+    return f"{unit}: {', '.join(said)}"
+
+
+def _several(count: float, name: str) -> str:
+    return f"{count:g} {name}s" if name == "token" else f"{count:g} x {name}"
+
+
+def left_out_in_words(analysis: Analysis) -> str:
+    """`"left out: steps with an evaluation (3, 0.52 s)"`; `""` where nothing is but the warm-up."""
+    rows = [one for one in analysis.run.get("left_out") or () if not str(one.get("what")).endswith("of warm-up")]
+    said = [f"{clean(one['what'])} ({one['count']}, {duration(1e3 * one['time_us'])})" for one in rows]
+    return f"left out: {', '.join(said)}" if said else ""
 
 
 def rank_in_words(analysis: Analysis) -> str:
@@ -202,8 +233,8 @@ def _course(analysis: Analysis) -> list[str]:
     step_time = "" if generates(analysis) else step_time_in_words(analysis)
     if step_time:
         parts.append(step_time)
-    for row in analysis.layers if not step_time else ():
-        if row.depth == 0 and row.phase in ("prefill", "decode") and row.calls:
+    for row in analysis.layers:
+        if row.depth == 0 and row.phase in GENERATING_PHASES and row.calls:
             parts.append(f"{row.phase} {row.time_ns / row.calls / 1e6:.3f} ms a call")
     time = analysis.time
     if time.busy_ns is not None and time.span_ns:
@@ -215,6 +246,21 @@ def _course(analysis: Analysis) -> list[str]:
     if backends:
         parts.append(f"attention: {' + '.join(clean(backend) for backend in backends)}")
     return parts
+
+
+def part_lines(analysis: Analysis, width: int) -> list[str]:
+    """What experts and adapters come to, a line each: the least balanced layer, the time of all adapters."""
+    lines, layers = [], analysis.expert_layers
+    worst = max(layers, key=lambda row: row.balance or 0.0, default=None)
+    if worst is not None and worst.balance is not None:
+        busiest = max((row for row in analysis.experts if row.layer == worst.layer), key=lambda row: row.share or 0.0)
+        share = f"{100 * (busiest.share or 0):.0f} % of the tokens to expert {busiest.expert}"
+        lines.append(f"experts ({worst.method}): {share} ({worst.balance:.1f} x the mean) of {worst.layer}")
+    if rows := analysis.adapters:
+        own_ns, base_ns = (sum(getattr(row, f"{part}_time_ns") for row in rows) for part in ("adapter", "base"))
+        own, base = (f"{time_ns / step_count(analysis) / 1e6:.3f} ms" for time_ns in (own_ns, base_ns))
+        lines.append(f"adapters: {own} {per_step(analysis)} beside {base} of the {len(rows)} layers they adapt")
+    return [shorten(clean(line), width) for line in lines]
 
 
 def attention_backends(analysis: Analysis) -> dict[str, int]:

@@ -73,6 +73,7 @@ PHASE_COLORS: Mapping[str, str] = {
     "forward": "#0072B2",
     "prefill": "#56B4E9",
     "decode": "#0072B2",
+    "verify": "#882255",
     "backward": "#E69F00",
     "recompute": "#009E73",
     "accumulate_grad": "#EBCBDD",  # pale, as beside the optimizer

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
+from statistics import median
 from typing import Any, Literal
 
 from profiler_wrapper.analysis.model import Analysis, LayerRow, Phase
@@ -34,6 +35,7 @@ class LayerTotal:
     order: int
     flags: tuple[str, ...]
     values: Values  # sums over the timed trace
+    typical_ns: float | None = None  # of its median step; None where steps are not known
 
     @property
     def time_ns(self) -> int:
@@ -90,6 +92,8 @@ def _layer_total(rows: Sequence[LayerRow], parent: str | None, own: bool) -> Lay
     flags = [name for name in ("compiled", "shared", "graph") if any(getattr(row, name) for row in rows)]
     if values.get("fused") and not values["time"]:  # all its kernels are other layers' as well: none of it is its own
         flags.append("fused")
+    steps = [row.step_times_ns for row in rows if not own]
+    known = bool(steps) and all(steps) and len(set(map(len, steps))) == 1
     return LayerTotal(
         layer=first.layer,
         class_name=first.class_name,
@@ -98,6 +102,7 @@ def _layer_total(rows: Sequence[LayerRow], parent: str | None, own: bool) -> Lay
         order=first.order,
         flags=tuple(flags),
         values=values,
+        typical_ns=median(map(sum, zip(*steps, strict=True))) if known else None,
     )
 
 
@@ -190,8 +195,12 @@ def _tell_apart(folds: list[Fold]) -> list[Fold]:
 
 
 def outlying_layers(fold: Fold) -> list[Outlier]:
-    """Members whose time or retained memory is over 20 % and 5 robust deviations off the median, worst first."""
-    times = [float(member.time_ns) for member in fold.members]
+    """Members whose time or retained memory is over 20 % and 5 robust deviations off the median, worst first.
+
+    The time is that of a member's median step, so that one step that was held up makes no outlier.
+    """
+    typical = [member.typical_ns for member in fold.members if member.typical_ns is not None]
+    times = typical if len(typical) == len(fold.members) else [float(member.time_ns) for member in fold.members]
     far = [Outlier(fold.members[i], "time", excess) for i, excess in outliers(times).items()]
     retained = [member.values["retained"] for member in fold.members]
     known = [size for size in retained if size is not None]

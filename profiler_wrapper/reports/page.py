@@ -236,7 +236,9 @@ def _group(parent: str | None, fold: Fold) -> dict[str, Any]:
         "full": f"{parent}.{fold.label}" if inside else fold.label,
         "parent": parent,
         "layers": layers,
-        "odd": [{"layer": one.layer.layer, "what": one.what, "excess": one.excess} for one in outlying_layers(fold)],
+        "outliers": [
+            {"layer": one.layer.layer, "what": one.what, "excess": one.excess} for one in outlying_layers(fold)
+        ],
     }
 
 

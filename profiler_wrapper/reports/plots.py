@@ -61,6 +61,7 @@ _PHASE_GREYS: dict[Phase, str] = {
     "forward": "#ececec",
     "prefill": "#ececec",
     "decode": "#d6d6d6",
+    "verify": "#c4c4c4",
     "backward": "#b8b8b8",
     "recompute": "#d6d6d6",
     "accumulate_grad": "#9f9f9f",
@@ -443,17 +444,22 @@ def caption(analysis: Analysis, bars: Sequence[LayerBar]) -> str:
     numbers = averages(analysis, bars)
     if numbers is None:
         return ""
+    on_device = analysis.time_basis == "device"
     texts = [f"Average Time: {numbers.average_ms:.3f} ms"]
     flash, others = " + ".join(numbers.flash), " + ".join(numbers.others)
-    note = f"no FA: attention is {others}" if others else "no attention kernel seen"
+    note = f"{'no FA: ' * on_device}attention is {others}" if others else "no attention kernel seen"
     if flash or others:
         name = "FA" if flash else "Attention"
         texts.append(f"{name} Average Time: {numbers.attention_ms:.3f} ms")
         if numbers.what != "layer":  # a ratio over layers that are not alike says nothing
             texts.append(f"{name} / Average Time Ratio: {numbers.ratio:.3f}")
     if flash:
-        note = f"FA: attention by {flash}" + (f", without {others}" if others else "")
+        note = f"{'FA: ' * on_device}attention by {flash}" + (f", without {others}" if others else "")
     what = f"per {shorten(numbers.what, 60)} (mean of {numbers.layers})"
+    if not on_device:
+        texts = [f"{numbers.average_ms:.3f} ms"]
+        if flash or others:
+            texts = [f"attention {numbers.attention_ms:.3f} ms of {numbers.average_ms:.3f} ms"]
     return f"{'     '.join(texts)}\n{what}, {per_step(analysis)}, all phases; {note}"
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from profiler_wrapper.analysis.model import Analysis, Bound, LayerRow, Phase
+from profiler_wrapper.analysis.model import FORWARD_PHASES, Analysis, Bound, LayerRow, Phase
 from profiler_wrapper.analysis.statistics import sum_if_all_known
 from profiler_wrapper.analysis.work.roofline import peak_of
 from profiler_wrapper.reports import figures
@@ -216,7 +216,7 @@ _SMALLEST, _LARGEST = 40.0, 700.0  # marks, in square points
 _LONGEST_NOTE = 150  # a line of it
 _MOST_NOT_SHOWN = 3  # parts, by name
 
-_MARKERS = {"forward": "o", "prefill": "o", "decode": "D", "backward": "s", "recompute": "^"}
+_MARKERS = {"forward": "o", "prefill": "o", "decode": "D", "verify": "D", "backward": "s", "recompute": "^"}
 
 
 def applies(analysis: Analysis) -> bool:
@@ -295,7 +295,7 @@ def _draw_roofs(axes: Axes, what: Roofline, points: Sequence[Point]) -> None:
             *_coordinates(point),
             s=size,
             marker=_MARKERS.get(point.phase, "X"),
-            facecolor=color if point.phase in ("forward", "prefill", "decode") else "white",
+            facecolor=color if point.phase in FORWARD_PHASES else "white",
             edgecolor=color,
             linewidth=1.8,
             alpha=0.85,
@@ -352,7 +352,7 @@ def _legend(axes: Axes, points: Sequence[Point], *, roofs: bool) -> None:
             linestyle="",
             marker=_MARKERS.get(phase, "X"),
             markersize=8,
-            markerfacecolor=figures.INK if phase in ("forward", "prefill", "decode") else "white",
+            markerfacecolor=figures.INK if phase in FORWARD_PHASES else "white",
             markeredgecolor=figures.INK,
             label=phase,
         )

@@ -13,7 +13,10 @@ from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.reports.columns import COLUMNS, SUMMED, Scale, Values, layer_values, most, scale_of, summed
 from profiler_wrapper.reports.describe import (
     followed_lines,
+    left_out_in_words,
     outside_label,
+    part_lines,
+    parts_in_words,
     per_step,
     step_numbers,
     title_parts,
@@ -37,7 +40,7 @@ from profiler_wrapper.units import MIB
 # --------------------------------------------------------------------------------------------------
 # The rows, as numbers.
 
-RowKind = Literal["layer", "median", "odd", "outside", "unattributed", "total"]
+RowKind = Literal["layer", "median", "outlier", "outside", "unattributed", "total"]
 
 MOST_OUTLIERS = 3
 _FEWEST_OUTSIDE = 3  # rows for what is in no layer, so that the optimizer keeps its own
@@ -127,9 +130,11 @@ def _outlier_rows(one: Shown, scale: Scale) -> list[TableRow]:
     more = len(outlying) - MOST_OUTLIERS
     rows = []
     for i, this in enumerate(outlying[:MOST_OUTLIERS]):
-        after = _excess(this) + (f", {more} more odd" if more > 0 and i == MOST_OUTLIERS - 1 else "")
+        after = _excess(this) + (f", {more} more" if more > 0 and i == MOST_OUTLIERS - 1 else "")
         values, label = scale.of(this.layer.values), relative[this.layer.layer]
-        rows.append(TableRow(kind="odd", values=values, label=label, depth=one.depth + 1, before="odd: ", after=after))
+        rows.append(
+            TableRow(kind="outlier", values=values, label=label, depth=one.depth + 1, before="outlier: ", after=after)
+        )
     return rows
 
 
@@ -290,8 +295,11 @@ def console_table(
     if order not in ("cost", "model"):
         raise WrongUse(f"order={order!r}: give 'cost' or 'model'.")
     head = _joined(title_parts(analysis, unicode=unicode), width)
+    steps_in_parts = [parts_in_words(analysis), left_out_in_words(analysis)] if rows >= _HIGH else []
     tail = [
+        *(line for text in filter(None, steps_in_parts) for line in wrap(text, width, 2)),
         *(use_lines(analysis, width) if rows >= _HIGH else ()),
+        *(part_lines(analysis, width) if rows >= _HIGH else ()),
         *(memory_lines(analysis.memory, width) if rows >= _HIGH else ()),
         *_warning_lines(analysis, rows, width, unicode),
     ]

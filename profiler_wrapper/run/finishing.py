@@ -11,6 +11,7 @@ import atexit
 import multiprocessing
 import multiprocessing.util
 import os
+import re
 import secrets
 import tempfile
 import threading
@@ -40,6 +41,7 @@ from profiler_wrapper.run.window import (
     keep_traces,
     lack_of_memory,
 )
+from profiler_wrapper.trace import run_directory
 from profiler_wrapper.trace.run_directory import RunDirectory, holdings_to_list, open_run, remove_empty
 from profiler_wrapper.units import unicode_terminal
 
@@ -117,6 +119,10 @@ class RunPlace:
             world_size=info.world_size,
             run_name=options.run_name,
         )
+        wanted = run_directory.safe_name(options.run_name or "", "")
+        for name in (run.root.name, run.root.parent.name):  # the run's, or that of an attempt in it
+            if wanted and not info.rank and re.fullmatch(rf"{re.escape(wanted)}-\d+", name):
+                say(f"profiler_wrapper: the run {wanted} is there already, so this one is {name}\n", on="stderr")
         self._local = self._local_of(run)
         local_dir = None if self._local is None else str(self._local.root)
         begun = {"local_dir": local_dir, "prefix": options.prefix}
@@ -369,6 +375,9 @@ class Finisher:
             **attempt("how the run is set up is", self._describe_settings, nothing, notes),
             "prefix": self._options.prefix,
             **steps,
+            "step_source": window.step_source,
+            "left_out": window.left_out,
+            "evaluated_steps": window.evaluated_steps,
             "complete": window.complete,
             "warnings": notes,
             "layers": list(self._describe()),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from profiler_wrapper.analysis.advice.memory import SMALLER, WORTH_TRYING
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.attribution import NO_LAYER
 from profiler_wrapper.analysis.memory.blocks import op_tree
@@ -52,7 +53,6 @@ _WORTH_A_WORD = 0.005
 _MOST_LAYERS = 3
 _MOST_TENSORS = 3
 _MOST_CHANGES = 2
-_WORTH_TRYING = 0.05  # of the request
 
 
 def out_of_memory_text(
@@ -92,11 +92,11 @@ def out_of_memory_text(
             lines.append("it came after the recording ended; at the recording's own peak it was:")
         lines += _owners_lines(owners)
         lines += [f"  largest: {text}" for text in _largest(owners, shape_of)]
-        least = _WORTH_TRYING * (failure.requested_bytes or 0)
+        least = WORTH_TRYING * (failure.requested_bytes or 0)
         changes = [change for change in use.changes if change.saves_bytes >= least]
         lines += [f"try: {_change_text(change)}" for change in changes[:_MOST_CHANGES]]
         if use.changes and not changes:
-            lines.append("try: a smaller request: nothing of what is held comes near it")
+            lines.append(f"try: {SMALLER}")
     if files:
         lines.append(f"files: {files}")
     lines = [f"{'  ' if i else 'profiler_wrapper: '}{line}" for i, line in enumerate(lines[:MOST_LINES])]

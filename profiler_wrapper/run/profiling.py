@@ -10,10 +10,11 @@ from profiler_wrapper.capture.layers import all_parameters, find_stages
 from profiler_wrapper.capture.owned_tensors import OwnedTensors, find_optimizers, may_come
 from profiler_wrapper.capture.recorder import Recorder
 from profiler_wrapper.capture.records import OutOfMemory, out_of_memory
+from profiler_wrapper.capture.requests import Request
 from profiler_wrapper.capture.runinfo import is_in_pipeline, run_info, run_settings
 from profiler_wrapper.capture.scopes import FirstCall, LayerScopes, RootCall, is_part, listen, stop_listening
 from profiler_wrapper.capture.session import Annotation, Session, machine_activities
-from profiler_wrapper.capture.steps import Mode, OpenPlan, Plan
+from profiler_wrapper.capture.steps import Mode, OpenPlan, Plan, StepCounter, StepSource
 from profiler_wrapper.capture.torch_state import (
     free_recorder,
     in_backward,
@@ -44,6 +45,8 @@ class Profiling:
             layers=options.layers,
             in_pipeline=is_in_pipeline(model, options.device_mesh, options.coordinates),
             on_root_enter=self._root_enters,
+            on_request_begin=self._request_begins,
+            on_request_end=self._request_ends,
         )
         for warning in self._scopes.warnings:
             warn(warning)
@@ -84,8 +87,15 @@ class Profiling:
 
     def step(self) -> None:
         """The user says that a step has ended."""
-        if self._recorder is not None:
-            self._recorder.user_step()
+        recorder = self._recorder
+        if recorder is None:
+            return
+        if recorder.over_as_planned and recorder.on_owner_thread and recorder.counter.source != "prof.step()":
+            # What was recorded were steps of another kind.
+            counter = self._counter(first=1, source="prof.step()")
+            self._safely("starting", lambda: self._begin(self._options.plan(), counter))
+        else:
+            recorder.user_step()
 
     def enter_named(self, name: str) -> Annotation:
         """A named block begins."""
@@ -126,10 +136,11 @@ class Profiling:
         elif not free_recorder():
             self._mark_only()
         elif entry == 0:
-            self._begin(self._options.plan())
+            self._begin(self._options.plan(), self._counter())
         else:
             self._finish()
-            self._begin(OpenPlan(entered_again=True))
+            first = self._recorder.counter.ended if self._recorder is not None else 0
+            self._begin(OpenPlan(entered_again=True), self._counter(first=first))
             self._held = True
 
     def _exit(self, error: BaseException | None) -> None:
@@ -200,7 +211,10 @@ class Profiling:
                 f"nothing is recorded: none of the ranks asked for is among the {finisher.info.world_size} of this job"
             )
 
-    def _begin(self, plan: Plan) -> None:
+    def _counter(self, *, first: int = 0, source: StepSource = "nothing yet") -> StepCounter:
+        return StepCounter(first=first, source=source, optimizer_may_come=self._optimizer_may_come)
+
+    def _begin(self, plan: Plan, counter: StepCounter) -> None:
         assert self.finisher is not None
         recorder = Recorder(
             plan=plan,
@@ -211,8 +225,7 @@ class Profiling:
             on_failure=self._failure,
             on_over=self.finisher.end_history,
             on_window=lambda: self._safely("writing the reports of", lambda: self._report(loop_goes_on=True)),
-            first_step=self._recorder.counter.ended if self._recorder is not None else 0,
-            optimizer_may_come=self._optimizer_may_come,
+            counter=counter,
         )
         self._recorder = recorder
         atexit.register(self._at_exit)
@@ -276,6 +289,14 @@ class Profiling:
         self._gradients |= call.grad_enabled
         if self._recorder is not None:
             self._recorder.root_enters(call, updated=self._first_call.updated())
+
+    def _request_begins(self, request: Request) -> None:
+        if self._recorder is not None:
+            self._recorder.request_begins(request)
+
+    def _request_ends(self, request: Request) -> None:
+        if self._recorder is not None:
+            self._recorder.request_ends(request)
 
     # -- afterwards -------------------------------------------------------------------------------
 

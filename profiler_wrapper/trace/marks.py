@@ -21,6 +21,8 @@ from typing import Literal
 from urllib.parse import quote, unquote
 
 PREFIX = "layer: "
+REQUEST = "request: "  # begins the name of an annotation around a call of `generate` or of a pipeline
+EVALUATION = f"{REQUEST}evaluation"  # around evaluation within training
 MEMORY_POINT = "memory point: "  # begins the name of an annotation at a moment whose memory somebody asks for
 GARBAGE = "garbage collection"  # around a collection of Python's: a name, which takes no time from what it lies in
 ROOT_PATH = "."
@@ -29,7 +31,7 @@ ALL_GRAPHS = "*"  # stands for the key of any compiled graph that is not listed 
 _SAFE = "!#$&'()*+,-./:;<=>?@^_`{|}~"
 _MARK = re.compile(r"layer: (?P<path>\S+) \[(?P<class_name>\S+) (?P<kind>\S+) @(?P<root>\S+)(?P<flags>(?: \S+)*)\]")
 
-FLAGS = ("prefill", "decode", "compiled", "shared")
+FLAGS = ("prefill", "decode", "verify", "compiled", "shared")
 _LONGEST_PART = 400  # a name of a megabyte is cut; the hash keeps it unique
 
 
@@ -105,7 +107,7 @@ _GENERAL = re.compile(r"Linear|Conv1D|Sequential|ModuleList|ModuleDict")
 _INERT = re.compile(r"Identity$|Dropout|ReLU$|GELU$|SiLU$|Tanh$|Softmax$|Activation$")
 
 _ADAPTER_PATH = re.compile(r"(^|\.)(lora_\w+|adapters?)(\.|$)")
-_EXPERT_PATH = re.compile(r"(^|\.)experts(\.\d+)?$")
+_EXPERT_PATH = re.compile(r"(^|\.)(experts(\.(expert_)?(?P<number>\d+))?|shared_experts?)$")
 _NAME_RULES: tuple[tuple[str, bool, re.Pattern[str]], ...] = tuple(
     (kind, also_general, re.compile(pattern))
     for kind, also_general, pattern in (
@@ -144,6 +146,12 @@ def kind_of(class_name: str, path: str = "") -> str:
         if (also_general or not general) and pattern.fullmatch(name):
             return kind
     return "head" if general and path == "output" else "other"
+
+
+def expert_number(path: str) -> int | None:
+    """Which of the experts a module is, by its path: 3 for `mlp.experts.3`. None where it is all of them, or none."""
+    match = _EXPERT_PATH.search(path)
+    return int(match["number"]) if match is not None and match["number"] else None
 
 
 def looks_like_stage(class_name: str) -> bool:

@@ -86,7 +86,9 @@ def nearest(parent: Int32, chosen: Bool) -> Int32:
 
 def nearest_above(parent: Int32, near: Int32) -> Int32:
     """Per event: what `nearest` found for the event around it; -1 where there is none."""
-    return np.where(parent >= 0, near[parent], np.int32(-1))
+    above: Int32 = near[parent]
+    above[parent < 0] = -1
+    return above
 
 
 def innermost_around(nesting: Nesting, events: Events, lane: Int32, start_ns: Int64, end_ns: Int64) -> Int32:

@@ -319,6 +319,9 @@ class Run(TypedDict, total=False):
 
     timed_steps: Sequence[int]  # numbers of the steps whose times are reported
     full_steps: Sequence[int]  # numbers of the steps whose shapes were recorded
+    step_source: str | None  # what ended a step: prof.step(), optimizer, updates, requests, root calls; None: nothing
+    left_out: Sequence[Mapping[str, Any]]  # {what, count, time_us} of what ran before, or between, the timed steps
+    evaluated_steps: Sequence[int]  # recorded, and in no figure: a model that learns was evaluated in them
     trace: str | None  # file of the timed trace
     full_trace: str | None  # file of the trace with shapes
     rank: int  # rank of the process

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -38,6 +39,7 @@ def main_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mod
 @contextmanager
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """A program of its own, as far as one process allows; what it leaves behind goes with it."""
+    gc.freeze()  # the search for what it leaves need not see what is there already, which takes a second
     module = ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", module)
     monkeypatch.chdir(tmp_path)
@@ -104,6 +106,16 @@ def test_every_page_is_in_the_navigation() -> None:
 
     navigation = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
     assert {name_of(path) for path in PAGES} - set(paths(navigation)) == set()
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if read_page(path).preludes], ids=name_of)
+def test_what_a_page_begins_with_is_shown_to_its_reader(path: Path) -> None:
+    shown = DOCS / "how-to" / "model-of-these-pages.md"
+    page, blocks = read_page(path), [block.text for block in read_page(shown).blocks]
+    assert any((path.parent / link.split("#")[0]).resolve() == shown for _, link in page.links)
+    for prelude in page.preludes:
+        code = re.sub(r"  # (?:noqa|fmt).*", "", prelude.read_text(encoding="utf-8"))
+        assert code.split('"""', 2)[2].strip() in blocks
 
 
 # --- the checks themselves ---

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +15,7 @@ import profiler_wrapper as pw
 from models import Case
 from profiler_wrapper.capture.torch_state import profiler_is_on
 from profiling import profiler, result_of
-from programs import warned
+from programs import run_script, warned
 from torch_versions import since_torch
 from unchanged import CPU, names_in, nothing_left
 
@@ -253,53 +250,58 @@ def test_a_profiler_on_another_thread_waits_for_ours_to_end(case: Case, tmp_path
     assert any("another torch profiler took over" in warning for warning in result_of(prof).warnings)
 
 
+# Each ending in a process of its own; they are forked from one that has imported everything and recorded nothing.
 ENDS = """
-import sys, threading
-import torch
+import os, sys, threading
+import torch, torch._dynamo
 from profiler_wrapper import ProfilerWrapper
 
-how, folder = sys.argv[1:]
-model = torch.nn.Linear(2, 2)
-prof = ProfilerWrapper(model, output_dir=folder, run_name="run", files=("result",))
-entered, never = threading.Event(), threading.Event()
+def end(how):
+    model = torch.nn.Linear(2, 2)
+    prof = ProfilerWrapper(model, output_dir=f"{sys.argv[1]}/{how}", run_name="run", files=("result",))
+    entered, never = threading.Event(), threading.Event()
 
-def enter():
-    prof.__enter__()
-    model(torch.ones(1, 2))
-    entered.set()
-    if how == "thread goes on":
-        never.wait()
+    def enter():
+        prof.__enter__()
+        model(torch.ones(1, 2))
+        entered.set()
+        if how == "thread goes on":
+            never.wait()
 
-if "thread" in how:
-    threading.Thread(target=enter, daemon=True).start()
-    entered.wait()
-else:
-    enter()
-if how == "left elsewhere":
-    thread = threading.Thread(target=prof.__exit__, args=(None, None, None))
-    thread.start()
-    thread.join()
+    if how == "exits":
+        with prof:
+            model(torch.ones(1, 2)).sum().backward()
+            sys.exit(7)
+    if "thread" in how:
+        threading.Thread(target=enter, daemon=True).start()
+        entered.wait()
+    else:
+        enter()
+    if how == "left elsewhere":
+        thread = threading.Thread(target=prof.__exit__, args=(None, None, None))
+        thread.start()
+        thread.join()
+    globals().update(locals())  # as a program's own: what lives until the process ends
+
+for how in sys.argv[2:]:
+    child = os.fork()
+    if not child:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(os.open(f"{sys.argv[1]}/{how}.txt", os.O_WRONLY | os.O_CREAT), 2)
+        end(how)
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
 def test_a_process_that_ends_within_the_block_ends_well(tmp_path: Path) -> None:
-    ends = ("never left", "left elsewhere", "thread ended", "thread goes on")
-    paths = {"PYTHONPATH": str(Path(pw.__file__).parents[1]), "KINETO_LOG_LEVEL": "99"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", ENDS, how, tmp_path / how],
-            env={**os.environ, **paths},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for how in ends
-    ]
-    said = [process.communicate(timeout=200)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0, 0], said
+    ends = ("never left", "left elsewhere", "thread ended", "thread goes on", "exits")
+    ended = run_script(ENDS, tmp_path, *ends).split()
+    said = [(tmp_path / f"{how}.txt").read_text() for how in ends]
+    assert ended == ["0", "0", "0", "0", "7"], said
     results = [[*(tmp_path / how).glob("run/rank0/result.json")] for how in ends]
-    assert [len(found) for found in results] == [1, 1, 0, 0]
-    assert ["nothing was recorded" in text for text in said] == [False, False, True, True]
+    assert [len(found) for found in results] == [1, 1, 0, 0, 1]
+    assert ["nothing was recorded" in text for text in said] == [False, False, True, True, False]
 
 
 def test_what_only_emits_ranges_starts_inside_ours(case: Case, tmp_path: Path) -> None:

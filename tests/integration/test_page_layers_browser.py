@@ -40,9 +40,9 @@ def test_layers_are_told_with_the_odd_one(opened: Opener) -> None:
     group = page.text(f"{LAYER_ROWS}.group td:first-child")
     # By hand: 10 + 100 + 200 + 3 us forward, twice that backward: 939 us; the odd one has twice 310 us, and 3 us.
     assert "8×, median 0.939 ms (0.939–1.869)" in group
-    assert "odd: layers.5 +99 %" in group
-    assert page.count("#view-layers .bars rect.odd") == 4  # forward, backward, attention, FLOPs
-    page.click(f"{LAYER_ROWS}.group a.odd")
+    assert "outlier: layers.5 +99 %" in group
+    assert page.count("#view-layers .bars rect.outlier") == 5  # in each chart
+    page.click(f"{LAYER_ROWS}.group a.outlier")
     page.wait(f"document.querySelector('{LAYER_ROWS}.selected .name')?.innerText === 'layers.5'")
 
 

@@ -111,6 +111,11 @@ def test_the_address_of_a_view_without_rows_says_why(opened: Opener) -> None:
     page.wait("document.querySelector('#view-communication').hidden")
 
 
+def test_waiting_for_data_is_among_the_waits(opened: Opener) -> None:
+    page = opened(replace(full_analysis(), synchronisations=()), "waits")
+    assert "The CPU waits for the DataLoader, per step\n300.0 µs" in page.text("#view-waits")
+
+
 def test_one_failed_part_leaves_the_others(browser: Browser, tmp_path: Path) -> None:
     """A curve that is damaged, and a roofline that could not be made."""
     analysis = full_analysis()

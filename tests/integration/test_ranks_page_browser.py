@@ -70,7 +70,7 @@ def test_every_view_tells_the_planted_cause(browser: Browser, tmp_path: Path) ->
     ranks = page.texts("#view-ranks tbody tr")
     assert len(ranks) == 4 and "▸ 2" in ranks[0] and "60.0" in ranks[0], "who is named comes first"
     small = page.texts("#view-summary .bars figcaption")
-    assert len(small) == 2 and small[0].startswith("Self time") and "odd: rank 2" in small[0]
+    assert len(small) == 2 and small[0].startswith("Self time") and "outlier: rank 2" in small[0]
     assert "Peak memory and MFU are not known: no rank has a result.json" in page.text("#view-summary")
     assert "67.6" in page.text("#view-communication tbody tr") and "blocks.1" in page.text("#view-layers tbody tr")
     assert page.problems == [] and page.requests == []

@@ -211,8 +211,8 @@ def test_a_step_said_on_the_block_s_thread_ends_with_the_next_call(case: Case, t
             server.ask(step)
             server.ask(step)
             prof.step()
-    server.end()
-    assert result_of(prof).run["timed_steps"] == [2, 3, 4]
+        server.end()
+    assert result_of(prof).run["timed_steps"] == [3, 4, 5]  # the first call of prof.step() begins the window anew
     assert calls(result_of(prof)) == {"forward": 6}
 
 
@@ -228,7 +228,7 @@ def test_a_thread_that_runs_on_ends_the_recording_with_its_next_call(case: Case,
         assert len(said) == 1 and "on a thread that runs on" in said[0]
         server.ask(4)
         server.end()
-    assert calls(result_of(prof)) == {"forward": 2}  # the timed ones of four
+    assert calls(result_of(prof)) == {"forward": 4}
 
 
 def test_a_busy_thread_ends_the_recording_before_the_block_is_left(case: Case, tmp_path: Path) -> None:

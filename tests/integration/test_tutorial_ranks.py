@@ -1,17 +1,20 @@
-"""The two jobs of docs/tutorials/several-ranks.md, as a reader starts them: torchrun, then `ranks`."""
+"""The two jobs of docs/tutorials/several-ranks.md, on four processes, then `ranks`."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import subprocess
-import sys
+import runpy
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch.distributed as dist
 
+from processes import run_in_processes
+from profiler_wrapper.__main__ import main
+
+BEGINNINGS = {"job": '"""A small training on several processes.', "timed": '"""The same training with timers'}
 PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "several-ranks.md"
 
 
@@ -22,34 +25,26 @@ def program(beginning: str) -> str:
     return found
 
 
-def verdict_of(source: str, run: str, folder: Path) -> dict[str, Any]:
-    """What `ranks` says of the program on four processes."""
-    (folder / "job.py").write_text(source)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PROFILER_WRAPPER_RUN": run}
-    environment["PROFILER_WRAPPER"] = "files=result,trace"  # no plots, which take longer than the job
-    for arguments in (
-        ["torch.distributed.run", "--nproc-per-node", "4", "job.py"],
-        ["profiler_wrapper", "ranks", f"outputs/{run}", "-o", "ranks.json"],
-    ):
-        done = subprocess.run(
-            [sys.executable, "-m", *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-    answer: dict[str, Any] = json.loads((folder / "ranks.json").read_text())
-    return answer
+def train(folder: str) -> None:
+    """For `run_in_processes`: both programs of the page, in the group that is there."""
+    os.chdir(folder)
+    dist.init_process_group = dist.destroy_process_group = lambda *_: None  # type: ignore[assignment]
+    for run in BEGINNINGS:
+        os.environ["PROFILER_WRAPPER_RUN"] = run
+        runpy.run_path(f"{run}.py", run_name="__main__")
 
 
-@pytest.mark.parametrize(
-    ("beginning", "run", "said"),
-    [
-        pytest.param('"""A small training on several processes.', "job", ("rank", 2, "layers.1"), id="profiled"),
-        pytest.param('"""The same training with timers', "timed", ("data", 1, None), id="timed"),
-    ],
-)
-def test_the_tutorials_slow_rank_is_found(
-    beginning: str, run: str, said: tuple[str, int, str | None], tmp_path: Path
-) -> None:
-    source = program(beginning)
-    assert source.count("0.05") == 1
-    answer = verdict_of(source.replace("0.05", "0.25"), run, tmp_path)  # whatever else runs on the machine
-    assert (answer["verdict"], answer["rank"], answer["layer"]) == said
+def test_the_tutorials_slow_ranks_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for run, beginning in BEGINNINGS.items():
+        source = program(beginning)
+        assert source.count("0.05") == 1
+        source = source.replace("0.05", "0.25")  # whatever else runs on the machine
+        Path(f"{run}.py").write_text(source.replace('steps="2-11"', 'steps="2-11", files=("trace",)'))  # no plots
+    run_in_processes(train, str(tmp_path), world_size=4)
+    said = {}
+    for run in BEGINNINGS:
+        assert main(["ranks", f"outputs/{run}", "-o", f"{run}.json"]) == 0
+        answer = json.loads(Path(f"{run}.json").read_text())
+        said[run] = answer["verdict"], answer["rank"], answer["layer"]
+    assert said == {"job": ("rank", 2, "layers.1"), "timed": ("data", 1, None)}

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from advice_facts import facts_of, findings, the_finding
+from profiler_wrapper.analysis.advice.advise import advise, verdict
 from profiler_wrapper.analysis.advice.blocks import odd_block
 from profiler_wrapper.analysis.advice.facts import Facts
 from profiler_wrapper.analysis.advice.launches import graph_break
-from profiler_wrapper.analysis.advice.memory import recompute_not_needed, recompute_would_help
-from profiler_wrapper.analysis.model import LayerRow
+from profiler_wrapper.analysis.advice.memory import allocation_too_large, recompute_not_needed, recompute_would_help
+from profiler_wrapper.analysis.model import AttentionRow, LayerRow
 from profiler_wrapper.trace.recording import FailedAllocation
 from recordings import Trace
 
@@ -47,7 +48,8 @@ def test_one_block_that_is_slow_in_every_step() -> None:
     found = the_finding(odd_block, blocks(times))
     assert found.layer == "layers.7"
     assert found.saves_at_most_us == pytest.approx(375 / 5 - 51.5, abs=1.0)  # the likes take 50 to 53 us
-    assert "same work takes longer" in found.evidence[1]
+    assert found.evidence[1] == "its attention backend is that of the others, its FLOPs are 1.00 times theirs"
+    assert "sizes" not in found.fix
 
 
 def test_noise_is_not_odd() -> None:
@@ -84,6 +86,23 @@ def test_a_block_with_more_flops_says_so() -> None:
     assert the_finding(odd_block, blocks(times, compiled={0: True})).evidence[1] == (
         "it is not compiled, the others are"
     )
+
+
+def test_a_block_without_their_attention_kernel_is_told_so() -> None:
+    """Fused attention computes its scores again in backward: the block without it does a little less, in longer."""
+    times = [[50] * 3 for _ in range(6)]
+    times[2] = [100] * 3
+    facts = blocks(times, flops_per_step={2: 940})
+    rows = tuple(
+        AttentionRow(layer=f"layers.{i}.attn", phase="forward", backend="flash", kernels=("flash",), time_ns=9 * US)
+        for i in range(6)
+        if i != 2
+    )
+    found = the_finding(odd_block, replace(facts, analysis=replace(facts.analysis, attention=rows)))
+    assert found.evidence[1] == "its attention runs by no attention kernel, that of the others by flash"
+    assert found.fix == "give it what the others get (flash)"
+    found = the_finding(odd_block, facts)
+    assert found.evidence[1].endswith("its FLOPs are 0.94 times theirs") and "sizes" not in found.fix
 
 
 def test_a_block_that_keeps_more() -> None:
@@ -170,12 +189,26 @@ def test_recompute_where_memory_is_short() -> None:
     assert found.saves_at_most_bytes == 7 * MIB
     assert found.layer == "layers.{0,1}"
     assert "it costs about 9.00 µs of CPU time a step: forward of these blocks again" in found.evidence
-    failed = checkpointed(recompute_us=0, device_gib=None)
-    recording = replace(failed.found.recording, failed_allocations=(FailedAllocation(0, 0, 64 * MIB, 1, 0),))
-    found = the_finding(
-        recompute_would_help, Facts(analysis=failed.analysis, found=replace(failed.found, recording=recording))
-    )
-    assert found.evidence[0] == "an allocation of 64.0 MiB failed"
+    assert the_finding(recompute_would_help, failed_on(64 * MIB)).evidence[0] == "an allocation of 64.0 MiB failed"
+
+
+def failed_on(size_bytes: int) -> Facts:
+    """A run that an allocation of so much ended; at its peak it held 40 GiB, and checkpoints would save 7 MiB."""
+    facts = checkpointed(recompute_us=0, device_gib=None)
+    failures = (FailedAllocation(0, 0, size_bytes, 1, 0),)
+    recording = replace(facts.found.recording, failed_allocations=failures)
+    return Facts(analysis=facts.analysis, found=replace(facts.found, recording=recording))
+
+
+def test_a_request_beyond_all_that_is_held_has_no_cure_in_the_model() -> None:
+    facts = failed_on(2**49)
+    assert findings(recompute_would_help, facts) == [], "7 MiB less would not help"
+    found = the_finding(allocation_too_large, facts)
+    assert found.title.startswith("an allocation of 524288.0 GiB failed")
+    assert advise(facts, [])[0] == found, "before what would make it quicker"
+    said = verdict(facts, [found])
+    assert "524288.0 GiB failed" in said and "First fix: a smaller request" in said and "Most to gain" not in said
+    assert findings(allocation_too_large, failed_on(64 * MIB)) == []
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_ten_percent_of_one_layer_among_24_are_found_in_20_of_20(noise: Noise) -
 def test_the_same_thing_twice_is_no_difference_in_20_of_20(steps: int) -> None:
     for i in range(20):
         comparison = compare(noisy_run(i, steps=steps), noisy_run(2000 + i, steps=steps))
-        assert comparison.decision == "no difference"
+        assert comparison.decision in ("no difference", "not certain")
         assert comparison.culprits == ()
         assert {row.decision for row in comparison.rows} <= {"no difference", "not judged"}
         assert re.match("no (certain )?difference", comparison.verdict)
@@ -64,8 +64,9 @@ def test_what_is_decided_goes_the_way_of_the_numbers_beside_it(seed: int) -> Non
     )
     total = comparison.totals[0]
     assert total.a is not None and total.b is not None and total.change == pytest.approx(total.b / total.a - 1)
-    assert total.decision == "no difference"
     sure = abs(total.change) < 0.02 and (total.error or 0) <= 0.05
+    assert total.decision == comparison.decision == ("no difference" if sure else "not certain")
+    assert comparison.to_dict()["decision"] == comparison.to_dict()["totals"][0]["decision"] == total.decision
     assert comparison.verdict.startswith("no difference in all" if sure else "no certain difference")
     for row in comparison.rows:
         if row.decision in ("slower", "faster") and row.a is not None and row.b is not None:

@@ -72,10 +72,12 @@ def test_more_work_of_a_layer_is_named_where_time_says_nothing() -> None:
     other = more_work(on_cpu(2, noise=BUSY), ("layers.2.mlp",), 100, 12)
     found = compare(one, other)
     assert [(row.layer, row.delta("flops"), row.delta("events")) for row in found.work] == [("layers.2.mlp", 100, 12.0)]
-    assert "; other work: layers.2.mlp +6.2 % FLOPs, +12 ops" in found.verdict  # 100 of forward's and backward's 1600
+    assert re.search(
+        r"; other work: layers.2.mlp [\d.]+ -> [\d.]+ ms, \+6.2 % FLOPs, \+12 ops", found.verdict
+    )  # 100 of forward's and backward's 1600
     text = compare_text(found)
-    assert re.search(r"^layers\.2\.mlp +\+6\.2 % FLOPs, \+12 ops$", text, re.MULTILINE)
-    assert "other work: layers.2.mlp -5.9 % FLOPs, -12 ops" in compare(other, one).verdict
+    assert re.search(r"^layers\.2\.mlp +[\d.]+ -> [\d.]+ ms, \+6\.2 % FLOPs, \+12 ops$", text, re.MULTILINE)
+    assert "ms, -5.9 % FLOPs, -12 ops" in compare(other, one).verdict
     told = found.to_dict()["work"][0]
     assert (told["layer"], told["events_b"] - told["events_a"]) == ("layers.2.mlp", 12.0)
 
@@ -88,7 +90,7 @@ def test_flops_that_one_side_does_not_know_are_no_fewer() -> None:
         op="lib::mix", class_name="other", phase="forward", layers=("layers.2.mlp",), count=1, time_per_step_ns=1
     )
     found = compare(one, replace(other, layers=rows, uncounted=(op,)))
-    assert "other work: layers.2.mlp FLOPs not known in b, +12 ops" in found.verdict.replace("device events", "ops")
+    assert " ms, FLOPs not known in b, +12 ops" in found.verdict.replace("device events", "ops")
     assert "% FLOPs" not in compare_text(found)
     assert (found.total("FLOPs").b, found.total("FLOPs").change) == (None, None)
     both = found.total("FLOPs known on both sides")
@@ -113,6 +115,38 @@ def test_the_verdict_names_two_layers_of_other_work(layers: int, more: str) -> N
 def test_the_same_work_is_no_other_work() -> None:
     assert compare(noisy_run(1), noisy_run(2)).work == ()
     assert "work" not in compare(noisy_run(1), noisy_run(2)).verdict
+
+
+@pytest.mark.parametrize("seed", [1, 2, 4, 7, 11])
+def test_a_layer_that_does_other_work_is_judged_by_its_own_steps(seed: int) -> None:
+    """A third of its time, in steps that scatter by a fifth: too little to tell one of 50 layers from chance."""
+    noise = Noise(common=0.3, own=0.18)
+    before = more_work(on_cpu(seed, noise=noise), (), 0, 0)
+    after = on_cpu(50 + seed, noise=noise, slower=lambda layer, phase, step: 0.3 if layer == "layers.2.attn" else 1.0)
+    found = [compare(before, more_work(after, layers, 100, 12)) for layers in ((), ("layers.2.attn",))]
+    assert [any(one.layers == ("layers.2.attn",) for one in each.culprits) for each in found] == [False, True]
+    assert "but layers.2.attn" in found[1].verdict and "faster beside the rest" in found[1].verdict
+    assert re.search(r"other work: layers\.2\.attn \d\.\d -> \d\.\d ms, \+", found[1].verdict)
+    work = found[1].work[0]
+    assert 0.2 < work.time_b_ns / work.time_a_ns < 0.5
+
+
+def test_a_phase_of_one_side_comes_first() -> None:
+    """As recompute does, which is new by its name whatever the noise says of the step."""
+    whole = on_cpu(1, noise=BUSY)
+    rows = [row for row in whole.layers if row.phase == "forward"]
+    ms = sum(row.self_time_ns for row in rows) / 1e6 / len(whole.steps)
+    less = replace(whole, layers=tuple(row for row in whole.layers if row.phase != "forward"))
+    assert f"forward: {ms:+.1f} ms a step, only in b, " in compare(less, whole).verdict
+    assert f"forward: {-ms:+.1f} ms a step, only in a, " in compare(whole, less).verdict
+    assert "only in" not in compare(whole, whole).verdict
+
+
+def test_a_trifle_is_no_headline() -> None:
+    """A layer of half a percent of the step, five times as long, stands in the table alone."""
+    found = compare(noisy_run(1), noisy_run(2, slower=lambda layer, phase, step: 5 if layer == "layers.2.norm" else 1))
+    assert [one.layer for one in found.culprits] == ["layers.2.norm"] and "layers.2.norm" in compare_text(found)
+    assert "layers.2.norm" not in found.verdict, found.verdict
 
 
 ATTENTION = tuple(f"layers.{i}.attn" for i in range(4))
@@ -145,7 +179,9 @@ def test_the_printed_change_is_that_of_the_printed_times() -> None:
 
 def test_what_a_cpu_has_in_common_within_its_noise_is_no_certain_difference() -> None:
     found = compare(on_cpu(3, noise=BUSY), on_cpu(4, noise=BUSY, slower=lambda layer, phase, step: 1.2))
-    assert found.decision == "no difference"
+    assert found.decision == "not certain"
+    assert "not certain: steps of both sides overlap" in " ".join(compare_text(found).split())
+    assert "all layers changed alike, as under other load or clock" in " ".join(compare_text(found).split())
     assert found.verdict.startswith("no certain difference of the whole step (")
 
 

@@ -64,6 +64,18 @@ def test_a_step_that_was_left_out_has_no_column() -> None:
     assert {(row.layer, row.phase): row.step_times_ns for row in result.layers}["mlp", "forward"] == (30,)
 
 
+def test_a_step_that_an_exception_ended_counts_nowhere() -> None:
+    """Step 8 is not among the whole ones: what is left is what step 7 alone gives, and the kernel after both."""
+    whole, cut = analyse(two_steps().recording()), analyse(two_steps().recording(), run={"timed_steps": [7]})
+    rows = {(row.layer, row.phase): (row.calls, row.time_ns) for row in cut.layers}
+    assert rows["Net", "forward"] == (1, 11 + 5) and rows["mlp", "forward"] == (2, 10 + 5)
+    assert rows["Net", "backward"][1] == 20 and cut.time.total_ns == 11 + 20 + 5
+    (product,) = [row for row in cut.operators if row.op == "aten::mm"]
+    assert product.calls == 1 and product.device_events == 1
+    assert "step 8 did not end: what it did counts in no time and no call" in cut.warnings
+    assert not any("did not end" in warning for warning in whole.warnings)
+
+
 def test_on_a_cpu_events_are_ops() -> None:
     trace = Trace().annotation("ProfilerStep#1", 0, 100).mark(".", 0, 50).mark("a", 5, 40)
     trace.op("aten::linear", 10, 30).op("aten::mm", 12, 28).op("aten::add", 42, 45)

@@ -121,7 +121,7 @@ def test_like_layers_are_a_group_with_the_odd_one() -> None:
     assert (group["label"], group["parent"]) == ("layers.{0..5}", "model")
     assert group["layers"] == [f"model.layers.{i}" for i in range(6)]
     # 3 times 310 us and 9 of its norm against 6 times 310 and 9.
-    assert group["odd"] == [{"layer": "model.layers.4", "what": "time", "excess": pytest.approx(1869 / 939 - 1)}]
+    assert group["outliers"] == [{"layer": "model.layers.4", "what": "time", "excess": pytest.approx(1869 / 939 - 1)}]
 
 
 def test_a_hundred_layers_are_a_megabyte() -> None:
@@ -132,7 +132,10 @@ def test_a_hundred_layers_are_a_megabyte() -> None:
 
 def test_work_stands_beside_times_only_where_steps_are_alike() -> None:
     assert page_data(llama(steps=3))["page"]["work_scale"] == 1.0
-    assert page_data(llama(phases=("prefill", "decode")))["page"]["work_scale"] is None
+    assert page_data(llama(phases=("prefill", "decode")))["page"]["work_scale"] == 1.0  # a step is a request
+    prefill, decode = llama(phases=("prefill",)).steps[0], llama(phases=("decode",)).steps[0]
+    tokens = replace(llama(phases=("prefill", "decode")), steps=(prefill, replace(decode, step=prefill.step + 1)))
+    assert page_data(tokens)["page"]["work_scale"] is None
     rest = replace(llama(steps=2).steps[0], step=None)
     outside = replace(llama(steps=2), steps=(*llama(steps=2).steps, rest))
     assert page_data(outside)["page"]["like_steps"] is False

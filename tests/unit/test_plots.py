@@ -93,6 +93,13 @@ def test_caption_has_the_words_of_the_seed() -> None:
     assert "Average Time: 0.939 ms     FA Average Time: 0.300 ms     FA / Average Time Ratio: 0.319" in text
 
 
+def test_on_a_cpu_the_caption_is_in_plain_words() -> None:
+    analysis = replace(llama(4), time_basis="cpu")
+    head, what = caption(analysis, layer_bars(analysis)).split("\n")
+    assert head == "attention 0.300 ms of 0.939 ms"
+    assert what.startswith("per block (mean of 4), ") and what.endswith("; attention by flash")
+
+
 def test_averages_are_over_blocks_that_are_alike() -> None:
     layers = [Layer("M", "M")]
     layers += [Layer(f"encoder.{i}", "E", "block", {"forward": 1000.0}) for i in range(6)]

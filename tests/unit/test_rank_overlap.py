@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("duckdb")
 
 from profiler_wrapper.ranks.model import CommunicationRow
-from profiler_wrapper.ranks.times import communication, match_collectives, prepare
+from profiler_wrapper.ranks.times import communication, match_collectives, prepare, self_times
 from span_tables import span, span_database
 
 
@@ -55,3 +56,22 @@ def test_bytes_of_a_lone_rank_have_no_bandwidth_for_another_reason() -> None:
 def test_spans_of_timers_tell_no_overlap() -> None:
     row = rows_of([sent(rank, "all_reduce", None, thread=1, bytes=8) for rank in range(2)])["all_reduce"]
     assert row.overlapped_ns is None and row.unknown.startswith("overlap: ")
+
+
+def test_a_call_that_lasts_as_long_as_its_transfer_is_no_waiting() -> None:
+    """A backend's thread reduces while the main one is still in the call: 20 ms from where rank 1, the last, comes."""
+    rows = []
+    for rank, start in enumerate((10, 50)):
+        for kind, begin, length, more in (
+            ("step", 0, 80, {}),
+            ("forward", 0, start, {}),
+            ("communication", start, 70 - start, {"name": "all_reduce", "depth": 0}),
+            ("communication", start, 70 - start, {"name": "all_reduce", "group": "0-1", "sequence": 0, "thread": 7}),
+        ):
+            rows.append(span(rank, 0, kind, begin * 10**6, length * 10**6, **more))
+    with span_database(rows) as database:
+        prepare(database)
+        own = self_times(database)
+    assert (own.of("communication") / 1e6).tolist() == [[20, 20]]
+    assert (own.waiting_ns / 1e6).tolist() == [[40, 0]]
+    assert np.array_equal(own.self_ns.sum(axis=2) + own.waiting_ns, own.wall_ns)

@@ -155,7 +155,12 @@ def test_memory_and_mfu_of_ranks() -> None:
     heights = [bar.get_height() for bar in used.patches]  # type: ignore[attr-defined]
     assert heights[:6] == pytest.approx([40, 40, 40, 30, 40, 40]) and np.isnan(heights[6])
     red = [bar.get_facecolor()[0] > 0.7 and bar.get_facecolor()[1] < 0.1 for bar in used.patches]
-    assert red == [rank == 3 for rank in range(8)], f"{NAMED_COLOR} is the named rank's alone"
+    assert red == [rank == 3 for rank in range(8)], "the one that uses less than the others"
+    figure = heat_map_figure(replace(report, peak_bytes=np.full(8, 60.0 * 2**30)))
+    (memory,) = [axes for axes in figure.axes if axes.get_ylabel() == "GiB"]
+    assert len({bar.get_facecolor() for bar in memory.patches}) == 1, "all hold as much, whomever the verdict names"
+    marked = [label.get_text() for label in memory.get_xticklabels() if label.get_color() == NAMED_COLOR]
+    assert marked == ["3"], f"{NAMED_COLOR} below the axis is the named rank's alone"
 
 
 def test_of_a_slow_stage_the_cells_of_the_mesh_are_framed() -> None:

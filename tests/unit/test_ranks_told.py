@@ -347,3 +347,20 @@ def test_steps_that_are_told_are_left_alone(tmp_path: Path) -> None:
     report = loaded(tmp_path, [row for row in job() if row["kind"] != "step"])
     assert not any("repetition" in line for line in report.verdict.evidence)
     assert np.all(report.own.wall_ns == 95 * MS), "from the first span of a step to its last"
+
+
+def test_a_step_takes_what_the_clock_says(tmp_path: Path) -> None:
+    """100 ms, of which the slow rank has spans for 95: 50, 20, 20 and 5; what comes after them is its own as well."""
+    report = loaded(tmp_path, job(slow=2))
+    assert "without it a step of 100.0 ms would be" in report.verdict.sentence
+    step = report.to_dict()
+    assert step["wall_ms_per_step"] == max(row["wall_ms_per_step"] for row in step["ranks"]) == pytest.approx(100)
+    waits = [{**row, "duration_ns": row["duration_ns"] + 10 * MS * (row["kind"] == "step")} for row in job(slow=2)]
+    waits = [{**row, "start_ns": row["start_ns"] + row["step"] * 10 * MS} for row in waits]
+    for row in list(waits):  # all wait another 10 ms, where no rank is last
+        if row["kind"] == "step":
+            about = {"name": "barrier", "group": "all", "sequence": 0, "duration_ns": 10 * MS - row["rank"] % 2}
+            waits.append({**row, "kind": "communication", "start_ns": row["start_ns"] + 100 * MS, **about})
+    report = loaded(tmp_path / "waits", waits)
+    text = " ".join(ranks_text(report).split())
+    assert "a step takes 110.0 ms" in text and "the slowest rank is busy for" in text

@@ -15,7 +15,7 @@ from profiler_wrapper.capture.owned_tensors import OwnedTensors
 from profiler_wrapper.capture.recorder import Recorder
 from profiler_wrapper.capture.scopes import RootCall
 from profiler_wrapper.capture.session import Session
-from profiler_wrapper.capture.steps import make_plan
+from profiler_wrapper.capture.steps import StepCounter, make_plan
 from profiler_wrapper.capture.torch_state import profiler_is_on
 
 CALL = RootCall("Net#0", "forward", False)
@@ -32,6 +32,7 @@ def test_a_process_that_grows_within_an_op_is_recorded_until_the_op_has_ended(
         part_path=lambda name: tmp_path / f"{name}.json",
         held=OwnedTensors(lambda: ()),
         on_failure=lambda what, error: failures.append(error),
+        counter=StepCounter(),
     )
     recorder.start()
     torch.ones(2).add(1)

@@ -73,7 +73,7 @@ def test_a_recomputed_root_is_no_call_of_its_own(tape: Tape, attach: Any) -> Non
     attach(model, on_root_enter=calls.append)
     checkpoint(model, X.clone().requires_grad_(), use_reentrant=False).sum().backward()
     assert tape.entered.count(".") == 2
-    assert calls == [RootCall("Net#0", "forward", True)]
+    assert calls == [RootCall("Net#0", "forward", True, training=True)]
     assert tape.events.count("+layers.0") == tape.events.count("-layers.0") == 2
 
 

@@ -29,7 +29,7 @@ DECODE = StepFacts(phases=frozenset({"decode"}))
 
 def modes(plan: Plan, facts: list[StepFacts]) -> list[Mode]:
     """What is recorded of step 0 and of each step after one that went as in `facts`."""
-    return [plan.first(), *(plan.after(step, fact).mode for step, fact in enumerate(facts))]
+    return [plan.begin(0), *(plan.after(step, fact).mode for step, fact in enumerate(facts))]
 
 
 def window_ends(plan: Plan, steps: int) -> list[int]:
@@ -63,9 +63,8 @@ def test_calls_that_are_all_prefill_are_no_generation() -> None:
 def test_auto_begins_again_when_its_steps_turn_out_to_be_none() -> None:
     plan = AutoPlan()
     modes(plan, [StepFacts()] * 3)
-    assert plan.restart(3) is FULL
-    assert [plan.after(step, StepFacts()).mode for step in range(3, 8)] == [FULL, TIMED, TIMED, TIMED, OVER]
-    assert plan.restart(8) is None
+    assert plan.begin(1) is FULL
+    assert [plan.after(step, StepFacts()).mode for step in range(1, 6)] == [FULL, TIMED, TIMED, TIMED, OVER]
 
 
 def test_all_goes_on_without_end() -> None:

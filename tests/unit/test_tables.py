@@ -87,9 +87,20 @@ def test_median_row_has_the_median_of_each_column_and_the_range_of_the_total() -
 
 def test_the_odd_one_is_named_with_how_far_off_it_is() -> None:
     rows = table_rows(llama(32, odd=17), most=20).rows
-    odd = [row for row in rows if row.kind == "odd"]
+    odd = [row for row in rows if row.kind == "outlier"]
     assert [(row.label, row.after) for row in odd] == [("layers.17", " +99 %")]  # 1869 against 939 us
     assert odd[0].values["time"] == 1869 * US_PER_STEP
+
+
+def test_one_step_that_was_held_up_makes_no_outlier() -> None:
+    """Of three steps of 310 us the last takes block 3 a second longer; block 5 takes twice as long in each."""
+    held_up = []
+    for row in llama(8, odd=5).layers:
+        first = row.time_ns // 3
+        last = 10**9 if row.layer == "model.layers.3" else 0
+        held_up.append(replace(row, time_ns=row.time_ns + last, step_times_ns=(first, first, first + last)))
+    rows = table_rows(replace(llama(8), layers=tuple(held_up)), most=20).rows
+    assert [(row.label, row.after) for row in rows if row.kind == "outlier"] == [("layers.5", " +99 %")]
 
 
 def test_rows_without_indentation_add_up_to_the_total() -> None:

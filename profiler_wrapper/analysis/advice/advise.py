@@ -49,6 +49,7 @@ _MEMORY_WEIGHT = 0.5
 _FREE_MEMORY_WEIGHT = 0.2
 _MEMORY_FREE = 0.7  # of the device, taken at the peak
 _MUCH_WITHOUT_LAYER = 0.3  # of the time: said before all else
+_TOO_LARGE = "allocation-too-large"  # it ended the run, so it comes before what would make it quicker
 _IDLE = 0.5  # of a step with nothing running on the device: said before all else
 
 
@@ -126,7 +127,7 @@ def _worth_it(finding: Finding, facts: Facts) -> bool:
 
 def _rank(finding: Finding, facts: Facts) -> tuple[float, int, str, str]:
     """Largest saving first; what saves nobody knows how much comes after, by the share it is about."""
-    saved = _saved(finding, facts)
+    saved = _saved(finding, facts) if finding.id != _TOO_LARGE else np.inf
     first = 1 - (finding.share or 0.0) if saved is None else -saved
     return first, ("high", "medium", "low").index(finding.confidence), finding.id, finding.layer or ""
 
@@ -194,12 +195,14 @@ _SHOWN_BY: dict[str, tuple[str, str]] = {
     "tensor-cores-unused": (_KERNELS, "class=gemm"),
     "no-tf32": (_KERNELS, "class=gemm"),
     "odd-block": (f"{_LAYERS},layers.self_time_us,layers.retained_bytes", "layer={layer}"),
+    "preferred-expert": ("experts", ""),
     "slow-optimizer": (_OPERATORS, "phase=optimizer"),
     "memory-nearly-full": (_PEAK, ""),
     "fragmentation": (_PEAK, ""),
     "memory-leak": ("memory.leaks,memory.slope", ""),
     "recompute-not-needed": (f"{_LAYERS},layers.self_time_us", "phase=recompute"),
     "recompute-would-help": ("memory.changes", ""),
+    _TOO_LARGE: ("memory.changes", ""),
 }
 
 
@@ -228,7 +231,9 @@ def verdict(facts: Facts, findings: Sequence[Finding]) -> str:
     if not findings:
         return " ".join([*sentences, "Nothing stands out."])
     first = findings[0]
-    if first.id != "low-utilization":  # that the device is idle was said
+    if first.id == _TOO_LARGE:
+        sentences.append(f"{first.title[0].upper()}{first.title[1:]}.")
+    elif first.id != "low-utilization":  # that the device is idle was said
         sentences.append(f"Most to gain: {first.title.rstrip('.')}.")
     return " ".join([*sentences, f"First fix: {first.fix.rstrip('.')}."])
 

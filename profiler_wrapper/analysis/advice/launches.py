@@ -9,7 +9,7 @@ import numpy as np
 
 from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule, count, duration, share, where
 from profiler_wrapper.analysis.charges import union
-from profiler_wrapper.analysis.model import Finding
+from profiler_wrapper.analysis.model import FORWARD_PHASES, Finding
 from profiler_wrapper.analysis.work.flops import marked
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Bool, Category, Int64
@@ -26,7 +26,7 @@ _LEAST_CAUSE_SHARE = 0.05  # of idle time: a smaller cause is not listed
 
 _FUSABLE = ("elementwise", "norm", "softmax", "reduction", "copy")
 _MEMORY_BOUND = ("elementwise", "copy", "norm", "reduction")
-_PHASES = ("forward", "prefill", "decode", "backward", "recompute")  # an optimizer has advice of its own
+_PHASES = (*FORWARD_PHASES, "backward", "recompute")  # an optimizer has advice of its own
 _COMPILED = "triton_"  # how Inductor begins the names of its kernels: these are fused already
 _ON_DEVICE = "Memcpy DtoD"  # how copies within the device begin; others cannot be fused
 # How torch names what it calls of compiled code.

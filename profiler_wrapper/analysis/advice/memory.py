@@ -33,6 +33,9 @@ RECOMPUTE_SHARE = 0.03  # of the device time of a step
 _STEPS_TO_BE_SURE = 5  # fewer steps may show what is made a few times and then kept on purpose
 
 _NO_ACCELERATOR = "cpu"
+WORTH_TRYING = 0.05  # of a failed request: what saves less would not meet it
+SMALLER = "a smaller request: nothing of what is held comes near it"
+
 _CHECKPOINT = "CheckpointFunction"  # torch's name, and that of its backward
 
 
@@ -184,10 +187,31 @@ def _kept_without(facts: Facts, layers: tuple[str, ...]) -> int | None:
     return sum(grows) - max(grows) if grows else None
 
 
+def allocation_too_large(facts: Facts) -> Iterator[Finding]:
+    """An allocation failed that is far beyond all that is held: no change of the model would make room for it."""
+    request, changes = _failed_bytes(facts), facts.analysis.memory.get("changes") or ()
+    saved = max((change["saves_bytes"] for change in changes), default=0)
+    if request > (facts.peak_bytes or 0) and saved < WORTH_TRYING * request:
+        yield facts.finding(
+            "allocation-too-large",
+            f"an allocation of {size(request)} failed, and {size(facts.peak_bytes or 0)} is all that was ever held",
+            share=1.0,
+            evidence=[f"the largest change to the model would save {size(saved)}"],
+            confidence="high",
+            fix=SMALLER,
+            details={"requested_bytes": request},
+        )
+
+
+def _failed_bytes(facts: Facts) -> int:
+    failed = facts.found.recording.failed_allocations
+    return failed[-1].size_bytes if failed else 0
+
+
 def recompute_would_help(facts: Facts) -> Iterator[Finding]:
     """Memory is short, and blocks keep what they could compute again."""
     device, peak = facts.device_memory_bytes, facts.peak_reserved_bytes
-    failed = facts.found.recording.failed_allocations
+    failed = _failed_bytes(facts)
     short = device is not None and peak is not None and peak > MEMORY_SHORT * device
     if not (failed or short) or any(row.phase == "recompute" and row.time_ns for row in facts.analysis.layers):
         return
@@ -196,7 +220,9 @@ def recompute_would_help(facts: Facts) -> Iterator[Finding]:
     if change is None:
         return
     layers, saves, costs = tuple(change.get("layers") or ()), int(change["saves_bytes"]), change.get("costs_ns")
-    evidence = [f"an allocation of {size(failed[-1].size_bytes)} failed"] if failed else []
+    if saves < WORTH_TRYING * failed:
+        return
+    evidence = [f"an allocation of {size(failed)} failed"] if failed else []
     if device is not None and peak is not None:
         evidence.append(f"at the peak {size(peak)} of {size(device)} is taken")
     if costs is not None:
@@ -222,4 +248,5 @@ RULES: tuple[Rule, ...] = (
     memory_leak,
     recompute_not_needed,
     recompute_would_help,
+    allocation_too_large,
 )

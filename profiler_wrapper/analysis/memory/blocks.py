@@ -30,6 +30,7 @@ from profiler_wrapper.analysis.memory.events import NEVER, DeviceMemory, EventsB
 from profiler_wrapper.analysis.model import (
     BEFORE_PROFILING,
     CATEGORIES,
+    FORWARD_PHASES,
     PHASES,
     MemoryCategory,
     MemoryMoment,
@@ -49,7 +50,7 @@ _ALLOCATOR = re.compile(r"aten::(new_)?empty(_strided|_like|_quantized\w*)?$|ate
 # a checkpoint) holds many ops, which are what allocates.
 _ONE_OP = re.compile(r"\w+::|\w*Backward\d+$")
 _FSDP_COLLECTIVE = re.compile(r"FSDP::(all_gather|reduce_scatter|all_reduce|broadcast|post_backward_reduce)")
-_PASSES: tuple[Phase, ...] = ("forward", "prefill", "decode", "recompute", "backward", "accumulate_grad")
+_PASSES: tuple[Phase, ...] = (*FORWARD_PHASES, "recompute", "backward", "accumulate_grad")
 _CODE: dict[MemoryCategory, int] = {category: i for i, category in enumerate(CATEGORIES)}
 _OTHER = _CODE["other"]
 

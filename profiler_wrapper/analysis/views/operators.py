@@ -52,8 +52,10 @@ class _Table:
         # A large trace has millions of ops: numbers of 32 bits, and no column longer than it is needed.
         self.ops = find_ops(recording, attributed.nesting.parent, attributed.tree)
         phase_of_place = attribution.phase_of_place.astype(np.int32)
-        phase = phase_of_place[attribution.place_of[self.ops.span]]
-        self.keys, self.key_of_op = _numbered(recording.spans.name[self.ops.span] * np.int64(len(PHASES)) + phase)
+        number = recording.spans.name[self.ops.span] * np.int64(len(PHASES))
+        number += phase_of_place[attribution.place_of[self.ops.span]]
+        self.keys, self.key_of_op = _numbered(number)
+        del number
         self.count = len(self.keys) + len(PHASES)
         self.outermost = ~called_by_same_key(self.ops, self.key_of_op)
         levels = levels_of_calls(self.ops)
@@ -77,11 +79,14 @@ class _Table:
         else:
             self.self_ns, op_ns, self.ns = self.self_cpu_ns, op_cpu_ns, self.cpu_ns
         # What makes one op of a key weigh more than another: device time, of a key without any CPU time.
-        self.weight_ns = np.where((self.ns > 0)[self.key_of_op], op_ns, op_cpu_ns)
+        self.weight_ns = op_ns
+        np.copyto(self.weight_ns, op_cpu_ns, where=(self.ns <= 0)[self.key_of_op])
 
     def rows(self, shapes_of_op: Mapping[str, tuple[str, ...]]) -> tuple[OperatorRow, ...]:
         names = self.attributed.recording.names
-        calls = np.bincount(self.key_of_op, minlength=self.count)
+        left_out = self.attributed.left_out
+        ended = slice(None) if left_out is None else ~left_out[self.ops.span]
+        calls = np.bincount(self.key_of_op[ended], minlength=self.count)
         launched = np.bincount(self.key_of_charge, minlength=self.count) if self.on_device else np.zeros_like(calls)
         work, multiplied = self._class_of_key(), self._tensor_core_ns()
         layers, sources = self._layers(), self._sources()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from profiler_wrapper.analysis.model import Utilization
+from profiler_wrapper.analysis.model import GENERATING_PHASES, Utilization
 from profiler_wrapper.analysis.steps import step_windows
 from profiler_wrapper.analysis.work.flops import FlopCount
 from profiler_wrapper.analysis.work.peaks import VARIABLE, Given, Peaks, find_peaks
@@ -109,16 +109,13 @@ def peaks_of_run(run: Mapping[str, Any], *, given: Given | None, on_device: bool
     return find_peaks(name, given=given)
 
 
-_GENERATING = ("prefill", "decode")
-
-
 def utilization(found: Attributed, count: FlopCount, peaks: Peaks | None) -> tuple[Utilization | None, list[str]]:
     """How much of the machine a timed step uses, and what is to be said of it.
 
     `found`: the timed trace; `count`: FLOPs of a step, maybe by another trace of the run.
     """
     timed = {found.attribution.places[place].phase for place in np.unique(found.charges.place).tolist()}
-    if len(timed.union(row.phase for row in count.rows).intersection(_GENERATING)) > 1:  # not each all decode
+    if len(timed.union(row.phase for row in count.rows).intersection(GENERATING_PHASES)) > 1:  # not each all decode
         return None, ["MFU is not available, because steps that generate are not alike"]
     work = work_of_count(count)
     if not work.hardware_flops and not work.uncounted:

@@ -8,7 +8,7 @@
  *   page.color.phase(name), page.color.class(name), page.color.category(name), page.color.split(name), page.color.kind(name)
  *   page.inkOn(color)         black or white, whichever is read more easily on it
  *   page.ink(), page.soft(), page.line()   colours of the theme
- *   page.bars(element, {title, values, labels, format, color, odd, short, onClick})   a small bar chart without Plotly
+ *   page.bars(element, {title, values, labels, format, color, outliers, marked, short, onClick})   a small bar chart without Plotly
  *   page.legend(element, [[name, color], ...])
  */
 (function () {
@@ -82,11 +82,11 @@
   }
 
   /**
-   * One small bar chart: a bar for each value, from 0, with the median as a line; `odd` (a set of indices) stand out and
+   * One small bar chart: a bar for each value, from 0, with the median as a line; `outliers` (a set of indices) stand out and
    * are named by `short(index)`.
    * Values that are null leave a gap.
    */
-  page.bars = function (element, { title, values, labels, format, color, odd = new Set(), onClick, help, short }) {
+  page.bars = function (element, { title, values, labels, format, color, outliers = new Set(), marked = new Set(), onClick, help, short }) {
     const width = 300;
     const height = 48;
     const known = values.filter(value => value !== null && value !== undefined);
@@ -95,21 +95,22 @@
     const caption = page.text("figcaption", title);
     caption.title = [`median ${format(page.median(known))}, ${known.length ? `${format(Math.min(...known))} to ${format(Math.max(...known))}` : ""}`, help].filter(Boolean).join(". ");
     const middle = median(known);
-    page.add(caption, page.text("span", known.length ? (known.length > 1 ? "median " : "") + format(middle) + said(odd, short || (i => i)) : "not known", "quiet"));
+    page.add(caption, page.text("span", known.length ? said(outliers, short || (i => i)) + (known.length > 1 ? "median " : "") + format(middle) : "not known", "quiet"));
     const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img" });
     svg.setAttribute("aria-label", `${title}: ${values.length} values`);
     const step = width / values.length;
     values.forEach((value, i) => {
       if (value === null || value === undefined) return;
       const size = Math.max(value > 0 ? 1 : 0, value / most * (height - 4));
-      const bar = shape("rect", { x: i * step + step * 0.1, y: height - size, width: step * 0.8, height: size, class: odd.has(i) ? "odd" : "" });
-      if (color && !odd.has(i)) bar.style.fill = color;
+      const bar = shape("rect", { x: i * step + step * 0.1, y: height - size, width: step * 0.8, height: size, class: outliers.has(i) ? "outlier" : "" });
+      if (color && !outliers.has(i)) bar.style.fill = color;
       const hover = shape("rect", { x: i * step, y: 0, width: step, height, class: "hover" });
       const tip = document.createElementNS(SVG, "title");
       tip.textContent = `${page.full(labels[i])}: ${format(value)}`;
       hover.append(tip);
       if (onClick) hover.addEventListener("click", () => onClick(i));
       svg.append(bar, hover);
+      if (marked.has(i)) svg.append(shape("rect", { x: i * step, y: height - 3, width: step, height: 3, class: "marked" }));
     });
     if (known.length) svg.append(shape("line", { x1: 0, x2: width, y1: height - middle / most * (height - 4), y2: height - middle / most * (height - 4), class: "median" }));
     page.add(figure, caption, svg);
@@ -117,12 +118,24 @@
     return figure;
   };
 
-  /** Which bars are odd, by number: not everybody sees colours. */
-  function said(odd, short) {
-    if (!odd.size) return "";
-    const first = [...odd].slice(0, 3).map(short).join(", ");
-    return `, odd: ${first}${odd.size > 3 ? " …" : ""}`;
+  /** Which bars are outliers, by number: not everybody sees colours. */
+  function said(outliers, short) {
+    if (!outliers.size) return "";
+    const first = [...outliers].slice(0, 3).map(short).join(", ");
+    return `outlier${outliers.size > 1 ? "s" : ""}: ${first}${outliers.size > 3 ? " …" : ""}; `;
   }
+
+  /** Places of values over 20 % and 5 robust deviations off the median; as in the text table. */
+  page.outliers = function (values) {
+    const far = new Set();
+    const known = values.filter(value => value !== null && value !== undefined);
+    if (known.length < 3 || known.length < values.length) return far;
+    const middle = median(known);
+    if (middle <= 0) return far;
+    const most = Math.max(0.2 * middle, 5 * 1.4826 * median(known.map(value => Math.abs(value - middle))));
+    values.forEach((value, i) => { if (Math.abs(value - middle) > most) far.add(i); });
+    return far;
+  };
 
   function median(values) {
     if (!values.length) return 0;

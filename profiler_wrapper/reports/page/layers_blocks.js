@@ -1,5 +1,5 @@
 "use strict";
-/** Small charts over the blocks of a model, one for each measure, so that the odd block shows. */
+/** Small charts over the blocks of a model, one for each measure, so that an outlier among them shows. */
 (function () {
   const isKnown = value => value !== null && value !== undefined;
 
@@ -23,7 +23,7 @@
       choice.addEventListener("change", () => drawGroup(data, groups[Number(choice.value)], place, onClick));
       section.append(choice);
     } else section.querySelector("h2").append(page.text("span", ` ${groups[0].full}`, "quiet"));
-    page.note(section, `Times and FLOPs ${page.per()}. A dashed line is the median, a bar in another colour is far from it; a click shows the block's row.`);
+    page.note(section, `Times and FLOPs ${page.per()}. A dashed line is the median, a bar in another colour is an outlier, by the block's median step; a click shows the block's row.`);
     section.append(place);
     drawGroup(data, groups[0], place, onClick);
   };
@@ -57,13 +57,14 @@
       ["FLOPs", member => member.flops, page.format.flops, page.color.split("other")],
     ];
     place.replaceChildren();
+    const named = group.outliers.map(one => members.findIndex(member => member.layer === one.layer)); // as in the table
     for (const [title, value, format, color] of measures) {
       const values = members.map(value);
       if (!values.some(one => isKnown(one) && one > 0)) continue;
-      const odd = page.outliers(values);
+      const outliers = new Set([...named, ...(title === "retained" || title === "FLOPs" ? page.outliers(values) : [])]);
       page.bars(place, {
-        title, values, format, color, odd, labels: members.map(member => member.layer), onClick: i => onClick(members[i].layer), short: i => numberOf(members[i], i),
-        help: odd.size ? `Far from the median: ${[...odd].slice(0, 8).map(i => page.cut(members[i].layer, 60)).join(", ")}` : "",
+        title, values, format, color, outliers, labels: members.map(member => member.layer), onClick: i => onClick(members[i].layer), short: i => numberOf(members[i], i),
+        help: outliers.size ? `Outliers: ${[...outliers].slice(0, 8).map(i => page.cut(members[i].layer, 60)).join(", ")}` : "",
       });
     }
   }

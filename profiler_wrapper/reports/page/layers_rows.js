@@ -25,17 +25,4 @@
     }
     return { rows, layers, groups, total: view.whole, sum: view.sum_ns[own ? "self" : "total"] };
   };
-
-  /** Places of values over 20 % and 5 robust deviations off the median; as in the text table. */
-  page.outliers = function (values) {
-    const odd = new Set();
-    const known = values.filter(isKnown);
-    if (known.length < 3 || known.length < values.length) return odd;
-    const middle = page.median(known);
-    if (middle <= 0) return odd;
-    const sigma = 1.4826 * page.median(known.map(value => Math.abs(value - middle)));
-    const far = Math.max(0.2 * middle, 5 * sigma);
-    values.forEach((value, i) => { if (Math.abs(value - middle) > far) odd.add(i); });
-    return odd;
-  };
 })();

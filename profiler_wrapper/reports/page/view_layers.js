@@ -136,18 +136,18 @@
     return true;
   }
 
-  /** Of a group: which one is odd, the median, the range: where there is little room, the last is cut. */
+  /** Of a group: its outliers, the median, the range: where there is little room, the last is cut. */
   function drawSpread(row, cell) {
-    const odd = row.group.odd;
-    odd.slice(0, 2).forEach(one => {
+    const outliers = row.group.outliers;
+    outliers.slice(0, 2).forEach(one => {
       const link = page.link("layers", one.layer, "");
       const name = shortName(one.layer, row.parent);
       const excess = Math.abs(one.excess) < 9 ? `${one.excess > 0 ? "+" : ""}${page.format.number(Math.round(100 * one.excess))} %` : `×${page.format.number(1 + one.excess)}`;
-      link.textContent = `odd: ${name} ${one.what === "time" ? "" : "retained "}${excess}`;
-      link.className = "odd";
+      link.textContent = `outlier: ${name} ${one.what === "time" ? "" : "retained "}${excess}`;
+      link.className = "outlier";
       cell.append(" ", link);
     });
-    if (odd.length > 2) cell.append(page.element("span", "quiet", ` and ${odd.length - 2} more`));
+    if (outliers.length > 2) cell.append(page.element("span", "quiet", ` and ${outliers.length - 2} more`));
     const times = row.members.map(member => member.time);
     const { text, unit } = page.columnFormat("us", times);
     const range = `${text(Math.min(...times))}–${text(Math.max(...times))}`;

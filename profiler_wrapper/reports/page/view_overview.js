@@ -187,7 +187,7 @@
     for (const [title, value, format, color] of measures) {
       const values = steps.map(value);
       if (!values.some(isKnown)) continue;
-      page.bars(place, { title, values, format, color, odd: page.outliers(values), labels: steps.map(row => `step ${row.step}`), short: i => `step ${steps[i].step}` });
+      page.bars(place, { title, values, format, color, outliers: page.outliers(values), labels: steps.map(row => `step ${row.step}`), short: i => `step ${steps[i].step}` });
     }
   }
 

@@ -1,9 +1,9 @@
 "use strict";
 /** Roofline: how fast each part of the model works, against the most that the device can do. */
 (function () {
-  const MARKERS = { forward: "circle", prefill: "circle", decode: "diamond", backward: "square", recompute: "triangle-up" };
+  const MARKERS = { forward: "circle", prefill: "circle", decode: "diamond", verify: "diamond", backward: "square", recompute: "triangle-up" };
   const LONGEST_NAME = 34;
-  const FILLED = new Set(["forward", "prefill", "decode"]);
+  const FILLED = new Set(["forward", "prefill", "decode", "verify"]);
 
   page.view({
     id: "roofline",

@@ -25,7 +25,7 @@
         cell: (row, cell) => {
           if (!(row[name] > 1 && row[name] % ALIGNED)) return false;
           const text = page.element("span", "", page.format.count(row[name]));
-          text.style.color = "var(--odd)";
+          text.style.color = "var(--outlier)";
           cell.append(text);
           cell.title = `no multiple of ${ALIGNED}`;
           return true;

@@ -8,14 +8,23 @@
   function draw(data, element) {
     drawVerdict(data, element);
     drawFigures(data, element);
+    drawParts(data, element);
     drawFindings(data, element);
     drawUnknown(data, element);
     drawRun(data, element);
   }
 
+  /** A text with the directory of the run: that in which the page lies, unless it is shared, without a trace. */
+  function withRun(data, text) {
+    const here = /^file:\/\/(.*?)(\/rank\d[^/]*)?(\/steps_[^/]*)?\/[^/]*$/.exec(location.href.split("#")[0]);
+    return text && here && data.run.trace ? text.replaceAll("RUN_DIRECTORY", decodeURIComponent(here[1])) : text;
+  }
+
   function drawVerdict(data, element) {
     const verdict = data.summary && data.summary.verdict;
-    element.append(page.text("p", verdict || "This result holds no verdict: it was written without advice.", "big"));
+    element.append(page.text("p", withRun(data, verdict) || "This result holds no verdict: it was written without advice.", "big"));
+    const unlike = page.whyNot("the steps are unlike");
+    if (unlike) page.note(element, `${unlike[0].toUpperCase()}${unlike.slice(1)}.`);
   }
 
   // ---- figures ------------------------------------------------------------------------------------------------------
@@ -65,9 +74,9 @@
 
   /** Of generation: what one call of the model takes, which no mean over both phases shows. */
   function callTimes(data, place) {
-    for (const row of data.layers.filter(row => row.depth === 0 && row.calls && ["prefill", "decode"].includes(row.phase))) {
+    for (const row of data.layers.filter(row => row.depth === 0 && row.calls && ["prefill", "decode", "verify"].includes(row.phase))) {
       page.figure(place, {
-        label: `${row.phase === "prefill" ? "Prefill" : "Decode"}, a call`, value: page.format.us(row.time_us / row.calls),
+        label: `${row.phase[0].toUpperCase()}${row.phase.slice(1)}, a call`, value: page.format.us(row.time_us / row.calls),
         help: `${data.time_basis === "device" ? "device" : "CPU"} time of ${row.layer}, mean of ${page.format.count(row.calls)} ${row.calls === 1 ? "call" : "calls"}`,
       });
     }
@@ -139,9 +148,9 @@
     box.dataset.id = String(finding.id);
     page.add(box, page.text("h3", finding.title), savings(data, finding), place(data, finding));
     const evidence = page.element("ul");
-    for (const line of finding.evidence || []) evidence.append(page.text("li", line));
+    for (const line of finding.evidence || []) evidence.append(page.text("li", withRun(data, line)));
     const fix = page.element("div", "fix");
-    page.add(fix, page.text("span", finding.fix, "how"), page.copyButton(finding.fix));
+    page.add(fix, page.text("span", withRun(data, finding.fix), "how"), page.copyButton(withRun(data, finding.fix)));
     page.add(box, evidence, fix);
     if (finding.source) page.add(box, page.add(page.element("div", "where"), page.text("code", finding.source), page.copyButton(finding.source)));
     return box;
@@ -153,7 +162,8 @@
     const parts = [];
     if (isKnown(finding.saves_at_most_us)) parts.push(`${page.format.us(finding.saves_at_most_us)} a step`);
     if (isKnown(finding.saves_at_most_bytes)) parts.push(`${page.format.bytes(finding.saves_at_most_bytes)} at the peak`);
-    page.add(line, page.text("strong", parts.length ? `saves at most ${parts.join(", ")}` : "what it saves is not known"));
+    const part = finding.id === "slow-optimizer"; // the bound is all of the optimizer: something of it stays
+    page.add(line, page.text("strong", !parts.length ? "what it saves is not known" : part ? `saves a part of the ${parts[0]} that the optimizer takes` : `saves at most ${parts.join(", ")}`));
     const more = [ofStep(data, finding.saves_at_most_us), ofPeak(data, finding), `confidence ${finding.confidence}`, finding.id];
     return page.add(line, page.text("span", more.filter(Boolean).join(" · "), "quiet"));
   }
@@ -185,12 +195,32 @@
     return line.childNodes.length ? line : null;
   }
 
+  /** Prefill and tokens of a request, models of a pipeline, roles of training. */
+  function drawParts(data, element) {
+    const named = [...page.grouped((data.parts || []).filter(row => row.step !== null), row => row.part).values()];
+    if (named.length < 2) return;
+    const calls = group => group[0].part === "other" ? null : page.sum(group, "count");
+    const rows = named.map(group => ({ part: group[0].part, count: calls(group), time_us: page.sum(group, "time_us") }));
+    const total = page.sum(rows, "time_us");
+    const section = page.section(element, data.run.step_source === "requests" ? "Parts of a request" : "Parts of a step");
+    page.table(section, {
+      search: false, rows, sort: { key: "time_us", descending: true },
+      columns: [
+        { key: "part", title: "Part", kind: "text", longest: 60, help: "other: between the calls of the model" },
+        page.columns.count("count", `Calls ${page.per()}`),
+        page.columns.time("time_us", `Time ${page.per()}`),
+        { key: "each", title: "Time each", kind: "us", value: row => row.count ? row.time_us / row.count : null },
+        page.columns.share("time_us", "Share", "of all steps", total),
+      ],
+    });
+  }
+
   // ---- what is not known, and what ran ------------------------------------------------------------------------------
 
   function drawUnknown(data, element) {
     const rows = data.unattributed.filter(row => row.time_us > 0);
     if (!data.warnings.length && !rows.length) return;
-    const section = page.section(element, "What was not recorded");
+    const section = page.section(element, "What to know about these numbers");
     const list = page.element("ul", "warnings");
     for (const warning of data.warnings) list.append(page.text("li", warning));
     if (data.warnings.length) section.append(list);

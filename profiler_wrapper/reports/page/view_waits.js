@@ -1,5 +1,5 @@
 "use strict";
-/** Waits: where the CPU stands still until the device is done. */
+/** Waits: where the CPU stands still until the device is done, or its data are there. */
 (function () {
   const COLORS = { item: "#D55E00", nonzero: "#CC79A7", "blocking copy": "#E69F00", stream: "#0072B2", device: "#56B4E9", event: "#009E73", other: "#999999" };
   const HELP = {
@@ -12,14 +12,23 @@
     other: "another call that waits",
   };
 
+  const waitsForData = data => data.overview ? page.sum(data.overview.steps || [], "dataloader_us") : 0;
+
   page.view({
     id: "waits",
     title: "Waits",
     order: 90,
-    applies: data => data.synchronisations.length ? null
-      : data.time_basis === "cpu" ? "nothing ran on a device that the CPU could wait for" : "no wait of the CPU for the device was found in this trace",
+    applies: data => data.synchronisations.length || waitsForData(data) ? null
+      : data.time_basis === "cpu" ? "nothing ran on a device that the CPU could wait for, and nothing waited for a DataLoader" : "no wait of the CPU for the device or a DataLoader was found in this trace",
     draw(data, element) {
       const rows = data.synchronisations;
+      if (waitsForData(data)) {
+        const steps = data.overview.steps;
+        const place = page.element("div", "figures");
+        page.figure(place, { label: "The CPU waits for the DataLoader, per step", value: page.format.us(waitsForData(data) / steps.length), help: `${page.format.share(waitsForData(data) / page.sum(steps, "span_us"))} of the steps' wall time` });
+        element.append(place);
+      }
+      if (!rows.length) return;
       const figures = page.element("div", "figures");
       page.figure(figures, { label: `The CPU waits, ${page.per()}`, value: page.format.us(page.perStep(page.sum(rows, "wait_us"))), help: "time in calls that wait for the device" });
       page.figure(figures, { label: `Waits, ${page.per()}`, value: page.format.count(page.perStep(page.sum(rows, "count"))) });

@@ -6,8 +6,8 @@
  *   page.rankCell(key)            the `cell` of a column with the number of a rank
  *   page.msColumn(key, title, more)   a column of milliseconds
  *   page.culpritColor()
- *   page.rankBars(element, data)  small bar charts over all ranks: self time, waiting, peak memory and MFU; those that
- *                                 the verdict names stand out, and what is not known says why
+ *   page.rankBars(element, data)  small bar charts over all ranks: self time, waiting, peak memory and MFU; outliers
+ *                                 stand out, a mark is below those that the verdict names, and what is not known says why
  */
 (function () {
   const MS = 1000; // in µs, which the tables format
@@ -35,7 +35,7 @@
     const each = Math.ceil(rows.length / MOST_BARS);
     const columns = Array.from({ length: Math.ceil(rows.length / each) }, (_, at) => rows.slice(at * each, (at + 1) * each).map((_, i) => at * each + i));
     const place = page.element("div", "multiples");
-    place.style.setProperty("--odd", page.culpritColor());
+    place.style.setProperty("--outlier", page.culpritColor());
     place.style.gridTemplateColumns = "repeat(auto-fit, minmax(18rem, 1fr))";
     const unknown = data.job.unknown || {};
     const draw = (title, of, format, help) => {
@@ -43,8 +43,9 @@
       const middle = page.median(values.filter(known));
       const far = i => known(values[i]) ? Math.abs(values[i] - middle) : -1;
       const shown = columns.map(column => column.find(i => named.has(i)) ?? column.reduce((best, i) => far(i) > far(best) ? i : best));
-      const odd = new Set(shown.flatMap((i, at) => named.has(i) ? [at] : []));
-      if (values.some(known)) page.bars(place, { title, values: shown.map(i => values[i]), labels: shown.map(i => `rank ${rows[i].rank}`), format, odd, help, short: at => `rank ${rows[shown[at]].rank}` });
+      const marked = new Set(shown.flatMap((i, at) => named.has(i) ? [at] : []));
+      const drawn = shown.map(i => values[i]);
+      if (values.some(known)) page.bars(place, { title, values: drawn, labels: shown.map(i => `rank ${rows[i].rank}`), format, outliers: page.outliers(drawn), marked, help, short: at => `rank ${rows[shown[at]].rank}` });
     };
     draw("Self time", own, page.format.us, "of a step: what a rank did itself");
     draw("Waiting", row => known(row.waiting_ms_per_step) ? row.waiting_ms_per_step * MS : null, page.format.us, "of a step: for others, in communication");

@@ -75,7 +75,6 @@
         sort: null,
         limit: 500,
         spare: ["individual_score", "host", "late_ms_per_step", "other", "optimizer"],
-        rowClass: row => page.isNamed(row.rank) || row.flagged ? "odd" : "",
       });
       named(data.job, element);
     },

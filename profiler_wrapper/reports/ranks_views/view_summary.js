@@ -4,9 +4,11 @@
   const ms = value => value === null || value === undefined ? null : page.format.us(value * 1000);
 
   function figures(job, element) {
+    const replayed = job.stages.length > 1 && job.ms !== null;
     const place = page.element("div", "figures");
     element.append(place);
-    page.figure(place, { label: "A step", value: ms(job.step_ms_per_step), help: "of the job, ranks waiting for one another" });
+    page.figure(place, { label: "A step", value: ms(job.wall_ms_per_step), help: "on the clock, ranks waiting for one another" });
+    if (job.ranks.length > 1) page.figure(place, { label: replayed ? "Replayed" : "The slowest rank is busy", value: ms(job.step_ms_per_step), help: replayed ? "each operation begins as soon as what it needs is there" : "what it does itself in a step" });
     page.figure(place, { label: "If all were alike", value: ms(job.ideal_ms_per_step), help: "each rank as quick as the typical one" });
     if (job.verdict !== "none") {
       page.figure(place, { label: "Lost by it", value: ms(job.lost_ms_per_step), help: "per step: what the job gains without it" });
@@ -34,7 +36,7 @@
         { key: "share", title: "Of the lost time", kind: "share", bar: true },
         { key: "steps", title: "Steps", kind: "count", help: "in which it cost the job time", value: row => row.steps || undefined },
       ],
-      rows: job.suspects.filter(row => row.lost_ns > 0),
+      rows: job.suspects.filter(row => row.lost_ns > 0 && row.share >= 0.01),
       search: false,
       limit: 12,
       empty: "Nobody costs the job time beyond the noise.",
@@ -44,7 +46,7 @@
   function held(job, element) {
     if (!job.lost.length) return;
     const section = page.section(element, "What a step is made of");
-    page.note(section, "Kind after kind, what each adds to the time of the rank slowest so far. The parts add up to the longest rank's step.");
+    page.note(section, "Kind after kind, what each adds to the time of the rank slowest so far. The parts add up to the mean of the longest step, which is another rank's in each.");
     const staged = new Set(job.lost.map(row => row.stage)).size > 1;
     for (const rows of page.grouped(job.lost, row => row.stage).values()) {
       page.shares(section, {
@@ -85,7 +87,7 @@
       sentence.dataset.verdict = job.verdict;
       element.append(sentence);
       figures(job, element);
-      if (job.ranks.length > 1) page.rankBars(page.section(element, `Each of ${page.format.count(job.ranks.length)} ranks`, "in order; a bar's tooltip names the rank"), data);
+      if (job.ranks.length > 1) page.rankBars(page.section(element, `Each of ${page.format.count(job.ranks.length)} ranks`, "in order; a bar's tooltip names the rank; coloured: an outlier; marked below: named by the verdict"), data);
       list(element, "Evidence", job.evidence);
       suspects(job, element);
       held(job, element);

@@ -1,0 +1,202 @@
+"""Requests: calls of `generate` and of pipelines, from outside of the model. Each is a step where nothing trains.
+
+`Module.__call__` tells nothing of them, so they are replaced on their classes while somebody records. Of a class that
+was defined after that the first request is found when it calls a model.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import Any
+
+from torch import nn
+
+from profiler_wrapper.capture.torch_state import keep_dynamo_off
+
+# Modules that define such a class, the class, and its method.
+_KNOWN = (
+    ("transformers.generation.utils", "GenerationMixin", "generate"),
+    ("diffusers.pipelines.pipeline_utils", "DiffusionPipeline", "__call__"),
+)
+# What makes `generate` propose several tokens and have the model verify them at once.
+_PROPOSE = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
+
+
+@dataclass(slots=True)
+class Request:
+    """An outermost call that is running."""
+
+    name: str  # "LlamaForCausalLM.generate"
+    may_train: bool = False  # of a model in training mode: a rollout, if an optimizer comes
+    verifies: bool = False  # tokens are proposed and verified
+    found: bool = False  # while it ran, so nobody says when it ends
+    depth: int = 1  # of such calls within one another
+    called: set[str] = field(default_factory=set)  # labels of the roots
+
+    def phase(self, root: str, phase: str) -> str:
+        """Of a call of this root that by itself looks like `phase`."""
+        if phase == "forward":
+            return phase
+        if root not in self.called:
+            self.called.add(root)
+            return "prefill"
+        if phase == "prefill" and self.verifies:  # several tokens
+            return "verify" if self.depth == 1 else "decode"
+        return phase
+
+
+class Requests:
+    """Hears of requests while installed.
+
+    Args:
+        model: whose requests count: what the user gave; None: everybody's.
+        is_part: whether a module lies in what the user gave.
+        on_begin, on_end: called around each outermost request, on its thread.
+
+    No method raises for a failure of what is profiled.
+    """
+
+    def __init__(
+        self,
+        model: object | None,
+        *,
+        is_part: Callable[[nn.Module], bool],
+        on_begin: Callable[[Request], None],
+        on_end: Callable[[Request], None],
+    ) -> None:
+        self._own = None if model is None or isinstance(model, nn.Module) else type(model)
+        self._everybodys, self._is_part = model is None, is_part
+        self._on_begin, self._on_end = on_begin, on_end
+        self._replaced: list[tuple[type, str, Any, Any]] = []  # class, method, the original, ours
+        self._codes: set[CodeType] = set()
+        self._thread = _Running()
+        self._installed = False
+
+    @property
+    def running(self) -> Request | None:
+        """The one that runs on this thread."""
+        return self._thread.request
+
+    def install(self) -> None:
+        """From now on; what has been defined since is heard too when this is called again."""
+        self._installed = True
+        for cls, name in self._classes():
+            original = vars(cls).get(name)
+            if not callable(original) or any(original is ours for *_, ours in self._replaced):
+                continue
+            ours = self._around(original, name)
+            try:
+                setattr(cls, name, ours)
+            except (AttributeError, TypeError):  # a class that cannot be changed
+                continue
+            self._replaced.append((cls, name, original, ours))
+            self._codes.add(getattr(inspect.unwrap(original), "__code__", _NO_CODE))
+
+    def remove(self) -> None:
+        """No longer. What somebody has replaced since stays, with ours below it, which does nothing."""
+        self._installed = False
+        for cls, name, original, ours in self._replaced:
+            if vars(cls).get(name) is ours:
+                setattr(cls, name, original)
+        self._replaced.clear()
+        self._thread.request = None
+
+    def look(self) -> None:
+        """A model is called from outside: is that within a request that nobody has told of, or after one?"""
+        request = self._thread.request
+        if not self._installed or not (request is None or request.found):
+            return
+        known = len(self._replaced)
+        if request is None:
+            self.install()
+        if request is not None or len(self._replaced) > known:
+            owner = self._outermost()
+            if owner is None and request is not None:
+                self._end(request)
+            elif owner is not None and request is None:
+                self._begin(owner, {}, found=True)
+
+    def _classes(self) -> Iterator[tuple[type, str]]:
+        waiting = []
+        for module, class_name, method in _KNOWN:
+            cls = getattr(sys.modules.get(module), class_name, None)
+            waiting += [] if cls is None else [(cls, method)]
+        while waiting:
+            cls, method = waiting.pop()
+            if method in vars(cls):
+                yield cls, method
+            waiting += [(below, method) for below in cls.__subclasses__()]
+        if self._own is not None and isinstance(getattr(self._own, "components", None), (property, Mapping)):
+            yield from ((cls, "__call__") for cls in self._own.__mro__ if "__call__" in vars(cls))
+
+    def _around(self, original: Any, name: str) -> Any:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            request = self._begin(args[0], kwargs) if args and self._installed else None
+            if request is None:
+                return original(*args, **kwargs)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._end(request)
+
+        keep_dynamo_off(call, and_below=False)
+        return call
+
+    def _begin(self, owner: object, kwargs: Mapping[str, Any], *, found: bool = False) -> Request | None:
+        """The request that runs now; None where it is none of ours."""
+        request = self._thread.request
+        if request is not None and request.found:
+            self._end(request)
+            request = None
+        if request is not None:
+            request.depth += 1
+            return request
+        if not self._counts(owner):
+            return None
+        is_module = isinstance(owner, nn.Module)
+        config = kwargs.get("generation_config") or getattr(owner, "generation_config", None)
+        self._thread.request = request = Request(
+            f"{type(owner).__name__}.generate" if is_module else type(owner).__name__,
+            may_train=is_module and owner.training,  # type: ignore[attr-defined]
+            verifies=any(kwargs.get(name) or getattr(config, name, None) for name in _PROPOSE),
+            found=found,
+        )
+        self._on_begin(request)
+        return request
+
+    def _end(self, request: Request) -> None:
+        request.depth -= 1
+        if request.depth == 0 and self._thread.request is request:
+            self._thread.request = None
+            self._on_end(request)
+
+    def _counts(self, owner: object) -> bool:
+        if self._everybodys or type(owner) is self._own:
+            return True
+        if isinstance(owner, nn.Module):
+            return self._is_part(owner)
+        return any(isinstance(part, nn.Module) and self._is_part(part) for part in vars(owner).values())
+
+    def _outermost(self) -> object | None:
+        """Whose request it is in which this is called."""
+        owner: object | None = None
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            if frame.f_code in self._codes:
+                owner = frame.f_locals.get("self")
+            frame = frame.f_back
+        return owner
+
+
+class _Running(threading.local):
+    request: Request | None = None
+
+
+_NO_CODE = (lambda: None).__code__
