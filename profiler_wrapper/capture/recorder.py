@@ -17,7 +17,7 @@ from profiler_wrapper.capture.requests import Request
 from profiler_wrapper.capture.scopes import LayerScopes, RootCall
 from profiler_wrapper.capture.session import Annotation, Session, SessionLost
 from profiler_wrapper.capture.steps import AutoPlan, Ended, Mode, OpenPlan, Plan, StepCounter, StepFacts
-from profiler_wrapper.capture.threads import ThreadStarts, may_call
+from profiler_wrapper.capture.threads import ThreadStarts, may_call, other_threads, wait_until
 from profiler_wrapper.capture.torch_state import (
     OptimizerSteps,
     Watch,
@@ -207,8 +207,6 @@ class SessionSequence:
 
 _sessions_ended = 0  # in this process
 
-_MOST_WAIT_S = 1.0  # of another thread's profiler for a call or a step on ours
-_LOOK_EVERY_S = 0.01
 _UNITS = {"requests": "requests", "root calls": "calls"}  # what steps are called by what ends them
 _FIRST = {"prof.step()": "prof.step()", "requests": "request"}
 _SETTLING_STEPS = 2  # gradients and the optimizer's state come in these, and stay
@@ -300,11 +298,8 @@ class Recorder:
             self._steps_hook = OptimizerSteps(before=self.optimizer_steps, after=self.optimizer_stepped)
             self._compilations = compilations()
             first = self._plan.begin(self.counter.ended)
-            others = (thread for thread in threading.enumerate() if thread is not threading.current_thread())
-            if any(self._may_call(thread) for thread in others):
-                self._wait_for_call(first)
-            else:
-                self._switch_to(first)
+            self._waits = any(self._may_call(thread) for thread in other_threads())
+            self._switch_to(first)
             if not self.over:
                 self._threads.install()
         except BaseException:
@@ -315,14 +310,13 @@ class Recorder:
         """The block has ended on another thread: the one recorded ends the session at its next call or step.
 
         torch stops a profiler on its own thread only. False: where `stop()` can do it, or that thread has ended.
-        A thread that the recording moved to has a moment to do so.
         """
         with self._lock:
             self._waits = False
         if not self._ask_its_thread(self._end_left):
             return False
         if self.moved:
-            _wait_until(lambda: self.over)
+            wait_until(lambda: self.over)
         with self._lock:  # it may be writing
             return not self.over
 
@@ -464,19 +458,16 @@ class Recorder:
 
     def _thread_starts(self, thread: threading.Thread) -> bool:
         """It is about to, and no model was called yet; whether its end is of interest."""
-        try:
-            if self.over or not self.is_same_process or not self._may_call(thread):
-                return False
-            if self.on_owner_thread and not self._waits and not self._nothing_ends_here():
-                self._safely("waiting for a thread", lambda: self._wait_for_call(self._mode))
-        except Exception as error:  # of somebody's own code: of a metaclass, say
-            self._on_failure("looking at a thread", error)
+        if self.over or not self.is_same_process or not self._may_call(thread):
+            return False
+        if not self._waits and not self._nothing_ends_here():
+            self._safely("waiting for a thread", self._wait_for_call)
         return self._waits
 
-    def _wait_for_call(self, mode: Mode) -> None:
+    def _wait_for_call(self) -> None:
         self.sessions.discard()
         self._waits = True
-        self._switch_to(mode)
+        self._switch_to(self._mode)
 
     def _record_here(self) -> None:
         """A model is about to be called on this thread; where the recording waits for that, it begins."""
@@ -488,20 +479,17 @@ class Recorder:
                 return
             self._waits = False
             self._owner = (os.getpid(), threading.get_ident())
-            if self._mode is not Mode.IDLE and profiler_is_on_somewhere():
-                self._safely("making room for another profiler", self._make_room)
-            else:
-                self._safely("a call of the model", lambda: self._switch_to(self._mode))
+            taken = self._mode is not Mode.IDLE and profiler_is_on_somewhere()
+            self._safely("a call of the model", self._make_room if taken else lambda: self._switch_to(self._mode))
 
     def _thread_ended(self) -> None:
-        if self.on_owner_thread:
-            self._settle_step()
-            self._safely("the end of the thread", self._end_with_its_thread)
+        self._safely("the end of the thread", self._end_with_its_thread)
 
     def _end_with_its_thread(self) -> None:
         """The recording waits for the next call, on whichever thread: that is another window of the same plan."""
         self._waits = True
-        if self.counter.last_step_counts():
+        self._settle_step()
+        if not self.over and self.counter.last_step_counts():
             self._count(self.counter.end())
         if self.over:
             return
@@ -629,8 +617,7 @@ class Recorder:
             window.warn("the model was called on other threads too: torch.profiler does not record what runs there")
         if self.moved and not window.empty:
             window.warn(
-                "the model was called on another thread than the block's: that thread alone is in this result, from "
-                "its first call of the model on, since torch.profiler records one thread"
+                "the model was called on another thread than the block's: the result is that thread's, from there on"
             )
         source, by_hand = self.counter.source, self._by_hand
         window.step_source = None if source == "nothing yet" else source
@@ -659,7 +646,7 @@ class Recorder:
     def _before_another(self) -> None:
         """Somebody else's profiler is about to start: torch has room for one, so ours ends first."""
         if self._ask_its_thread(self._make_room):
-            _wait_until(lambda: not self.sessions.running)
+            wait_until(lambda: not self.sessions.running)
         self._safely("making room for another profiler", self._make_room)
 
     def _make_room(self) -> None:
@@ -711,10 +698,3 @@ class Recorder:
                 self._close_window()
                 self._take_down()
                 self._on_failure(what, error)
-
-
-def _wait_until(done: Callable[[], bool]) -> None:
-    """For a moment: another thread does it with its next call or step."""
-    end_s = time.monotonic() + _MOST_WAIT_S
-    while not done() and time.monotonic() < end_s:
-        time.sleep(_LOOK_EVERY_S)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
@@ -20,6 +21,22 @@ from torch import Tensor, nn
 _GIVEN = ("_target", "_args", "_kwargs")  # what a thread runs, in its own attributes
 _MOST_OBJECTS = 20_000  # looked at for one thread, some 10 ms; a manager holds its model within the first hundred
 _NO_WAY = (type, ModuleType, Tensor, threading.Thread)  # what these refer to is not the thread's
+
+
+_MOST_WAIT_S = 1.0  # for a call or a step on another thread
+_LOOK_EVERY_S = 0.01
+
+
+def other_threads() -> list[threading.Thread]:
+    """Those that run beside this one."""
+    return [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    """For a moment: another thread does it with its next call or step."""
+    end_s = time.monotonic() + _MOST_WAIT_S
+    while not done() and time.monotonic() < end_s:
+        time.sleep(_LOOK_EVERY_S)
 
 
 def may_call(thread: threading.Thread, models: Iterable[nn.Module]) -> bool:
