@@ -8,7 +8,7 @@ import pkgutil
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from profiler_wrapper.commands.common import Commands, add_command
 from profiler_wrapper.errors import WrongUse
@@ -20,7 +20,8 @@ def add(commands: Commands) -> None:
     """The parser: the options of `ProfilerWrapper` by their names."""
     command = add_command(
         commands, "run", run,
-        examples="train.py --epochs 3\n--steps 20-22 --output-dir runs train.py\n-m package.train --lr 1e-4",
+        examples="train.py --epochs 3\n--steps 20-22 --output-dir runs train.py\n"
+        "--schedule wait=5,warmup=1,active=3 -m package.train --lr 1e-4",
     )  # fmt: skip
     command.allow_abbrev = False  # what follows the script is not ours, whatever it begins with
     command.add_argument(

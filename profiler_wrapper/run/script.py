@@ -230,8 +230,12 @@ class _Profile:
             if self._problem:
                 say(f"profiler_wrapper: nothing was recorded: {self._problem}\n", on="stderr")
             return
+        drawn = "tabulate" in sys.modules
         self._profiling.exit(error)
         self._profiling.report()
+        # Python ends by SIGINT after Ctrl-C, unless code made of text runs at exit: torch's handler imports this then.
+        if isinstance(error, KeyboardInterrupt) and not drawn:
+            sys.modules.pop("tabulate", None)
 
 
 def make_script_options(given: Mapping[str, Any]) -> Options:
