@@ -59,7 +59,9 @@ def test_run_has_every_option_of_the_wrapper() -> None:
     parser = parser_of("run")
     options = {name for action in parser._actions for name in action.option_strings}
     assert options - wanted == {"-h", "--help", "-m", "--module", "-o"} | {
-        f"--no-{name.replace('_', '-')}" for name, one in parameters.items() if one.annotation in ("bool", "bool | None")
+        f"--no-{name.replace('_', '-')}"
+        for name, one in parameters.items()
+        if one.annotation in ("bool", "bool | None")
     }
     assert wanted <= options
     rest = ["train.py", "--steps", "3", "--", "--tra", "-m", "-o", "--ver"]
