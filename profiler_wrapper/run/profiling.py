@@ -264,9 +264,7 @@ class Profiling:
 
     def _mark_only(self) -> None:
         if self._options.from_outside and records_here():
-            warn(
-                "the script has a ProfilerWrapper of its own, which records: the command run gives way and has no result"
-            )
+            warn("the script has a ProfilerWrapper of its own, which records: the command run gives way, and has none")
             return
         self._only_marks = True
         self._scopes.attach()

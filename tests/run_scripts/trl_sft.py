@@ -20,6 +20,7 @@ plain.pre_tokenizer = pre_tokenizers.Whitespace()
 tokenizer = transformers.PreTrainedTokenizerFast(
     tokenizer_object=plain, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
 )
+transformers.set_seed(0)
 model = transformers.LlamaForCausalLM(
     transformers.LlamaConfig(
         vocab_size=128,
