@@ -244,7 +244,7 @@ class Recorder:
         self._growth = GrowthBound()
         self._held = held
         self.sessions = SessionSequence(
-            new_session=new_session, part_path=part_path, before_another=self._before_another, held=held
+            new_session=new_session, part_path=part_path, before_another=self.before_another, held=held
         )
         self._mode = Mode.IDLE
         self._steps_hook: OptimizerSteps | None = None
@@ -563,7 +563,7 @@ class Recorder:
 
     # -- other profilers --------------------------------------------------------------------------
 
-    def _before_another(self) -> None:
+    def before_another(self) -> None:
         """Somebody else's profiler is about to start: torch has room for one, so ours ends first."""
         if self._ask_its_thread(self._make_room):
             end_s = time.monotonic() + _MOST_WAIT_S
