@@ -432,7 +432,7 @@ class LayerScopes(Listener):
                 label, phase = target.layer.mark.root, generation_phase(args, kwargs)
                 outermost = not open_here and not in_backward()
                 if outermost:
-                    self._requests.look()
+                    self._requests.look(label)
                 request = self._requests.running
                 if request is not None:
                     phase = request.phase(label, phase)
