@@ -41,7 +41,7 @@ def train(options: argparse.Namespace, output_dir: str, mode: str) -> dict[str, 
 
     import models
     import profiler_wrapper as pw
-    from profiler_wrapper.capture.recorder import SessionSequence
+    from profiler_wrapper.capture.session import SessionSequence
 
     warnings.simplefilter("ignore")
     case = models.build("llama", layers=options.layers, hidden=options.hidden, tokens=options.tokens)

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from profiler_wrapper.analysis.model import Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +21,7 @@ class LayerCall:
     """One entry of one layer, in time order: what the per-call series and the lanes are drawn from."""
 
     layer: str
-    phase: Phase
+    phase: str  # one of PHASES
     step: int | None
     index: int  # which call of this layer and phase it is, from 0
     start_ns: int  # on the CPU

@@ -6,206 +6,31 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from profiler_wrapper.capture.growth import GrowthBound
 from profiler_wrapper.capture.owned_tensors import OwnedTensors
-from profiler_wrapper.capture.records import RecordedTrace, Window
+from profiler_wrapper.capture.records import Window
 from profiler_wrapper.capture.requests import Request
 from profiler_wrapper.capture.scopes import LayerScopes, RootCall
-from profiler_wrapper.capture.session import Annotation, Session, SessionLost
+from profiler_wrapper.capture.session import Session, SessionSequence
 from profiler_wrapper.capture.steps import AutoPlan, Ended, Mode, OpenPlan, Plan, StepCounter, StepFacts
-from profiler_wrapper.capture.threads import ThreadStarts, may_call, other_threads, wait_until
 from profiler_wrapper.capture.torch_state import (
     OptimizerSteps,
-    Watch,
+    ThreadStarts,
     capturing,
     compilations,
     free_recorder,
     in_backward,
     in_op,
     is_alive,
+    may_call,
+    other_threads,
     profiler_is_on_somewhere,
+    wait_until,
 )
 from profiler_wrapper.trace.marks import EVALUATION, REQUEST
-from profiler_wrapper.trace.run_directory import Holding
-from profiler_wrapper.trace.spans import ranges
-
-# One session after the other, and the window that they fill.
-
-
-class SessionSequence:
-    """Records one session after the other, into windows.
-
-    Args:
-        part_path: where to export a session for now.
-        before_another: called just before somebody else's profiler takes the recorder from a session of ours.
-        held: lists what is owned when a session begins and ends.
-    """
-
-    def __init__(
-        self,
-        *,
-        new_session: Callable[[Mode], Session],
-        part_path: Callable[[str], Path],
-        before_another: Callable[[], None],
-        held: OwnedTensors,
-    ) -> None:
-        self.window = Window()
-        self.mode = Mode.IDLE  # of the running session, or of the last one
-        self._new_session, self._part_path, self._held = new_session, part_path, held
-        self._watch = Watch(is_another=self._is_another, before_another=before_another)
-        self._session: Session | None = None
-        self._steps: list[int] = []
-        self._block: Annotation | None = None
-        self._request: Annotation | None = None
-        self._named: list[Annotation] = []  # those that run, outermost first
-        self._parts = 0
-        self._frees_unsure = False
-
-    @property
-    def running(self) -> bool:
-        """A session is being recorded."""
-        return self._session is not None
-
-    def start(self, mode: Mode, step: int | None) -> None:
-        """Begin a session with this step, None: before the next begins. Raises what torch raises."""
-        session = self._new_session(mode)
-        if self.window.full is None:  # else this session follows that one without a gap
-            self._frees_unsure = _sessions_ended > 0
-        self._held.begin()
-        if self.window.begin_ns is None:
-            self.window.begin_ns = time.time_ns()
-        session.start()
-        self.mode, self._session, self._steps = mode, session, []
-        self._watch.install()
-        if step is not None:
-            session.begin_step(step)
-        for block in self._named:
-            block.begin()
-
-    def begin_step(self, step: int) -> None:
-        """The next step of the running session."""
-        if self._session is not None:
-            self._session.begin_step(step)
-
-    def end_step(self, step: int, *, counts: bool = True) -> None:
-        """That step was recorded from begin to end; where it does not count, its events belong to none."""
-        self.end_request()
-        if self._session is not None:
-            self._session.end_step()
-            self._steps += [step] if counts else []
-
-    def begin_block(self, name: str) -> None:
-        """Name what is recorded from now on, until `end_block` or the session's end."""
-        self.end_block()
-        if self._session is not None:
-            self._block = Annotation(name).begin()
-
-    def end_block(self) -> None:
-        """End it; a second call does nothing."""
-        block, self._block = self._block, None
-        if block is not None:
-            block.end()
-
-    def begin_request(self, name: str) -> None:
-        """Name what is recorded from now on, until `end_request` or the session's end."""
-        self.end_request()
-        if self._session is not None:
-            self._request = Annotation(name).begin()
-
-    def end_request(self) -> None:
-        """End it; a second call does nothing."""
-        request, self._request = self._request, None
-        if request is not None:
-            request.end()
-
-    def enter_named(self, block: Annotation) -> None:
-        """It begins, recorded or not."""
-        self._named.append(block)
-        if self._session is not None:
-            block.begin()
-
-    def leave_named(self, block: Annotation) -> None:
-        """It has ended."""
-        block.end()
-        if block in self._named:
-            self._named.remove(block)
-
-    def stop(self) -> None:
-        """End the running session and keep its trace in the window."""
-        session = self._let_go()
-        if session is None:
-            return
-        try:
-            held = self._held.end()
-            self.window.end_ns = time.time_ns()
-            session.stop()
-            trace = self._export(session, held)
-        except SessionLost as lost:
-            what = f"steps {ranges(self._steps)}" if self._steps else "an unfinished step"
-            self.window.warn(f"the recording of {what} is lost: {lost}", incomplete=True)
-            return
-        finally:
-            session.close()
-        if session.problem is not None:
-            self.window.warn(session.problem, incomplete=True)
-        if self._held.problem is not None:
-            self.window.warn(self._held.problem)
-        if self.mode is Mode.FULL:
-            self.window.full = trace
-        else:
-            self.window.timed = trace
-
-    def discard(self) -> None:
-        """End the running session and forget the window."""
-        session = self._let_go()
-        self._held.forget()
-        for trace in (self.window.full, self.window.timed):
-            if trace is not None:
-                trace.path.unlink(missing_ok=True)
-        self.window = Window()
-        if session is not None:
-            try:
-                session.stop()
-            finally:
-                session.close()
-
-    def take_window(self) -> Window:
-        """The window so far; the next begins."""
-        window, self.window = self.window, Window()
-        return window
-
-    def _let_go(self) -> Session | None:
-        global _sessions_ended
-        self._watch.remove()
-        session, self._session = self._session, None
-        _sessions_ended += session is not None
-        self.end_request()
-        for block in reversed(self._named):
-            block.end()
-        self.end_block()
-        return session
-
-    def _export(self, session: Session, held: tuple[Holding, ...]) -> RecordedTrace:
-        self._parts += 1
-        path = self._part_path(f"{self._parts}_{self.mode.name.lower()}")
-        try:
-            session.export(path)
-        except BaseException:
-            for torn in (path, path.with_name(f"{path.name}.tmp")):  # torch writes to the second first
-                with suppress(OSError):
-                    torn.unlink(missing_ok=True)
-            raise
-        return RecordedTrace(path, tuple(self._steps), session.record_shapes, held, self._frees_unsure)
-
-    def _is_another(self, profiler: object) -> bool:
-        return self._session is not None and self._session.is_taken_by(profiler)
-
-
-_sessions_ended = 0  # in this process
 
 _UNITS = {"requests": "requests", "root calls": "calls"}  # what steps are called by what ends them
 _FIRST = {"prof.step()": "prof.step()", "requests": "request"}
@@ -216,7 +41,8 @@ class Recorder:
     """From `start()` to `stop()`, one loop on one thread.
 
     That is the thread that starts it. Where another one may call the model, the recording waits for the first call
-    and is the caller's thread's from then on; when that ends, it waits for the next.
+    and is the caller's thread's from then on; when that ends, it waits for the next. The block's own thread goes before
+    all others: with its first call what was recorded of another one ends, and counting begins anew.
 
     Methods called from inside the loop never raise: what fails ends the recording and goes to `on_failure`.
 
@@ -247,7 +73,7 @@ class Recorder:
         self._growth = GrowthBound()
         self._held = held
         self.sessions = SessionSequence(
-            new_session=new_session, part_path=part_path, before_another=self._before_another, held=held
+            new_session=new_session, part_path=part_path, before_another=self.before_another, held=held
         )
         self._mode = Mode.IDLE
         self._steps_hook: OptimizerSteps | None = None
@@ -263,6 +89,7 @@ class Recorder:
         self._calls_elsewhere = False
         self._threads = ThreadStarts(before=self._thread_starts, at_end=self._thread_ended)
         self._waits = False  # for the first call of a model, on whichever thread
+        self._stays = False  # on the block's thread, for good
         self._lock = threading.RLock()  # the block's thread may leave while the one recorded is at work here
         self._next: Callable[[], None] | None = None  # what the next call or step on its own thread has to do instead
         self._compilations = 0
@@ -334,7 +161,7 @@ class Recorder:
             else:
                 with self._lock:
                     self._settle_step()
-                    if not self.over:
+                    if not self.over and (self.sessions.running or not self._stays):
                         self._end_loop()
         finally:
             self._take_down()
@@ -405,6 +232,8 @@ class Recorder:
 
     def root_enters(self, call: RootCall, *, updated: bool = False) -> None:
         """A model is about to be called; `updated`: its parameters have changed since the last call."""
+        if self.moved and self._home == (os.getpid(), threading.get_ident()):
+            self._next = self._come_home
         self._record_here()
         self._calls_elsewhere |= self.sessions.running and self._is_another_thread
         if self.on_owner_thread:
@@ -475,12 +304,23 @@ class Recorder:
         if not waits or not self.is_same_process or self._nothing_ends_here():
             return
         with self._lock:
-            if not self._waits:
+            here = os.getpid(), threading.get_ident()
+            if not self._waits or (self._stays and here != self._home):
                 return
-            self._waits = False
-            self._owner = (os.getpid(), threading.get_ident())
+            self._waits, self._owner = False, here
             taken = self._mode is not Mode.IDLE and profiler_is_on_somewhere()
             self._safely("a call of the model", self._make_room if taken else lambda: self._switch_to(self._mode))
+
+    def _come_home(self) -> None:
+        """The recording waits for the next call on the block's thread, and leaves that no more."""
+        self._next = None
+        self.sessions.discard()
+        self._owner, self._waits, self._stays = self._home, True, True
+        self.counter.begin_anew()
+        self._facts()
+        self._trained.clear()
+        self._left_out, self._counted, self._all_s = {}, 0, 0.0
+        self._switch_to(self._plan.begin(self.counter.ended))
 
     def _thread_ended(self) -> None:
         self._safely("the end of the thread", self._end_with_its_thread)
@@ -588,6 +428,9 @@ class Recorder:
 
     def _switch_to(self, mode: Mode) -> None:
         self._mode = mode
+        if mode is Mode.OVER and self.moved:
+            self._come_home()
+            return
         if mode is Mode.OVER:
             self.over_as_planned = True
             self._take_down()
@@ -643,7 +486,7 @@ class Recorder:
 
     # -- other profilers --------------------------------------------------------------------------
 
-    def _before_another(self) -> None:
+    def before_another(self) -> None:
         """Somebody else's profiler is about to start: torch has room for one, so ours ends first."""
         if self._ask_its_thread(self._make_room):
             wait_until(lambda: not self.sessions.running)

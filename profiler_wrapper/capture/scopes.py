@@ -39,8 +39,14 @@ from profiler_wrapper.capture.layers import (
     takes,
 )
 from profiler_wrapper.capture.requests import Request, Requests
-from profiler_wrapper.capture.session import Session
-from profiler_wrapper.capture.torch_state import generation_phase, in_backward, keep_dynamo_off, recorder_is_taken
+from profiler_wrapper.capture.routed_tokens import RoutedTokens, experts_in
+from profiler_wrapper.capture.torch_state import (
+    capturing,
+    generation_phase,
+    in_backward,
+    keep_dynamo_off,
+    recorder_is_taken,
+)
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.trace.marks import ROOT_PATH, expert_number, format_mark
 
@@ -134,14 +140,45 @@ class _All(Listener):
             listener.close_call(its)
 
 
+class BeforeFirstCall(_All):
+    """Does something just before the first call of a module, once; who begins to listen by that hears of the call.
+
+    While it listens no profiler has been started: that initializes CUDA, and which devices may be chosen later.
+
+    Args:
+        action: given that module; must not raise.
+    """
+
+    def __init__(self, action: Callable[[nn.Module], None]) -> None:
+        super().__init__(())
+        self._action, self._once = action, threading.Lock()
+
+    def open_call(self, module: nn.Module, args: Any, kwargs: Any, marked: set[str] | None = None) -> object | None:
+        if in_backward() or capturing() or not self._once.acquire(blocking=False):
+            return None
+        stop_listening(self)
+        before = _listeners
+        self._action(module)
+        self._listeners = tuple(one for one in _listeners if one not in before)
+        return super().open_call(module, args, kwargs, marked)
+
+
 def listen(listener: Listener) -> None:
     """Tell `listener` of every call of a module from now on, in all threads."""
     global _plain_call, _in_place
     with _lock:
         _keep_dynamo_out(type(listener))
+        is_first = all(isinstance(one, BeforeFirstCall) for one in _listeners)
+        if is_first and not isinstance(listener, BeforeFirstCall) and (waiting := _listeners):
+            for one in waiting:  # the original is back for the moment
+                stop_listening(one)
+            listen(listener)
+            _set_listeners((*_listeners, *waiting))
+            return
         _set_listeners((*_listeners, listener))
         if not _in_place or vars(nn.Module)["__call__"] is _plain_call:  # or somebody has put the original back
-            _let_stack_tracer_see_the_original()
+            if not isinstance(listener, BeforeFirstCall):
+                _let_stack_tracer_see_the_original()
             _plain_call = nn.Module.__call__
             _put(_call, instead_of=_plain_call, known_as=_KNOWN_TO_DYNAMO)
             _in_place = True
@@ -217,92 +254,6 @@ def _keep_dynamo_out(cls: type[Listener]) -> None:
     for owner in owners:
         for method in (owner.open_call, owner.take_result, owner.close_call):
             keep_dynamo_off(method, and_below=True)
-
-
-# --------------------------------------------------------------------------------------------------
-# How many tokens each expert got, where one module holds the weights of all and one kernel multiplies them.
-#
-# Such a module is given which experts each token goes to, or how many tokens each gets. That tensor is held, not
-# copied, so nothing is launched while steps run, and read as soon as the profiler has stopped. Only while shapes are
-# recorded: no memory is reported of those steps, unless they are the only ones.
-
-_MOST_HELD_BYTES = 64 << 20
-_MOST_HELD_NUMBERS = 1 << 19  # tokens of one expert in one call, which run.json holds
-
-
-class RoutedTokens:
-    """The tokens that experts got, call by call, in the last session with shapes."""
-
-    def __init__(self) -> None:
-        self._session: weakref.ref[Session] | None = None
-        self._held: dict[_Target, list[tuple[torch.Tensor, int | None]]] = {}
-        self._bytes = self._numbers = 0
-        self._tokens: dict[_Target, list[list[int]] | str] = {}
-
-    def hold(self, target: _Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Of a call that is about to begin, the tensor that says which tokens go where."""
-        session = Session.with_shapes
-        if session is None or in_backward():
-            return
-        if self._session is None or self._session() is not session:
-            self._session, self._tokens = weakref.ref(session), {}
-            session.when_stopped.append(self._read)
-        if target in self._tokens:
-            return
-        routing = next((one for one in (*args, *kwargs.values()) if _is_routing(one, target.experts)), None)
-        if routing is None:
-            self._leave(target, "the module of the experts is given no tensor that tells them")
-        elif routing.is_cuda and torch.cuda.is_current_stream_capturing():
-            self._leave(target, "a graph was captured")
-        elif self._bytes + routing.nbytes > _MOST_HELD_BYTES or self._numbers + target.experts > _MOST_HELD_NUMBERS:
-            self._leave(target, "there were too many calls, or too many tokens, to hold")
-        else:
-            self._bytes += routing.nbytes
-            self._numbers += target.experts
-            version = None if routing.is_inference() else routing._version
-            self._held.setdefault(target, []).append((routing, version))
-
-    def _leave(self, target: _Target, reason: str) -> None:
-        self._tokens[target] = reason
-        self._held.pop(target, None)
-
-    def _read(self) -> None:
-        held, self._held, self._bytes, self._numbers = self._held, {}, 0, 0
-        for target, calls in held.items():
-            try:
-                changed = any(version not in (None, one._version) for one, version in calls)
-                tokens = [_tokens_of(one, target.experts) for one, _ in calls]
-                self._tokens[target] = "the tensor that tells them was changed afterwards" if changed else tokens
-            except Exception as error:
-                self._tokens[target] = f"it could not be read: {type(error).__name__}: {error}"
-
-    def of(self, target: _Target) -> dict[str, Any]:
-        """What is known, as an entry of `describe`: tokens by call and expert, or why they are not known."""
-        tokens = self._tokens.get(target)
-        if tokens is None:
-            return {}
-        return {"tokens_unknown": tokens} if isinstance(tokens, str) else {"expert_tokens": tokens}
-
-
-def _experts_in(module: nn.Module) -> int:
-    """How many experts one module holds the weights of; 0 for one expert, or none."""
-    named = (getattr(module, name, None) for name in ("num_experts", "num_local_experts"))
-    stacked = (one.shape[0] for one in module._parameters.values() if one is not None and one.dim() == 3)
-    return next((one for one in (*named, *stacked) if type(one) is int and one > 1), 0)
-
-
-def _is_routing(given: object, experts: int) -> bool:
-    """Of two dimensions: (tokens, chosen), the numbers of experts; of one: the tokens of each."""
-    if type(given) is not torch.Tensor or given.dtype not in (torch.int64, torch.int32):
-        return False
-    return given.dim() == 2 or (given.dim() == 1 and len(given) == experts)
-
-
-def _tokens_of(routing: torch.Tensor, experts: int) -> list[int]:
-    numbers = routing.detach().cpu().flatten()
-    if routing.dim() == 2:  # a number beyond the last is that of an expert on another rank
-        numbers = torch.bincount(numbers[(numbers >= 0) & (numbers < experts)], minlength=experts)
-    return [int(number) for number in numbers.tolist()]
 
 
 _Range = torch._C._profiler._RecordFunctionFast
@@ -442,6 +393,11 @@ class LayerScopes(Listener):
         named = (reference() for reference in self._roots.values())
         return (*self._unnamed, *(root for root in named if root is not None))
 
+    def expect(self, module: nn.Module) -> None:
+        """`module` is about to be called: what is known of a root is known from now on, if it is one."""
+        if id(module) not in self._entrances:
+            self._first_seen(module)
+
     def is_part(self, module: nn.Module) -> bool | None:
         """Whether `module` lies in a model that was given, and is none itself; None where that is not known."""
         entrance = self._entrances.get(id(module))
@@ -476,7 +432,7 @@ class LayerScopes(Listener):
                 label, phase = target.layer.mark.root, generation_phase(args, kwargs)
                 outermost = not open_here and not in_backward()
                 if outermost:
-                    self._requests.look()
+                    self._requests.look(label)
                 request = self._requests.running
                 if request is not None:
                     phase = request.phase(label, phase)
@@ -495,7 +451,7 @@ class LayerScopes(Listener):
             if compiled:
                 target.compiled = True
             if target.experts:
-                self._routed.hold(target, args, kwargs)
+                self._routed.hold(target, target.experts, args, kwargs)
             opened: _OpenCall = [target, module, _begin_mark(name, marked)]
             open_here.append(opened)
             return opened
@@ -561,7 +517,7 @@ class _Target:
 
     def __init__(self, layer: Layer) -> None:
         is_of_all = layer.mark.kind == "expert" and expert_number(layer.mark.path) is None
-        self.experts = _experts_in(layer.module) if is_of_all else 0
+        self.experts = experts_in(layer.module) if is_of_all else 0
         self.layer = replace(layer, holders=())
         self.is_root = layer.mark.path == ROOT_PATH
         self.compiled = False

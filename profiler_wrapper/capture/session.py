@@ -1,4 +1,4 @@
-"""One session of torch.profiler: start, step, stop, export. Nothing here knows of layers."""
+"""Sessions of torch.profiler: start, step, stop, export; the window they fill. Nothing here knows of layers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import gc
 import mmap
 import os
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,7 +19,11 @@ import msgspec
 import torch
 from torch.profiler import profiler as torch_profiler
 
+from profiler_wrapper.capture.owned_tensors import OwnedTensors
+from profiler_wrapper.capture.records import RecordedTrace, Window
+from profiler_wrapper.capture.steps import Mode
 from profiler_wrapper.capture.torch_state import (
+    Watch,
     claim_recorder,
     is_alive,
     keep_dynamo_off,
@@ -26,6 +31,8 @@ from profiler_wrapper.capture.torch_state import (
     release_recorder,
 )
 from profiler_wrapper.trace.marks import GARBAGE
+from profiler_wrapper.trace.run_directory import Holding
+from profiler_wrapper.trace.spans import ranges
 
 # Most of what is used here has no types.
 _KinetoProfile: Any = torch_profiler._KinetoProfile
@@ -379,3 +386,179 @@ def _switch_off() -> None:
     if profiler_is_on():
         _autograd._disable_profiler()
         _autograd.profiler._run_on_profiler_stop()
+
+
+# --------------------------------------------------------------------------------------------------
+# One session after the other, and the window that they fill.
+
+
+class SessionSequence:
+    """Records one session after the other, into windows.
+
+    Args:
+        part_path: where to export a session for now.
+        before_another: called just before somebody else's profiler takes the recorder from a session of ours.
+        held: lists what is owned when a session begins and ends.
+    """
+
+    def __init__(
+        self,
+        *,
+        new_session: Callable[[Mode], Session],
+        part_path: Callable[[str], Path],
+        before_another: Callable[[], None],
+        held: OwnedTensors,
+    ) -> None:
+        self.window = Window()
+        self.mode = Mode.IDLE  # of the running session, or of the last one
+        self._new_session, self._part_path, self._held = new_session, part_path, held
+        self._watch = Watch(is_another=self._is_another, before_another=before_another)
+        self._session: Session | None = None
+        self._steps: list[int] = []
+        self._block: Annotation | None = None
+        self._request: Annotation | None = None
+        self._named: list[Annotation] = []  # those that run, outermost first
+        self._parts = 0
+        self._frees_unsure = False
+
+    @property
+    def running(self) -> bool:
+        """A session is being recorded."""
+        return self._session is not None
+
+    def start(self, mode: Mode, step: int | None) -> None:
+        """Begin a session with this step, None: before the next begins. Raises what torch raises."""
+        session = self._new_session(mode)
+        if self.window.full is None:  # else this session follows that one without a gap
+            self._frees_unsure = _sessions_ended > 0
+        self._held.begin()
+        if self.window.begin_ns is None:
+            self.window.begin_ns = time.time_ns()
+        session.start()
+        self.mode, self._session, self._steps = mode, session, []
+        self._watch.install()
+        if step is not None:
+            session.begin_step(step)
+        for block in self._named:
+            block.begin()
+
+    def begin_step(self, step: int) -> None:
+        """The next step of the running session."""
+        if self._session is not None:
+            self._session.begin_step(step)
+
+    def end_step(self, step: int, *, counts: bool = True) -> None:
+        """That step was recorded from begin to end; where it does not count, its events belong to none."""
+        self.end_request()
+        if self._session is not None:
+            self._session.end_step()
+            self._steps += [step] if counts else []
+
+    def begin_block(self, name: str) -> None:
+        """Name what is recorded from now on, until `end_block` or the session's end."""
+        self.end_block()
+        if self._session is not None:
+            self._block = Annotation(name).begin()
+
+    def end_block(self) -> None:
+        """End it; a second call does nothing."""
+        block, self._block = self._block, None
+        if block is not None:
+            block.end()
+
+    def begin_request(self, name: str) -> None:
+        """Name what is recorded from now on, until `end_request` or the session's end."""
+        self.end_request()
+        if self._session is not None:
+            self._request = Annotation(name).begin()
+
+    def end_request(self) -> None:
+        """End it; a second call does nothing."""
+        request, self._request = self._request, None
+        if request is not None:
+            request.end()
+
+    def enter_named(self, block: Annotation) -> None:
+        """It begins, recorded or not."""
+        self._named.append(block)
+        if self._session is not None:
+            block.begin()
+
+    def leave_named(self, block: Annotation) -> None:
+        """It has ended."""
+        block.end()
+        if block in self._named:
+            self._named.remove(block)
+
+    def stop(self) -> None:
+        """End the running session and keep its trace in the window."""
+        session = self._let_go()
+        if session is None:
+            return
+        try:
+            held = self._held.end()
+            self.window.end_ns = time.time_ns()
+            session.stop()
+            trace = self._export(session, held)
+        except SessionLost as lost:
+            what = f"steps {ranges(self._steps)}" if self._steps else "an unfinished step"
+            self.window.warn(f"the recording of {what} is lost: {lost}", incomplete=True)
+            return
+        finally:
+            session.close()
+        if session.problem is not None:
+            self.window.warn(session.problem, incomplete=True)
+        if self._held.problem is not None:
+            self.window.warn(self._held.problem)
+        if self.mode is Mode.FULL:
+            self.window.full = trace
+        else:
+            self.window.timed = trace
+
+    def discard(self) -> None:
+        """End the running session and forget the window."""
+        session = self._let_go()
+        self._held.forget()
+        for trace in (self.window.full, self.window.timed):
+            if trace is not None:
+                trace.path.unlink(missing_ok=True)
+        self.window = Window()
+        if session is not None:
+            try:
+                session.stop()
+            finally:
+                session.close()
+
+    def take_window(self) -> Window:
+        """The window so far; the next begins."""
+        window, self.window = self.window, Window()
+        return window
+
+    def _let_go(self) -> Session | None:
+        global _sessions_ended
+        self._watch.remove()
+        session, self._session = self._session, None
+        _sessions_ended += session is not None
+        self.end_request()
+        for block in reversed(self._named):
+            block.end()
+        self.end_block()
+        return session
+
+    def _export(self, session: Session, held: tuple[Holding, ...]) -> RecordedTrace:
+        self._parts += 1
+        path = self._part_path(f"{self._parts}_{self.mode.name.lower()}")
+        try:
+            session.export(path)
+        except BaseException:
+            for torn in (path, path.with_name(f"{path.name}.tmp")):  # torch writes to the second first
+                with contextlib.suppress(OSError):
+                    torn.unlink(missing_ok=True)
+            raise
+        return RecordedTrace(path, tuple(self._steps), session.record_shapes, held, self._frees_unsure)
+
+    def _is_another(self, profiler: object) -> bool:
+        return self._session is not None and self._session.is_taken_by(profiler)
+
+
+_sessions_ended = 0  # in this process

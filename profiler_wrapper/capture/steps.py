@@ -370,6 +370,12 @@ class StepCounter:
         """The running step has ended, whatever counts."""
         return self._end()
 
+    def begin_anew(self) -> None:
+        """What was counted were steps of another thread."""
+        self.source, self.ended, self._micro_batches = "nothing yet", self.first, 0
+        self._roots.clear()
+        self._trained = False
+
     def last_step_counts(self) -> bool:
         """The recording ends now: is what runs a step of its own, not just what follows the last one?"""
         if self.source == "nothing yet":

@@ -122,9 +122,11 @@ def test_calls_on_other_threads_disturb_nothing(case: Case, tmp_path: Path) -> N
     with nothing_left(case), profiler(case, tmp_path) as prof:
         thread = threading.Thread(target=evaluate)
         thread.start()
-        models.train(case, steps=6)
+        models.train(case, steps=8)
         thread.join()
-    assert result_of(prof).run["timed_steps"] == [2, 3, 4]
+    # The first step is in no result where the other thread called first.
+    assert result_of(prof).run["timed_steps"] in ([2, 3, 4], [3, 4, 5])
+    assert result_of(prof).run["step_source"] == "optimizer"
 
 
 def test_forked_workers_disturb_nothing(case: Case, tmp_path: Path) -> None:

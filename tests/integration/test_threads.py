@@ -200,6 +200,31 @@ def test_a_thread_without_the_model_changes_nothing(case: Case, tmp_path: Path) 
     assert any(row.op == "aten::cumsum" for row in result_of(prof).operators)
 
 
+def test_the_block_s_thread_goes_before_one_that_called_first(case: Case, tmp_path: Path) -> None:
+    for asked in (1, 8):  # its plan goes on, or is over
+        server = Server(case)
+        with nothing_left(case):
+            with profiler(case, tmp_path / str(asked)) as prof:
+                server.thread.start()
+                for request in range(asked):
+                    server.ask(request)
+                models.train(case, steps=1)
+                server.ask(0)
+                models.train(case, steps=6)
+            server.end()
+        assert len(prof.results) == (2 if asked == 8 else 1)
+        assert result_of(prof).run["timed_steps"] == [2, 3, 4]
+        assert {row.phase for row in result_of(prof).layers if row.time_ns} >= {"forward", "backward", "optimizer"}
+
+
+def test_steps_by_number_that_a_thread_made_are_not_missed(case: Case, tmp_path: Path) -> None:
+    with profiler(case, tmp_path, steps="3-4") as prof:
+        on_a_thread(lambda: models.train(case, steps=6))
+        torch.ones(3).cumsum(0)
+    assert [result.run["timed_steps"] for result in prof.results] == [[3, 4]]
+    assert not any("never came" in warning for warning in result_of(prof).warnings)
+
+
 # --- steps and ends ------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from profiler_wrapper.capture.threads import ThreadStarts, may_call
+from profiler_wrapper.capture.torch_state import ThreadStarts, may_call
 
 MODEL, OTHER = nn.Linear(2, 2), nn.Linear(2, 2)
 
