@@ -90,6 +90,7 @@ class Recorder:
         self._threads = ThreadStarts(before=self._thread_starts, at_end=self._thread_ended)
         self._waits = False  # for the first call of a model, on whichever thread
         self._stays = False  # on the block's thread, for good
+        self.has_moved = False  # another thread than the block's is recorded, or was
         self._lock = threading.RLock()  # the block's thread may leave while the one recorded is at work here
         self._next: Callable[[], None] | None = None  # what the next call or step on its own thread has to do instead
         self._compilations = 0
@@ -308,8 +309,8 @@ class Recorder:
             if not self._waits or (self._stays and here != self._home):
                 return
             self._waits, self._owner = False, here
-            taken = self._mode is not Mode.IDLE and profiler_is_on_somewhere()
-            self._safely("a call of the model", self._make_room if taken else lambda: self._switch_to(self._mode))
+            self.has_moved |= self.moved
+            self._safely("a call of the model", lambda: self._switch_to(self._mode))
 
     def _come_home(self) -> None:
         """The recording waits for the next call on the block's thread, and leaves that no more."""
@@ -436,7 +437,7 @@ class Recorder:
             self._take_down()
             return
         recording = mode is not Mode.IDLE and not self._waits
-        if recording and not free_recorder():
+        if recording and (not free_recorder() or (self.moved and profiler_is_on_somewhere())):
             self._make_room()
             return
         # Calls of the model are what counts steps until something better does.
@@ -490,7 +491,8 @@ class Recorder:
         """Somebody else's profiler is about to start: torch has room for one, so ours ends first."""
         if self._ask_its_thread(self._make_room):
             wait_until(lambda: not self.sessions.running)
-        self._safely("making room for another profiler", self._make_room)
+        with self._lock:  # that thread may be in the midst of it
+            self._safely("making room for another profiler", self._make_room)
 
     def _make_room(self) -> None:
         self.sessions.window.warn(

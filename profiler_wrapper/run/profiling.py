@@ -296,7 +296,7 @@ class Profiling:
 
     def _may_be_entered_again(self, recorder: Recorder) -> bool:
         """The block called a part of a model and ended no step: perhaps one turn of a loop over layers."""
-        if self._entries != 1 or recorder.over or recorder.counter.source != "nothing yet":
+        if self._entries != 1 or recorder.over or recorder.has_moved or recorder.counter.source != "nothing yet":
             return False
         called = self._first_call
         if called.module is None or called.had_backward:

@@ -18,7 +18,7 @@ import transformers
 import models
 import profiler_wrapper as pw
 from models import Case
-from profiler_wrapper.capture.torch_state import profiler_is_on
+from profiler_wrapper.capture.torch_state import profiler_is_on, profiler_is_on_somewhere
 from profiling import profiler, result_of
 from programs import warned
 from unchanged import CPU, nothing_left
@@ -46,6 +46,10 @@ def counted(case: Case) -> list[int]:
 
 def calls(result: pw.ProfileResult) -> dict[str, int | None]:
     return {row.phase: row.calls for row in result.rows(BLOCK) if row.calls}
+
+
+def calls_of(result: pw.ProfileResult, layer: str) -> int | None:
+    return next(row.calls for row in result.rows(layer))
 
 
 def attributed(result: pw.ProfileResult) -> float:
@@ -274,6 +278,29 @@ def test_a_busy_thread_ends_the_recording_before_the_block_is_left(case: Case, t
         ended.set()
         thread.join()
     assert attributed(result_of(prof)) > 0.95
+
+
+def test_a_block_that_first_hears_of_a_part_is_not_held_open_for_a_thread(tmp_path: Path) -> None:
+    gate, inside = threading.Semaphore(0), threading.Semaphore(0)
+
+    class Gate(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            inside.release()
+            assert gate.acquire(timeout=60)
+            return x
+
+    model = torch.nn.Sequential(Gate(), torch.nn.Linear(2, 2))
+    thread = threading.Thread(target=lambda: [model(torch.ones(1, 2)) for _ in range(3)])
+    thread.start()
+    inside.acquire()
+    prof = pw.ProfilerWrapper(model, output_dir=tmp_path, files=("result",), background=False, steps="all")
+    with pytest.warns(pw.ProfilerWrapperWarning, match="on a thread that runs on"), prof:
+        gate.release()  # the next call heard is of the part behind it
+        inside.acquire()
+    gate.release(2)
+    thread.join()
+    assert calls_of(result_of(prof), "0") == 1
+    assert not profiler_is_on_somewhere()
 
 
 def test_somebody_else_s_profiler_on_the_block_s_thread_goes_first(case: Case, tmp_path: Path) -> None:
