@@ -41,11 +41,11 @@ def _room(modules: int, lines: int, imports: str | None) -> Room:
 
 ROOMS = {
     "": _room(11, 1600, None),
-    "trace": _room(11, 3025, ""),
-    "capture": _room(14, 4600, "trace"),
+    "trace": _room(11, 3050, ""),
+    "capture": _room(16, 5250, "trace"),
     "run": _room(7, 1850, "__version__ analysis capture reports result trace"),
     "analysis": _room(44, 12500, "trace"),
-    "reports": _room(16, 4750, "analysis trace"),
+    "reports": _room(16, 4825, "analysis trace"),
     "comparison": _room(9, 2840, "analysis reports result trace"),
     "ranks": _room(16, 7725, "analysis reports trace"),
     "snapshot": _room(4, 1275, "reports trace"),

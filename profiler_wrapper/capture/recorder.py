@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler_wrapper.capture.growth import GrowthBound
+from profiler_wrapper.capture.kv_cache import keep_largest
 from profiler_wrapper.capture.owned_tensors import OwnedTensors
 from profiler_wrapper.capture.records import RecordedTrace, Window
 from profiler_wrapper.capture.requests import Request
@@ -419,6 +420,8 @@ class Recorder:
         """It has returned, or raised."""
         if self.on_owner_thread:
             self.sessions.end_request()
+            if self.sessions.running:
+                keep_largest(self.sessions.window.kv_cache, request.caches.describe(request.beams))
         if not self._nothing_ends_here():
             may_train = request.may_train
             self._safely("a request", lambda: self._count(self.counter.request_ends(may_train=may_train)))

@@ -377,6 +377,7 @@ class Finisher:
             **steps,
             "step_source": window.step_source,
             "left_out": window.left_out,
+            "kv_cache": window.kv_cache,
             "evaluated_steps": window.evaluated_steps,
             "complete": window.complete,
             "warnings": notes,
