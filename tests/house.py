@@ -42,7 +42,7 @@ def _room(modules: int, lines: int, imports: str | None) -> Room:
 ROOMS = {
     "": _room(11, 1600, None),
     "trace": _room(11, 3050, ""),
-    "capture": _room(16, 5250, "trace"),
+    "capture": _room(16, 5270, "trace"),
     "run": _room(7, 1850, "__version__ analysis capture reports result trace"),
     "analysis": _room(44, 12500, "trace"),
     "reports": _room(16, 4825, "analysis trace"),

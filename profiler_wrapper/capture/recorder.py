@@ -420,11 +420,13 @@ class Recorder:
         """It has returned, or raised."""
         if self.on_owner_thread:
             self.sessions.end_request()
-            if self.sessions.running:
-                keep_largest(self.sessions.window.kv_cache, request.caches.describe(request.beams))
         if not self._nothing_ends_here():
-            may_train = request.may_train
-            self._safely("a request", lambda: self._count(self.counter.request_ends(may_train=may_train)))
+            self._safely("a request", lambda: self._request_ends(request))
+
+    def _request_ends(self, request: Request) -> None:
+        if self.sessions.running:
+            keep_largest(self.sessions.window.kv_cache, request.caches.describe(request.beams))
+        self._count(self.counter.request_ends(may_train=request.may_train))
 
     def _settle_step(self) -> None:
         if self._owes_step and not self._nothing_ends_here():

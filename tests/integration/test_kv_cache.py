@@ -261,6 +261,18 @@ def test_of_several_requests_the_largest_is_told(tmp_path: Path) -> None:
     assert (cache["requests"], cache["tokens"]) == (3, TOKENS)
 
 
+def test_a_rollout_in_training_has_one(tmp_path: Path) -> None:
+    model = llama().train()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with profiler(model, tmp_path) as prof:
+        for _ in range(3):
+            ids = model.generate(IDS, **GREEDY)
+            model(input_ids=ids, labels=ids).loss.backward()
+            optimizer.step()
+    cache = cache_of(result_of(prof))
+    assert (cache["tokens"], cache["bytes"]) == (TOKENS, 2 * 4 * HEAD_DIM * FLOAT * 4 * 2 * TOKENS)
+
+
 def test_a_draft_has_a_cache_of_its_own(tmp_path: Path) -> None:
     target, draft = llama(), llama(num_hidden_layers=1)
     alone = target.generate(IDS[:1], assistant_model=draft, **GREEDY)
