@@ -15,6 +15,7 @@ import torch
 import transformers
 from transformers.cache_utils import DynamicCache, DynamicLayer, QuantizedLayer, StaticCache
 
+from page_tables import Opener
 from profiler_wrapper import ProfileResult, ProfilerWrapper
 from profiler_wrapper.capture.kv_cache import RequestCaches
 from profiling import QUICK, result_of
@@ -228,6 +229,13 @@ def test_cross_attention_and_beams(beams: int, tmp_path: Path) -> None:
     assert cache["bytes_after_prefill"] == each * 2 * 2 * beams * (1 + PROMPT)
     assert longer(cache)[4096] == each * 2 * 2 * beams * (4096 + PROMPT)
     assert ("2 sequences of 3 beams" in line(result)) == (beams == 3)
+
+
+def test_the_page_has_a_figure_of_it(opened: Opener, tmp_path: Path) -> None:
+    result = profiled(t5(), tmp_path, num_beams=3)
+    figures = opened(result).text("#view-summary .figures")
+    for part in (f"KV cache, at {NEW} tokens", "2 sequences of 3 beams", "a token", "tokens"):
+        assert part.lower() in figures.lower()
 
 
 def test_states_do_not_grow(tmp_path: Path) -> None:
