@@ -248,7 +248,7 @@ def _course(analysis: Analysis) -> list[str]:
     return parts
 
 
-def part_lines(analysis: Analysis, width: int) -> list[str]:
+def expert_and_adapter_lines(analysis: Analysis, width: int) -> list[str]:
     """What experts and adapters come to, a line each: the least balanced layer, the time of all adapters."""
     lines, layers = [], analysis.expert_layers
     worst = max(layers, key=lambda row: row.balance or 0.0, default=None)
