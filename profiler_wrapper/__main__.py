@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from profiler_wrapper import __version__
 from profiler_wrapper.commands import COMMANDS
-from profiler_wrapper.commands.common import FAILED, FINE, WRONG_USE
+from profiler_wrapper.commands.common import FAILED, FINE, WRONG_USE, Ended
 from profiler_wrapper.errors import ProfilerWrapperError, WrongUse
 from profiler_wrapper.trace.atomic import check_path
 
@@ -28,9 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return WRONG_USE
         for text in _texts(vars(options).values()):
             check_path(text)
-        if arguments is None and isinstance(sys.stdout, io.TextIOWrapper):
+        if arguments is None and "program" not in options and isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")  # names that are no text, or none that can be shown here
-        code: int | None = options.run(options)
+        code: Ended = options.run(options)
         if sys.stdout is not None:
             sys.stdout.flush()
     except WrongUse as error:
@@ -44,6 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error if error.filename is None else f"{error.filename}: {error.strerror}", FAILED)
     except KeyboardInterrupt:
         return _fail("interrupted", FAILED)
+    if callable(code):
+        code()  # a program of somebody else: what it raises is none of our errors
+        return FINE
     return FINE if code is None else code
 
 

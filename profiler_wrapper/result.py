@@ -14,6 +14,7 @@ from profiler_wrapper.analysis.attention_ops import HOLDING_ATTENTION
 from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.model import Analysis, LayerRow
 from profiler_wrapper.analysis.time_rows import Track
+from profiler_wrapper.analysis.views.experts import CHOOSING
 from profiler_wrapper.analysis.work.bytes import has_rule
 from profiler_wrapper.analysis.work.formulas import has_formula
 from profiler_wrapper.analysis.work.peaks import VARIABLE, Given
@@ -109,8 +110,9 @@ class ProfileResult(Analysis):
         """One list of rows as a data frame, columns and units as in `result.json`.
 
         The lists: unattributed, layers, attention, classes, steps, flops, uncounted, untold_bytes, operators, kernels,
-        collectives, synchronisations, products, attention_calls, allocations and op_memory. Other parts of a result
-        are no rows: `result.warnings` are texts, `result.memory` and `result.summary` mappings.
+        collectives, synchronisations, products, attention_calls, experts, expert_layers, adapters, allocations and
+        op_memory. Other parts of a result are no rows: `result.warnings` are texts, `result.memory` and
+        `result.summary` mappings.
 
         Raises:
             MissingPackage: pandas is not installed.
@@ -150,7 +152,7 @@ def attribute_trace(
 
 
 def _has_work(op: str) -> bool:
-    return has_formula(op) or has_rule(op) or op in HOLDING_ATTENTION
+    return has_formula(op) or has_rule(op) or op in HOLDING_ATTENTION or op == CHOOSING
 
 
 def work_of_trace(

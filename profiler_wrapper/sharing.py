@@ -40,7 +40,7 @@ _OWN_WORDS = frozenset({
     "unfused-elementwise", "communication-bound", "exposed-communication", "slow-backend", "data-parallel",
     "attention-fallback", "unaligned-dimensions", "tensor-cores-unused", "no-tf32", "odd-block", "slow-optimizer",
     "memory-nearly-full", "fragmentation", "memory-leak", "recompute-not-needed", "recompute-would-help",
-    "allocation-too-large",
+    "allocation-too-large", "preferred-expert",
 })  # fmt: skip
 # A path within a name, such as that of a block named by its file.
 _PATH = re.compile(r"(?:\b[A-Za-z]:|~|\.{1,2})?[\\/](?:[^\s\\/'\"|]+[\\/])+[^\s'\"|]*|\w+://\S+")

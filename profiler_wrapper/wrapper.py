@@ -154,6 +154,7 @@ class ProfilerWrapper:
             model, is_st = None, model
         options = make_options(**{name: value for name, value in locals().items() if name in OPTIONS})
         self._off = options.off
+        self._started = False
         self._profiling = Profiling(model, options, optimizer=optimizer)
 
     def __enter__(self) -> ProfilerWrapper:
@@ -164,6 +165,28 @@ class ProfilerWrapper:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._profiling.exit(error)
+
+    def start(self) -> ProfilerWrapper:
+        """Begin to record, as entering the block does, where the end lies in another cell or call; and give itself.
+
+        Recording ends with `stop()`, or with the process. After a `stop()` it begins anew, by the same `steps`. What
+        was started already goes on.
+        """
+        if self._started:
+            warn("start() changes nothing: this ProfilerWrapper was started already, and not stopped since")
+        else:
+            self._started = True
+            self._profiling.enter_anew()
+        return self
+
+    def stop(self) -> None:
+        """End what `start()` began, as leaving the block does: the files are written, and the table is printed."""
+        if not self._started:
+            warn("stop() changes nothing: this ProfilerWrapper was not started")
+            return
+        self._started = False
+        self._profiling.exit(None)
+        self._profiling.report()
 
     def step(self) -> None:
         """A step has ended. Once it was called, only its calls count as steps."""

@@ -117,9 +117,11 @@ WORDS_OF_ROW = {
 }
 # Rows whose times and counts are sums over the timed trace, and what is then said of each such key.
 SUMMED_ROWS = (
+    "AdapterRow",
     "AttentionRow",
     "ClassRow",
     "CollectiveRow",
+    "ExpertLayerRow",
     "KernelRow",
     "LayerRow",
     "OperatorRow",
@@ -153,6 +155,9 @@ TOP = {
     "synchronisations": "Waits of the CPU for the device",
     "products": "Matrix products and convolutions by their sizes, of the steps with shapes",
     "attention_calls": "Calls of attention by their sizes, of the steps with shapes",
+    "experts": "Tokens, time and FLOPs of each expert, of the steps with shapes",
+    "expert_layers": "What computes the experts of each layer, how even their tokens are, what runs beside them",
+    "adapters": "LoRA and other adapters beside what they adapt",
     "allocations": "The largest allocations",
     "op_memory": "What each op allocated",
     "series": "What is followed by name, per step or entry: microseconds; of a function what it gave",

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from profiler_wrapper.analysis.call_rows import LayerCall
 from profiler_wrapper.analysis.model import (
     Analysis,
     AttentionRow,
     ClassRow,
-    LayerCall,
     LayerRow,
     Phase,
     StepRow,

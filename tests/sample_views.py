@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from profiler_wrapper.analysis.call_rows import AdapterRow, ExpertLayerRow, ExpertRow
 from profiler_wrapper.analysis.memory.use import memory_summary
 from profiler_wrapper.analysis.model import (
     AllocationRow,
@@ -50,6 +51,9 @@ def full_analysis(blocks: int = 4, *, steps: int = 3, odd: int | None = 2, leak:
         "synchronisations": synchronisations(steps),
         "products": products(),
         "attention_calls": attention_calls(blocks),
+        "experts": experts(),
+        "expert_layers": expert_layers(),
+        "adapters": adapters(),
         "allocations": allocations(),
         "op_memory": op_memory(),
         "memory": memory_summary(use),
@@ -268,6 +272,41 @@ def attention_calls(blocks: int) -> tuple[AttentionCallRow, ...]:
             grouped=True, calls_per_step=1.0, time_per_step_ns=200 * US,
         )
         for i in range(blocks)
+    )  # fmt: skip
+
+
+def experts() -> tuple[ExpertRow, ...]:
+    """Two in a loop, the first with three times the tokens."""
+    return tuple(
+        ExpertRow(
+            layer="model.layers.0.mlp.experts", expert=expert, tokens_per_step=tokens, share=tokens / 512,
+            time_per_step_ns=round(tokens) * US, flops_per_step=round(tokens) * 10**6,
+            step_tokens=(round(tokens),) * 2, step_times_ns=(round(tokens) * US,) * 2,
+        )
+        for expert, tokens in enumerate((384.0, 128.0))
+    )  # fmt: skip
+
+
+def expert_layers() -> tuple[ExpertLayerRow, ...]:
+    """A loop whose tokens are known, and a fused kernel whose are not."""
+    return (
+        ExpertLayerRow(layer="model.layers.0.mlp.experts", router="model.layers.0.mlp.gate", method="loop", kernels=(),
+                       experts=2, tokens_per_step=512.0, balance=1.5, step_balance=(1.5, 1.5), router_time_ns=20 * US,
+                       experts_time_ns=512 * US, shared_time_ns=90 * US, all_to_all_time_ns=40 * US,
+                       tokens_unknown=None),
+        ExpertLayerRow(layer=None, router=None, method="fused_moe", kernels=("fused_moe_kernel",), experts=None,
+                       tokens_per_step=None, balance=None, step_balance=(), router_time_ns=None,
+                       experts_time_ns=300 * US, shared_time_ns=None, all_to_all_time_ns=0,
+                       tokens_unknown="one kernel works for all"),
+    )  # fmt: skip
+
+
+def adapters() -> tuple[AdapterRow, ...]:
+    """LoRA beside one projection."""
+    return (
+        AdapterRow(layer="model.layers.0.self_attn.q_proj", adapters=("q_proj.lora_A.default",),
+                   base_time_ns=100 * US, adapter_time_ns=60 * US, base_flops_per_step=10**9,
+                   adapter_flops_per_step=10**7),
     )  # fmt: skip
 
 

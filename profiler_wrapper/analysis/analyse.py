@@ -16,7 +16,7 @@ from profiler_wrapper.analysis.classes import busiest_device_properties
 from profiler_wrapper.analysis.memory.blocks import OwnedMemory, owned_memory
 from profiler_wrapper.analysis.memory.events import DeviceMemory, device_memory
 from profiler_wrapper.analysis.memory.use import memory_summary, memory_use
-from profiler_wrapper.analysis.model import GRAPH_REPLAY, Analysis, Summary
+from profiler_wrapper.analysis.model import GRAPH_REPLAY, Analysis, CollectiveRow, Summary
 from profiler_wrapper.analysis.steps import Steps
 from profiler_wrapper.analysis.time_rows import (
     Track,
@@ -32,6 +32,7 @@ from profiler_wrapper.analysis.time_rows import (
     with_work,
 )
 from profiler_wrapper.analysis.views.collectives import collective_rows
+from profiler_wrapper.analysis.views.experts import adapter_rows, expert_layer_rows
 from profiler_wrapper.analysis.views.kernels import kernel_rows
 from profiler_wrapper.analysis.views.operators import allocation_rows, op_memory_rows, operator_rows
 from profiler_wrapper.analysis.views.overview import overview
@@ -134,6 +135,7 @@ def tables(
     analysis = _with_views(analysis, attributed, shaped, owned)
     if not isinstance(work, str):
         analysis = with_work(analysis, attributed, work, peaks)
+    analysis = replace(analysis, adapters=adapter_rows(analysis.layers))
     failed: list[str] = []
     summary = attempt("the summary is", lambda: summary_of(analysis, attributed, failed), Summary(), failed)
     return replace(analysis, summary=summary, warnings=(*analysis.warnings, *failed))
@@ -154,12 +156,19 @@ def _work(attributed: Attributed) -> WorkCount | str:
 def _with_views(analysis: Analysis, attributed: Attributed, shaped: ShapeRows, owned: OwnedMemory | None) -> Analysis:
     """With what is said beyond layers. A table that fails is empty, and a warning says so."""
     notes: list[str] = []
+    nothing: tuple[CollectiveRow, ...] = ()
+    collectives = attempt("collectives are", lambda: collective_rows(attributed), nothing, notes)
+    experts, layers = shaped.experts, analysis.layers
     return replace(
         analysis,
+        experts=experts,
+        expert_layers=attempt(
+            "experts are", lambda: expert_layer_rows(attributed, layers, experts, collectives), (), notes
+        ),
         overview=attempt("the overview is", lambda: overview(attributed), None, notes),
         operators=attempt("operators are", lambda: operator_rows(attributed, shaped.shapes_of_op), (), notes),
         kernels=attempt("kernels are", lambda: kernel_rows(attributed), (), notes),
-        collectives=attempt("collectives are", lambda: collective_rows(attributed), (), notes),
+        collectives=collectives,
         synchronisations=attempt("waits for the device are", lambda: synchronisation_rows(attributed), (), notes),
         allocations=attempt("allocations are", lambda: allocation_rows(attributed, owned), (), notes),
         op_memory=attempt("memory of ops is", lambda: op_memory_rows(attributed, owned), (), notes),

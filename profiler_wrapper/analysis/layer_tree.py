@@ -54,6 +54,8 @@ class Layer:
     order: int
     compiled: bool = False
     shared: bool = False
+    expert_tokens: Sequence[Sequence[int]] = ()  # by call with shapes, of each expert inside, as the run tells them
+    tokens_unknown: str = ""  # or why it does not
     block: int = -1
     depth: int = 0
     ancestors: tuple[int, ...] = ()  # itself first, the root last
@@ -154,6 +156,8 @@ def _from_marks(
                 order=order,
                 compiled=key in compiled,
                 shared="shared" in mark.flags,
+                expert_tokens=description.get("expert_tokens", ()),
+                tokens_unknown=description.get("tokens_unknown", ""),
             )
         )
     for root, path in distinct:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_args
 
+from profiler_wrapper.analysis.call_rows import AdapterRow, ExpertLayerRow, ExpertRow, LayerCall, PartRow
 from profiler_wrapper.analysis.work.peaks import Peaks
 from profiler_wrapper.trace.recording import Int64
 from profiler_wrapper.trace.run_directory import Run
@@ -487,9 +488,7 @@ class LayerRow:
     communication_ns: int
     exposed_communication_ns: int | None
     idle_ns: int | None
-    fused_ns: int = (
-        0  # of compiled code: kernels that work for this layer and others, charged to the one above them all
-    )
+    fused_ns: int = 0  # of compiled code: kernels for this layer and others, charged to the one above them all
     flops_per_step: int | None  # of matrix products, convolutions and attention; whatever a mask hides counts too
     self_flops_per_step: int | None
     known_flops_per_step: int | None = None  # at least so many: without ops of which nothing tells them
@@ -625,40 +624,6 @@ class StepRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartRow:
-    """A part of a step: prefill, a token, a model of a pipeline, a role. Those of a step add up to its time."""
-
-    step: int | None  # None: of what belongs to no step
-    part: str  # prefill, token, verify, train, rollout, score: ..., evaluation, optimizer, a model's name, other
-    index: int  # which of its name in the step it is, from 0; the first of `count`
-    count: int  # how many are in this row: of more than 64 of a name in a step, neighbours share one
-    time_ns: int  # device time (CPU time on a CPU-only trace) of what was launched in it, backward with its forward
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerCall:
-    """One entry of one layer, in time order: what the per-call series and the lanes are drawn from."""
-
-    layer: str
-    phase: Phase
-    step: int | None
-    index: int  # which call of this layer and phase it is, from 0
-    start_ns: int  # on the CPU
-    end_ns: int
-    device_start_ns: int | None  # first and last device event launched in it
-    device_end_ns: int | None
-    device: int | None
-    time_ns: int  # device time (CPU time on a CPU-only trace) inside it, layers below included
-    entry_allocated_bytes: int | None = None
-    exit_allocated_bytes: int | None = None
-    entry_reserved_bytes: int | None = None  # None on a CPU, as `exit_reserved_bytes`
-    exit_reserved_bytes: int | None = None
-    peak_bytes: int | None = None  # highest allocated from entry to exit
-    retained_bytes: int | None = None  # allocated inside and kept for backward; layers below included
-    self_retained_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TimeTotals:
     """Times of the whole trace."""
 
@@ -703,6 +668,9 @@ class Analysis:
     synchronisations: tuple[SynchronisationRow, ...] = ()
     products: tuple[ProductRow, ...] = ()  # of steps with shapes, the most expensive first
     attention_calls: tuple[AttentionCallRow, ...] = ()  # of steps with shapes
+    experts: tuple[ExpertRow, ...] = ()  # of steps with shapes
+    expert_layers: tuple[ExpertLayerRow, ...] = ()
+    adapters: tuple[AdapterRow, ...] = ()
     allocations: tuple[AllocationRow, ...] = ()  # the largest first
     op_memory: tuple[OpMemoryRow, ...] = ()  # most bytes first
     calls: tuple[LayerCall, ...] = ()  # not in result.json

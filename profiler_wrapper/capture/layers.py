@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.trace.marks import ROOT_PATH, Mark, kind_of, looks_like_block, looks_like_stage
+from profiler_wrapper.trace.marks import ROOT_PATH, Mark, expert_number, kind_of, looks_like_block, looks_like_stage
 
 # --------------------------------------------------------------------------------------------------
 # Stages of a pipeline: which modules they hold, and which layers of the whole model those are.
@@ -188,9 +188,9 @@ def find_roots(model: object, labels: RootLabels | None = None, *, in_pipeline: 
 def name_layers(root: Root, select: Selection = "auto") -> tuple[Layer, ...]:
     """The layers of one root, in registration order, the root itself first.
 
-    `select` is "auto" (all modules but those more than one level inside a block), a depth below the
-    root, or one or several name patterns: `fnmatch` globs on the full name, regular expressions
-    searched in it. Lists of modules never run: they are neither a layer nor a level.
+    `select` is "auto" (all modules but those more than one level inside a block, of which only routers, experts and
+    adapters), a depth below the root, or one or several name patterns: `fnmatch` globs on the full name, regular
+    expressions searched in it. Lists of modules never run: they are neither a layer nor a level.
 
     Raises:
         WrongUse: `select` is none of these.
@@ -219,6 +219,7 @@ class _Spot:
     depth_in_block: int | None  # 0 for the block itself, None outside
     is_block: bool
     in_adapted: bool
+    parent: _Spot | None
     shared: bool = False
 
     @property
@@ -230,7 +231,7 @@ def _walk(root: Root) -> Iterator[_Spot]:
     """Each module of the plain model once, before those below it."""
     held = holders(root.module)
     is_block = bool(children(held[-1])) and looks_like_block(class_name(held[-1]))
-    top = _Spot(ROOT_PATH, added_prefix(held)[:-1], held, 0, 0 if is_block else None, is_block, in_adapted=False)
+    top = _Spot(ROOT_PATH, added_prefix(held)[:-1], held, 0, 0 if is_block else None, is_block, False, None)
     spots, paths = {id(top.module): top}, {ROOT_PATH}
     prefix = f"{root.label}." if root.named else ""
     waiting = _below(top, prefix, prefix + added_prefix(held), root)
@@ -249,6 +250,7 @@ def _walk(root: Root) -> Iterator[_Spot]:
             depth_in_block=0 if is_block else None if parent.depth_in_block is None else parent.depth_in_block + level,
             is_block=is_block,
             in_adapted=parent.in_adapted or _facts(parent.module).adapted_attribute is not None,  # a layer of PEFT's
+            parent=parent,
         )
         spots[id(spot.module)] = spot
         paths.add(spot.path)
@@ -282,6 +284,8 @@ def _blocks_in(container: _Spot) -> tuple[str, ...]:
     module = container.module
     if not isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential)):
         return ()
+    if _kind(module, container.path) == "expert":
+        return ()
     entries = {name: holders(child)[-1] for name, child in children(module).items()}
     classes = {
         name: class_name(entry)
@@ -305,7 +309,7 @@ def _is_stage_of_a_pipeline(module: nn.Module) -> bool:
 def selector(select: Selection) -> Callable[[_Spot], bool]:
     """Whether a place in the module tree is selected. Raises WrongUse if `select` is no selection of layers."""
     if isinstance(select, str) and select == "auto":
-        return lambda spot: (spot.depth_in_block or 0) <= 1 and not spot.in_adapted
+        return _by_default
     if isinstance(select, int) and not isinstance(select, bool) and select >= 0:
         deepest = select
         return lambda spot: spot.depth <= deepest
@@ -314,6 +318,37 @@ def selector(select: Selection) -> Callable[[_Spot], bool]:
         globs = [one if isinstance(one, re.Pattern) else re.compile(fnmatch.translate(one)) for one in patterns]
         return lambda spot: any(glob.search(spot.path) for glob in globs)
     raise WrongUse(f'layers={select!r} is no selection. Give "auto", a depth from 0, or one or several name patterns.')
+
+
+def _by_default(spot: _Spot) -> bool:
+    """Not more than one level inside a block; deeper only routers, experts, and adapters with what they adapt."""
+    if spot.in_adapted or _facts(spot.module).adapted_attribute is not None:
+        return _is_part_of_adapted(spot)
+    return (spot.depth_in_block or 0) <= 1 or _is_part_of_mixture(spot)
+
+
+def _is_part_of_mixture(spot: _Spot) -> bool:
+    """The outermost module of experts, or of one, or of those that all tokens share; a router beside them."""
+    above = spot.parent
+    if above is None or (kind := _kind(spot.module, spot.path)) not in ("router", "expert"):
+        return False
+    if kind == "expert":
+        return expert_number(spot.path) is not None or _kind(above.module, above.path) != "expert"
+    beside = ((f"{above.path}.{name}", one) for name, one in children(above.module).items())
+    return any(_kind(holders(one)[-1], path) == "expert" for path, one in beside)
+
+
+def _is_part_of_adapted(spot: _Spot) -> bool:
+    """A layer that has adapters, what they adapt, and each of them."""
+    above = spot.parent
+    if not spot.in_adapted or above is None:
+        return True
+    is_base = spot.path.rpartition(".")[2] == _facts(above.module).adapted_attribute
+    return is_base or (_kind(spot.module, spot.path) == "adapter" and _never_runs(above.module))
+
+
+def _kind(module: nn.Module, path: str) -> str:
+    return kind_of(class_name(module), path)
 
 
 def _layer(spot: _Spot, label: str) -> Layer:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from profiler_wrapper.capture.growth import GrowthBound
 from profiler_wrapper.capture.kv_cache import keep_largest
@@ -34,6 +34,8 @@ from profiler_wrapper.trace.spans import ranges
 
 # One session after the other, and the window that they fill.
 
+Scope = Literal["block", "part"]  # that a session names in the trace: an entry of the block; a request, an evaluation
+
 
 class SessionSequence:
     """Records one session after the other, into windows.
@@ -58,8 +60,7 @@ class SessionSequence:
         self._watch = Watch(is_another=self._is_another, before_another=before_another)
         self._session: Session | None = None
         self._steps: list[int] = []
-        self._block: Annotation | None = None
-        self._request: Annotation | None = None
+        self._scopes: dict[Scope, Annotation] = {}  # that are open
         self._named: list[Annotation] = []  # those that run, outermost first
         self._parts = 0
         self._frees_unsure = False
@@ -92,34 +93,21 @@ class SessionSequence:
 
     def end_step(self, step: int, *, counts: bool = True) -> None:
         """That step was recorded from begin to end; where it does not count, its events belong to none."""
-        self.end_request()
+        self.end_scope("part")
         if self._session is not None:
             self._session.end_step()
             self._steps += [step] if counts else []
 
-    def begin_block(self, name: str) -> None:
-        """Name what is recorded from now on, until `end_block` or the session's end."""
-        self.end_block()
+    def begin_scope(self, scope: Scope, name: str) -> None:
+        """Name what is recorded from now on, until `end_scope` or the session's end."""
+        self.end_scope(scope)
         if self._session is not None:
-            self._block = Annotation(name).begin()
+            self._scopes[scope] = Annotation(name).begin()
 
-    def end_block(self) -> None:
+    def end_scope(self, scope: Scope) -> None:
         """End it; a second call does nothing."""
-        block, self._block = self._block, None
-        if block is not None:
-            block.end()
-
-    def begin_request(self, name: str) -> None:
-        """Name what is recorded from now on, until `end_request` or the session's end."""
-        self.end_request()
-        if self._session is not None:
-            self._request = Annotation(name).begin()
-
-    def end_request(self) -> None:
-        """End it; a second call does nothing."""
-        request, self._request = self._request, None
-        if request is not None:
-            request.end()
+        if scope in self._scopes:
+            self._scopes.pop(scope).end()
 
     def enter_named(self, block: Annotation) -> None:
         """It begins, recorded or not."""
@@ -182,10 +170,10 @@ class SessionSequence:
         self._watch.remove()
         session, self._session = self._session, None
         _sessions_ended += session is not None
-        self.end_request()
+        self.end_scope("part")
         for block in reversed(self._named):
             block.end()
-        self.end_block()
+        self.end_scope("block")
         return session
 
     def _export(self, session: Session, held: tuple[Holding, ...]) -> RecordedTrace:
@@ -245,7 +233,7 @@ class Recorder:
         self._growth = GrowthBound()
         self._held = held
         self.sessions = SessionSequence(
-            new_session=new_session, part_path=part_path, before_another=self._before_another, held=held
+            new_session=new_session, part_path=part_path, before_another=self.before_another, held=held
         )
         self._mode = Mode.IDLE
         self._steps_hook: OptimizerSteps | None = None
@@ -342,7 +330,7 @@ class Recorder:
         if isinstance(self._plan, OpenPlan):
             self._plan.entered_again |= entry > 0
             self.counter.count_root_calls = False
-        self.sessions.begin_block(f"iteration#{entry}")
+        self.sessions.begin_scope("block", f"iteration#{entry}")
 
     def note(self, message: str, *, incomplete: bool = False) -> None:
         """Something the result has to say."""
@@ -395,9 +383,9 @@ class Recorder:
             self._trained.add(call.label)
         evaluates = call.label in self._trained and not (call.grad_enabled or call.training or call.in_request)
         if evaluates and not self._evaluations:
-            self.sessions.begin_request(EVALUATION)
+            self.sessions.begin_scope("part", EVALUATION)
         elif not evaluates and not call.in_request:
-            self.sessions.end_request()
+            self.sessions.end_scope("part")
         self._evaluations += evaluates
         if not call.in_request:
             self._phases.add(call.phase)
@@ -414,12 +402,12 @@ class Recorder:
         if self.counter.source == "requests":
             self._step_began_s = time.perf_counter()
             self.sessions.begin_step(self.counter.ended)
-        self.sessions.begin_request(f"{REQUEST}{request.name}")
+        self.sessions.begin_scope("part", f"{REQUEST}{request.name}")
 
     def request_ends(self, request: Request) -> None:
         """It has returned, or raised."""
         if self.on_owner_thread:
-            self.sessions.end_request()
+            self.sessions.end_scope("part")
         if not self._nothing_ends_here():
             self._safely("a request", lambda: self._request_ends(request))
 
@@ -443,7 +431,7 @@ class Recorder:
     def _root_enters(self, call: RootCall, updated: bool) -> None:
         if not self._has_grown():
             ended = self.counter.root_enters(
-                call.label, gradients=call.grad_enabled, updated=updated, joins=call.in_request
+                call.label, gradients=call.grad_enabled, updated=updated, in_request=call.in_request
             )
             self._count(ended)
 
@@ -462,9 +450,9 @@ class Recorder:
         self._all_s += took_s
         unit = _UNITS.get(self.counter.source, "steps")
         if facts.evaluated or self._mode is not Mode.TIMED:
-            what = "with an evaluation" if facts.evaluated else "of warm-up" if self._mode is Mode.FULL else "before"
-            count, seconds = self._left_out.get(f"{unit} {what}", (0, 0.0))
-            self._left_out[f"{unit} {what}"] = count + 1, seconds + took_s
+            why = "with an evaluation" if facts.evaluated else "of warm-up" if self._mode is Mode.FULL else "before"
+            count, seconds = self._left_out.get(what := f"{unit} {why}", (0, 0.0))
+            self._left_out[what] = count + 1, seconds + took_s
         if facts.evaluated:
             self.sessions.window.evaluated_steps.append(step)
         self._held.step_ended()
@@ -568,7 +556,7 @@ class Recorder:
 
     # -- other profilers --------------------------------------------------------------------------
 
-    def _before_another(self) -> None:
+    def before_another(self) -> None:
         """Somebody else's profiler is about to start: torch has room for one, so ours ends first."""
         if self._ask_its_thread(self._make_room):
             end_s = time.monotonic() + _MOST_WAIT_S

@@ -78,6 +78,7 @@ class Requests:
         self._on_begin, self._on_end = on_begin, on_end
         self._replaced: list[tuple[type, str, Any, Any]] = []  # class, method, the original, ours
         self._codes: set[CodeType] = set()
+        self._looked: set[tuple[str, int]] = set()  # root, and how many modules of Python there were
         self._thread = _Running()
         self._installed = False
 
@@ -110,13 +111,17 @@ class Requests:
         self._replaced.clear()
         self._thread.request = None
 
-    def look(self) -> None:
-        """A model is called from outside: is that within a request that nobody has told of, or after one?"""
+    def look(self, root: str) -> None:
+        """This root is called from outside: is that within a request that nobody has told of, or after one?
+
+        Classes are looked for where the root is new, or something has been imported since.
+        """
         request = self._thread.request
         if not self._installed or not (request is None or request.found):
             return
         known = len(self._replaced)
-        if request is None:
+        if request is None and (root, len(sys.modules)) not in self._looked:
+            self._looked.add((root, len(sys.modules)))
             self.install()
         if request is not None or len(self._replaced) > known:
             owner = self._outermost()

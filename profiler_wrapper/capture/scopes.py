@@ -39,7 +39,9 @@ from profiler_wrapper.capture.layers import (
     takes,
 )
 from profiler_wrapper.capture.requests import Request, Requests
+from profiler_wrapper.capture.routed_tokens import RoutedTokens, experts_in
 from profiler_wrapper.capture.torch_state import (
+    capturing,
     generation_phase,
     in_backward,
     keep_dynamo_off,
@@ -47,7 +49,7 @@ from profiler_wrapper.capture.torch_state import (
     recorder_is_taken,
 )
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.trace.marks import ROOT_PATH, format_mark
+from profiler_wrapper.trace.marks import ROOT_PATH, expert_number, format_mark
 
 # --------------------------------------------------------------------------------------------------
 # Listens where every call of every module passes: `torch.nn.Module.__call__`.
@@ -139,14 +141,45 @@ class _All(Listener):
             listener.close_call(its)
 
 
+class BeforeFirstCall(_All):
+    """Does something just before the first call of a module, once; who begins to listen by that hears of the call.
+
+    While it listens no profiler has been started: that initializes CUDA, and which devices may be chosen later.
+
+    Args:
+        action: given that module; must not raise.
+    """
+
+    def __init__(self, action: Callable[[nn.Module], None]) -> None:
+        super().__init__(())
+        self._action, self._once = action, threading.Lock()
+
+    def open_call(self, module: nn.Module, args: Any, kwargs: Any, marked: set[str] | None = None) -> object | None:
+        if in_backward() or capturing() or not self._once.acquire(blocking=False):
+            return None
+        stop_listening(self)
+        before = _listeners
+        self._action(module)
+        self._listeners = tuple(one for one in _listeners if one not in before)
+        return super().open_call(module, args, kwargs, marked)
+
+
 def listen(listener: Listener) -> None:
     """Tell `listener` of every call of a module from now on, in all threads."""
     global _plain_call, _in_place
     with _lock:
         _keep_dynamo_out(type(listener))
+        is_first = all(isinstance(one, BeforeFirstCall) for one in _listeners)
+        if is_first and not isinstance(listener, BeforeFirstCall) and (waiting := _listeners):
+            for one in waiting:  # the original is back for the moment
+                stop_listening(one)
+            listen(listener)
+            _set_listeners((*_listeners, *waiting))
+            return
         _set_listeners((*_listeners, listener))
         if not _in_place or vars(nn.Module)["__call__"] is _plain_call:  # or somebody has put the original back
-            _let_stack_tracer_see_the_original()
+            if not isinstance(listener, BeforeFirstCall):
+                _let_stack_tracer_see_the_original()
             _plain_call = nn.Module.__call__
             _put(_call, instead_of=_plain_call, known_as=_KNOWN_TO_DYNAMO)
             _in_place = True
@@ -291,6 +324,7 @@ class LayerScopes(Listener):
             on_begin=on_request_begin,
             on_end=on_request_end,
         )
+        self._routed = RoutedTokens()
 
     def _roots_in(self, model: object, in_pipeline: bool) -> tuple[Root, ...]:
         try:
@@ -350,6 +384,7 @@ class LayerScopes(Listener):
                 "parameters": target.layer.parameters,
                 "compiled": target.compiled,
                 "shared": "shared" in mark.flags,
+                **self._routed.of(target),
             }
             for target in self._targets.values()
         ]
@@ -358,6 +393,11 @@ class LayerScopes(Listener):
         """The models known so far, those that are still there."""
         named = (reference() for reference in self._roots.values())
         return (*self._unnamed, *(root for root in named if root is not None))
+
+    def expect(self, module: nn.Module) -> None:
+        """`module` is about to be called: what is known of a root is known from now on, if it is one."""
+        if id(module) not in self._entrances:
+            self._first_seen(module)
 
     def is_part(self, module: nn.Module) -> bool | None:
         """Whether `module` lies in a model that was given, and is none itself; None where that is not known."""
@@ -393,7 +433,7 @@ class LayerScopes(Listener):
                 label, phase = target.layer.mark.root, generation_phase(args, kwargs)
                 outermost = not open_here and not in_backward()
                 if outermost:
-                    self._requests.look()
+                    self._requests.look(label)
                 request = self._requests.running
                 if request is not None:
                     phase = request.phase(label, phase)
@@ -413,6 +453,8 @@ class LayerScopes(Listener):
                 name = target.compiled_name if compiled else target.name
             if compiled:
                 target.compiled = True
+            if target.experts:
+                self._routed.hold(target, target.experts, args, kwargs)
             opened: _OpenCall = [target, module, _begin_mark(name, marked), take]
             open_here.append(opened)
             return opened
@@ -482,9 +524,11 @@ class LayerScopes(Listener):
 class _Target:
     """A layer as its calls need it: the names of its marks, ready to be written."""
 
-    __slots__ = ("compiled", "compiled_name", "is_root", "layer", "name", "names", "samples")
+    __slots__ = ("compiled", "compiled_name", "experts", "is_root", "layer", "name", "names", "samples")
 
     def __init__(self, layer: Layer) -> None:
+        is_of_all = layer.mark.kind == "expert" and expert_number(layer.mark.path) is None
+        self.experts = experts_in(layer.module) if is_of_all else 0
         self.layer = replace(layer, holders=())
         self.is_root = layer.mark.path == ROOT_PATH
         self.compiled = False

@@ -12,7 +12,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import torch
@@ -187,6 +187,8 @@ class Session:
         give_way: ends this session, where a profile that the user asked for wants to record.
     """
 
+    with_shapes: ClassVar[Session | None] = None  # the one that runs and records shapes
+
     def __init__(
         self,
         *,
@@ -211,6 +213,7 @@ class Session:
             experimental_config=_config(with_stack),
         )
         self.running = False  # started and not stopped by us; another profiler may have ended it meanwhile
+        self.when_stopped: list[Callable[[], None]] = []  # each called once, and must not raise
 
     def is_taken_by(self, profiler: object) -> bool:
         """This session runs, and that `torch.autograd.profiler.profile` is another one."""
@@ -236,6 +239,8 @@ class Session:
             release_recorder()
             raise
         self.running = True
+        if self.record_shapes:
+            Session.with_shapes = self
         self._scopes.watch()
         self._garbage.install()
 
@@ -256,6 +261,15 @@ class Session:
         Raises:
             SessionLost: nothing of it can be exported.
         """
+        try:
+            self._stop()
+        finally:
+            if Session.with_shapes is self:
+                Session.with_shapes = None
+            while self.when_stopped:
+                self.when_stopped.pop()()
+
+    def _stop(self) -> None:
         self._garbage.remove()
         if not self.running:
             return

@@ -6,11 +6,12 @@ what takes time to import (torch, matplotlib, pandas) is imported where it is us
 
 from __future__ import annotations
 
-from profiler_wrapper.commands import analyze, compare, demo, guard, monitor, peaks, ranks, report, skill, snapshot
+from profiler_wrapper.commands import analyze, compare, demo, guard, monitor, peaks, ranks, report, run, skill, snapshot
 
 # In the order in which --help lists them.
 COMMANDS = (
     demo,
+    run,
     analyze,
     report,
     compare,

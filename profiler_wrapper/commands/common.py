@@ -32,16 +32,17 @@ _HOLDS = {
 }
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # is no generic type at run time
+Ended: TypeAlias = int | Callable[[], None] | None  # the exit code, None is fine; or a program of somebody else, to run
 Subject = TypeVar("Subject")
 Writer: TypeAlias = Callable[[Subject, Path], object]
 
 
 def add_command(
-    commands: Commands, name: str, run: Callable[[argparse.Namespace], int | None], *, examples: str
+    commands: Commands, name: str, run: Callable[[argparse.Namespace], Ended], *, examples: str
 ) -> argparse.ArgumentParser:
     """The parser of a command: its help is the docstring of `run`, with `examples`, a line each, below.
 
-    `run` gives the exit code; None is fine.
+    `run` gives how it ended.
     """
     text = run.__doc__ or ""
     lines = "".join(f"\n  profiler-wrapper {name} {line}".rstrip() for line in examples.splitlines())

@@ -280,6 +280,21 @@ def _course(analysis: Analysis) -> list[str]:
     return parts
 
 
+def expert_and_adapter_lines(analysis: Analysis, width: int) -> list[str]:
+    """What experts and adapters come to, a line each: the least balanced layer, the time of all adapters."""
+    lines, layers = [], analysis.expert_layers
+    worst = max(layers, key=lambda row: row.balance or 0.0, default=None)
+    if worst is not None and worst.balance is not None:
+        busiest = max((row for row in analysis.experts if row.layer == worst.layer), key=lambda row: row.share or 0.0)
+        share = f"{100 * (busiest.share or 0):.0f} % of the tokens to expert {busiest.expert}"
+        lines.append(f"experts ({worst.method}): {share} ({worst.balance:.1f} x the mean) of {worst.layer}")
+    if rows := analysis.adapters:
+        own_ns, base_ns = (sum(getattr(row, f"{part}_time_ns") for row in rows) for part in ("adapter", "base"))
+        own, base = (f"{time_ns / step_count(analysis) / 1e6:.3f} ms" for time_ns in (own_ns, base_ns))
+        lines.append(f"adapters: {own} {per_step(analysis)} beside {base} of the {len(rows)} layers they adapt")
+    return [shorten(clean(line), width) for line in lines]
+
+
 def attention_backends(analysis: Analysis) -> dict[str, int]:
     """Attention time by backend in nanoseconds, most first."""
     times: dict[str, int] = {}

@@ -43,6 +43,9 @@ def full_table(analysis: Analysis) -> str:
         _section(f"Layers, in model order: ms {per_step(analysis)}, MiB", layer_section(analysis)),
         _section(f"Attention: ms {per_step(analysis)}", attention_section(analysis)),
         _section(f"Classes: ms {per_step(analysis)}", class_section(analysis)),
+        _section(f"Layers of experts: ms {per_step(analysis)}", expert_layer_section(analysis)),
+        _section("Experts, in the steps with shapes: ms a step", expert_section(analysis)),
+        _section(f"Adapters beside what they adapt: ms {per_step(analysis)}", adapter_section(analysis)),
         _section("Share of the peak", use_line(analysis, _LONGEST_LINE)),
         _section(f"Work of which no FLOPs are known: ms {per_step(analysis)}", uncounted_section(analysis.uncounted)),
         _section("Work of which no bytes are known: ms a step", uncounted_section(analysis.untold_bytes)),
@@ -155,6 +158,60 @@ def class_section(analysis: Analysis) -> str:
         "GFLOP": lambda row: _known(row.flops_per_step or None, _giga),
     }
     return _table(sorted(analysis.classes, key=lambda row: -row.time_ns), columns, 2)
+
+
+def expert_layer_section(analysis: Analysis) -> str:
+    """What computes the experts of each layer, how even their tokens are, and what runs beside them."""
+    steps = step_count(analysis)
+    columns: _Columns = {
+        "layer": lambda row: clean(row.layer or "(not known)"),
+        "by": lambda row: row.method,
+        "experts": lambda row: _known(row.experts, str),
+        "tokens": lambda row: _known(row.tokens_per_step, "{:.6g}".format),
+        "busiest/mean": lambda row: _known(row.balance, "{:.2f}".format),
+        **{
+            title: partial(_part_ms, part=part, steps=steps)
+            for title, part in (
+                ("router ms", "router_time_ns"),
+                ("experts ms", "experts_time_ns"),
+                ("shared ms", "shared_time_ns"),
+                ("all-to-all ms", "all_to_all_time_ns"),
+            )
+        },
+        "": lambda row: shorten(clean(row.tokens_unknown or ", ".join(row.kernels)), _LONGEST_KERNELS),
+    }
+    return _table(analysis.expert_layers, columns, 2, left_last=True)
+
+
+def expert_section(analysis: Analysis) -> str:
+    """One row per expert, in the order of the model."""
+    columns: _Columns = {
+        "layer": lambda row: clean(row.layer),
+        "expert": lambda row: str(row.expert),
+        "tokens": lambda row: _known(row.tokens_per_step, "{:.6g}".format),
+        "share %": lambda row: _known(row.share, lambda share: f"{100 * share:.1f}"),
+        "time": lambda row: _known(row.time_per_step_ns, milliseconds),
+        "GFLOP": lambda row: _known(row.flops_per_step, _giga),
+        "tokens of each step": lambda row: " ".join(map(str, row.step_tokens)),
+    }
+    return _table(analysis.experts, columns, 1, left_last=True)
+
+
+def adapter_section(analysis: Analysis) -> str:
+    """One row per layer that has adapters."""
+    steps = step_count(analysis)
+    columns: _Columns = {
+        "layer": lambda row: clean(row.layer),
+        "base": partial(_part_ms, part="base_time_ns", steps=steps),
+        "adapters": partial(_part_ms, part="adapter_time_ns", steps=steps),
+        "base GFLOP": lambda row: _known(row.base_flops_per_step, _giga),
+        "adapters' GFLOP": lambda row: _known(row.adapter_flops_per_step, _giga),
+    }
+    return _table(analysis.adapters, columns, 1)
+
+
+def _part_ms(row: Any, *, part: str, steps: int) -> str:
+    return _per_step_ms(getattr(row, part), steps)
 
 
 def uncounted_section(rows: Sequence[UncountedRow]) -> str:

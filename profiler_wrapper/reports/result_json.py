@@ -22,6 +22,7 @@ import msgspec
 
 from profiler_wrapper.analysis.advice.advise import RUN
 from profiler_wrapper.analysis.advice.facts import cut
+from profiler_wrapper.analysis.call_rows import AdapterRow, ExpertLayerRow, ExpertRow, PartRow
 from profiler_wrapper.analysis.model import (
     SCHEMA_VERSION,
     AllocationRow,
@@ -36,7 +37,6 @@ from profiler_wrapper.analysis.model import (
     OperatorRow,
     OpMemoryRow,
     Overview,
-    PartRow,
     ProductRow,
     StepRow,
     StepSplit,
@@ -71,6 +71,9 @@ LISTS: Mapping[str, type[Any]] = {
     "synchronisations": SynchronisationRow,
     "products": ProductRow,
     "attention_calls": AttentionCallRow,
+    "experts": ExpertRow,
+    "expert_layers": ExpertLayerRow,
+    "adapters": AdapterRow,
     "allocations": AllocationRow,
     "op_memory": OpMemoryRow,
 }

@@ -12,6 +12,7 @@ from profiler_wrapper.analysis.statistics import sum_if_all_known
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.reports.columns import COLUMNS, SUMMED, Scale, Values, layer_values, most, scale_of, summed
 from profiler_wrapper.reports.describe import (
+    expert_and_adapter_lines,
     followed_lines,
     kv_cache_lines,
     left_out_in_words,
@@ -299,6 +300,7 @@ def console_table(
     tail = [
         *(line for text in filter(None, steps_in_parts) for line in wrap(text, width, 2)),
         *(use_lines(analysis, width) if rows >= _HIGH else ()),
+        *(expert_and_adapter_lines(analysis, width) if rows >= _HIGH else ()),
         *(memory_lines(analysis.memory, width) if rows >= _HIGH else ()),
         *(line for text in (kv_cache_lines(analysis)[:2] if rows >= _HIGH else ()) for line in wrap(text, width, 2)),
         *_warning_lines(analysis, rows, width, unicode),

@@ -425,7 +425,7 @@ class Finisher:
             self._explained = task.failure
         if finished.result is not None:
             self._results.append(finished.result)
-        say(finished.text)
+        say(finished.text, on="stderr" if self._options.from_outside else "stdout")
 
     def explain_oom(self, failure: OutOfMemory) -> None:
         """Explain an out-of-memory that ended no recording, or one that could not be analysed; once."""

@@ -47,7 +47,7 @@ def _files(files: str | Iterable[str]) -> frozenset[str] | Literal["auto", "all"
     if isinstance(files, str):
         if files in ("auto", "all"):
             return "all" if files == "all" else "auto"
-        files = (files,)
+        files = [name.strip() for name in files.split(",")]
     if not isinstance(files, Iterable):
         raise WrongUse(f"files={files!r} names no files. Give 'auto', 'all', or some of: {', '.join(FILES)}.")
     wanted = list(files)
@@ -181,6 +181,7 @@ class Options:
     local_dir: Path | None = _directory("local_dir")  # where files are written first; None: where they go
     background: bool = _flag(True)  # while the loop goes on, windows are finished by a child process
     off: bool = False
+    from_outside: bool = False  # by `run`: stdout is the script's, and a ProfilerWrapper of its own comes first
 
     def with_absolute_paths(self) -> Options:
         """The same from now on, whatever directory the loop goes to."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 from collections.abc import Callable
 
+from torch import nn
+
 from profiler_wrapper import __version__
 from profiler_wrapper.capture.layers import all_parameters, find_stages
 from profiler_wrapper.capture.owned_tensors import OwnedTensors, find_optimizers, may_come
@@ -20,6 +22,7 @@ from profiler_wrapper.capture.torch_state import (
     in_backward,
     profiler_is_on,
     records_elsewhere,
+    records_here,
 )
 from profiler_wrapper.errors import Notices, warn
 from profiler_wrapper.run.finishing import Finisher
@@ -67,12 +70,21 @@ class Profiling:
 
     # -- the block --------------------------------------------------------------------------------
 
-    def enter(self) -> None:
-        """The block begins; within itself it changes nothing."""
+    def enter(self, called: nn.Module | None = None) -> None:
+        """The block begins; within itself it changes nothing. `called`: a module that is about to be called in it."""
+        if called is not None:
+            self._safely("starting", lambda: self._scopes.expect(called))
         self._depth += 1
         if self._depth == 1:
             self._safely("starting", self._enter)
             _inside.append(self)
+
+    def enter_anew(self) -> None:
+        """As `enter`, but as if for the first time where an earlier recording has ended: by the same plan."""
+        if self._depth == 0 and not self._held and self._recorder is not None and self._recorder.over:
+            self._recorder, self._entries, self._first_call = None, 0, FirstCall()
+            self._root_calls, self._gradients = 0, False
+        self.enter()
 
     def exit(self, error: BaseException | None) -> None:
         """The block ends, by `error` if there is one."""
@@ -151,7 +163,7 @@ class Profiling:
         if recorder is None:
             self._report()
             return
-        recorder.sessions.end_block()
+        recorder.sessions.end_scope("block")
         if in_backward():
             self._leave_in_backward(recorder, error)
             return
@@ -254,9 +266,19 @@ class Profiling:
             record_shapes=mode is Mode.FULL if options.record_shapes == "auto" else options.record_shapes,
             profile_memory=options.profile_memory,
             with_stack=options.with_stack,
+            give_way=self._give_way if options.from_outside else None,
         )
 
+    def _give_way(self) -> None:
+        """A ProfilerWrapper of the script's own wants to record; it has marks of its own."""
+        if self._recorder is not None:
+            self._recorder.before_another()
+        self._scopes.detach()
+
     def _mark_only(self) -> None:
+        if self._options.from_outside and records_here():
+            warn("the script has a ProfilerWrapper of its own, which records: the command run gives way, and has none")
+            return
         self._only_marks = True
         self._scopes.attach()
         if records_elsewhere():

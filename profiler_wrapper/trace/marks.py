@@ -107,7 +107,7 @@ _GENERAL = re.compile(r"Linear|Conv1D|Sequential|ModuleList|ModuleDict")
 _INERT = re.compile(r"Identity$|Dropout|ReLU$|GELU$|SiLU$|Tanh$|Softmax$|Activation$")
 
 _ADAPTER_PATH = re.compile(r"(^|\.)(lora_\w+|adapters?)(\.|$)")
-_EXPERT_PATH = re.compile(r"(^|\.)experts(\.\d+)?$")
+_EXPERT_PATH = re.compile(r"(^|\.)(experts(\.(expert_)?(?P<number>\d+))?|shared_experts?)$")
 _NAME_RULES: tuple[tuple[str, bool, re.Pattern[str]], ...] = tuple(
     (kind, also_general, re.compile(pattern))
     for kind, also_general, pattern in (
@@ -146,6 +146,12 @@ def kind_of(class_name: str, path: str = "") -> str:
         if (also_general or not general) and pattern.fullmatch(name):
             return kind
     return "head" if general and path == "output" else "other"
+
+
+def expert_number(path: str) -> int | None:
+    """Which of the experts a module is, by its path: 3 for `mlp.experts.3`. None where it is all of them, or none."""
+    match = _EXPERT_PATH.search(path)
+    return int(match["number"]) if match is not None and match["number"] else None
 
 
 def looks_like_stage(class_name: str) -> bool:

@@ -137,7 +137,10 @@ def check_variant(variant: str, folder: str, *, accumulate: int = 1, name: str =
     def prepare() -> tuple[models.Case, nn.Module, dict[int, str]]:
         case = models.build(name)
         names = layer_names(case.model)
-        return case, variants.VARIANTS[variant](case), names
+        wrapped = variants.VARIANTS[variant](case)
+        if variant == "lora":  # adapters have rows, beside what they adapt
+            names = layer_names(case.model)
+        return case, wrapped, names
 
     case, model, names = prepare()
     with NodeTruth(model, names) as truth:

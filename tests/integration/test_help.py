@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import subprocess
 import sys
 
 import pytest
 
+from profiler_wrapper import ProfilerWrapper
 from profiler_wrapper.__main__ import _parser
 from profiler_wrapper.commands import COMMANDS
 
@@ -48,7 +50,27 @@ def test_every_command_has_an_example_that_it_understands(name: str) -> None:
         parser.parse_args(arguments)
 
 
-@pytest.mark.parametrize("name", NAMES)
+def test_run_has_every_option_of_the_wrapper() -> None:
+    """But those whose values are objects of the script; and what follows the script is the script's."""
+    parameters = inspect.signature(ProfilerWrapper).parameters
+    wanted = {f"--{name.replace('_', '-')}" for name in parameters} - {
+        "--model", "--optimizer", "--device-mesh", "--coordinates", "--of-torch",
+    }  # fmt: skip
+    parser = parser_of("run")
+    options = {name for action in parser._actions for name in action.option_strings}
+    assert options - wanted == {"-h", "--help", "-m", "--module", "-o"} | {
+        f"--no-{name.replace('_', '-')}"
+        for name, one in parameters.items()
+        if one.annotation in ("bool", "bool | None")
+    }
+    assert wanted <= options
+    rest = ["train.py", "--steps", "3", "--", "--tra", "-m", "-o", "--ver"]
+    given = _parser().parse_args(["run", "--track", "a", "--track=b", "--no-background", "--rank", "2", *rest])
+    assert (given.program, given.steps, given.track, given.background, given.rank) == (rest, None, ["a", "b"], False, 2)
+    assert given.module is False and given.is_st is None
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "run"])  # whose output is the script's
 def test_every_command_says_how_and_where_to(name: str) -> None:
     text = parser_of(name).format_help()
     for option in ("--format", "-o ", "--output"):

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiler_wrapper.analysis.model import Analysis, LayerCall
+from profiler_wrapper.analysis.call_rows import LayerCall
+from profiler_wrapper.analysis.model import Analysis
 from recordings import AUTOGRAD, Trace, analyse
 
 

@@ -195,6 +195,7 @@ _SHOWN_BY: dict[str, tuple[str, str]] = {
     "tensor-cores-unused": (_KERNELS, "class=gemm"),
     "no-tf32": (_KERNELS, "class=gemm"),
     "odd-block": (f"{_LAYERS},layers.self_time_us,layers.retained_bytes", "layer={layer}"),
+    "preferred-expert": ("experts", ""),
     "slow-optimizer": (_OPERATORS, "phase=optimizer"),
     "memory-nearly-full": (_PEAK, ""),
     "fragmentation": (_PEAK, ""),

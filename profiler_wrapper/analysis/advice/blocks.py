@@ -1,4 +1,4 @@
-"""A block that is slower than the others of its kind, and an optimizer that updates parameters one by one."""
+"""A block that is slower than its like, an expert that gets more tokens, an optimizer that updates one by one."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from profiler_wrapper.analysis.advice.facts import (
     size,
     time_of_ns,
 )
+from profiler_wrapper.analysis.call_rows import ExpertLayerRow, ExpertRow
 from profiler_wrapper.analysis.model import FORWARD_PHASES, Finding, Phase
 from profiler_wrapper.analysis.statistics import (
     OUTLIER_SHARE,
@@ -39,6 +40,8 @@ _FEWEST_BLOCKS = 4  # among fewer it is hard to say which is an outlier
 _MOST_OUTLIERS_SHARE = 0.25  # of the blocks; where more differ, that is how the model is made
 _STEP_DEVIATIONS = 3.0  # of the noise between steps
 _MORE_FLOPS = 1.1  # times those of the others: attention by another backend computes a little more or less
+_PREFERRED = 2.0  # times the mean of all experts
+_COUNT_DEVIATIONS = 4.0
 _FEWEST_PARAMETERS = 8  # of an optimizer: with fewer there is little to gain
 
 # --- a block that takes longer, or keeps more, than the others ---------------------------------------
@@ -167,6 +170,63 @@ def _large(facts: Facts, block: _Block, middle: float, blocks: int) -> Finding:
     )
 
 
+# --- experts -----------------------------------------------------------------------------------------
+
+
+def preferred_expert(facts: Facts) -> Iterator[Finding]:
+    """The expert with far more tokens than the mean, in every step with shapes; of all layers one finding.
+
+    Saves at most the time that it takes above the mean: what experts on other ranks wait for, and what dropping tokens
+    beyond its share saves. Where one kernel works for all experts, their time is shared out by tokens.
+    """
+    found: list[tuple[float, float, ExpertRow, ExpertLayerRow]] = []
+    for layer in facts.analysis.expert_layers:
+        experts = [row for row in facts.analysis.experts if row.layer == layer.layer]
+        by_step = list(zip(*(row.step_tokens for row in experts), strict=True)) if layer.balance is not None else []
+        busiest = max(range(len(experts)), key=lambda i: experts[i].share or 0) if by_step else 0
+        if not by_step or any(not _is_preferred(tokens, busiest) for tokens in by_step if sum(tokens)):
+            continue
+        own, every = experts[busiest], sum_if_all_known(row.time_per_step_ns for row in experts)
+        every_ns = facts.per_step_ns(layer.experts_time_ns) if every is None else every
+        own_ns = (own.share or 0.0) * every_ns if own.time_per_step_ns is None else own.time_per_step_ns
+        found.append((max(0.0, own_ns - every_ns / len(experts)), own_ns, own, layer))
+    if not found:
+        return
+    saved_ns, own_ns, expert, layer = max(found, key=lambda one: one[0])
+    others = len(found) - 1
+    exchanged = layer.all_to_all_time_ns > 0
+    more = f"; so it is in {count(others, 'more layer')}" if others else ""
+    where = "the ranks of the others wait for it" if exchanged else "with experts on several ranks, all wait for it"
+    known = "" if expert.time_per_step_ns is not None else " by its share of tokens"
+    yield facts.finding(
+        "preferred-expert",
+        f"expert {expert.expert} of {expert.layer} gets {100 * (expert.share or 0):.0f} % of the tokens, "
+        f"{layer.balance:.1f} times the mean{more}",
+        share=facts.share_of_work(sum(one[1] for one in found)),
+        saves_ns=sum(one[0] for one in found),
+        evidence=[
+            f"{expert.tokens_per_step:,.0f} of {layer.tokens_per_step:,.0f} tokens a step, {duration(own_ns)}{known}; "
+            f"above the mean {duration(saved_ns)}",
+            where if exchanged else f"{where}; on one device balance moves its work, and dropping tokens saves it",
+        ],
+        confidence="high" if exchanged else "low",
+        fix="train with a loss or bias that balances the router (router_aux_loss_coef), or limit each expert's tokens",
+        layers=[f"{one.layer}.{one.expert}" for _, _, one, _ in found],
+        details={
+            "expert": expert.expert,
+            "tokens_per_step": expert.tokens_per_step,
+            "balance": layer.balance,
+            "time_us": own_ns / NS_PER_US,
+        },
+    )
+
+
+def _is_preferred(tokens: Sequence[int], expert: int) -> bool:
+    """Twice the mean, and beyond what chance gives: four standard deviations of a count."""
+    mean = sum(tokens) / len(tokens)
+    return tokens[expert] >= _PREFERRED * mean and tokens[expert] - mean > _COUNT_DEVIATIONS * mean**0.5
+
+
 # --- an optimizer that updates its parameters one by one ---------------------------------------------
 
 _STEP = re.compile(r"Optimizer\.step#(?P<class_name>.+)\.step$")
@@ -279,4 +339,4 @@ def _fix(facts: Facts, class_name: str, settings: list[Mapping[str, Any]]) -> st
     return f"torch.compile around {class_name}'s step, or an optimizer that has fused=True: AdamW, Adam, SGD, Adagrad"
 
 
-RULES: tuple[Rule, ...] = (odd_block, slow_optimizer)
+RULES: tuple[Rule, ...] = (odd_block, preferred_expert, slow_optimizer)

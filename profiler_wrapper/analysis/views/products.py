@@ -15,8 +15,10 @@ import numpy as np
 
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attention_ops import ATTENTIONS, ENTRY, HOLDING_ATTENTION
+from profiler_wrapper.analysis.call_rows import ExpertRow
 from profiler_wrapper.analysis.model import AttentionCallRow, Phase, ProductRow
 from profiler_wrapper.analysis.statistics import at, largest_by_key, sum_by_key
+from profiler_wrapper.analysis.views.experts import CHOOSING, expert_rows
 from profiler_wrapper.analysis.work.flops import FlopOps
 from profiler_wrapper.analysis.work.formulas import Product, dtype_of, products_of
 from profiler_wrapper.trace.nesting import nearest, nearest_above
@@ -233,6 +235,7 @@ class ShapeRows:
 
     products: tuple[ProductRow, ...] = ()
     attention_calls: tuple[AttentionCallRow, ...] = ()
+    experts: tuple[ExpertRow, ...] = ()
     notes: tuple[str, ...] = ()  # what could not be worked out
     shapes_of_op: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of its inputs, the most frequent first
 
@@ -243,6 +246,7 @@ def shape_rows(attributed: Attributed, shapes: Shapes, ops: FlopOps | None = Non
     return ShapeRows(
         products=product_rows(attributed, shapes, ops, most=MOST_ROWS),
         attention_calls=attention_call_rows(attributed, shapes, ops, most=MOST_ROWS),
+        experts=expert_rows(attributed, shapes, ops),
         shapes_of_op=_shapes_of_op(attributed, shapes, ops),
     )
 
@@ -250,7 +254,7 @@ def shape_rows(attributed: Attributed, shapes: Shapes, ops: FlopOps | None = Non
 def _shapes_of_op(attributed: Attributed, shapes: Shapes, ops: FlopOps) -> dict[str, tuple[str, ...]]:
     """By the name of an op, the most frequent shapes of its inputs as text."""
     spans, numbers = shapes.arrays()
-    ran = ops.ran[spans]
+    ran = ops.ran[spans] & ~attributed.recording.named(CHOOSING.__eq__)[spans]
     names = attributed.recording.spans.name[spans[ran]].astype(np.int64)
     frequent = largest_by_key(names, numbers[ran].astype(np.int64), np.ones(len(names), dtype=np.int64), _MOST_SHAPES)
     texts = {}

@@ -213,7 +213,8 @@
   function drawParts(data, element) {
     const named = [...page.grouped((data.parts || []).filter(row => row.step !== null), row => row.part).values()];
     if (named.length < 2) return;
-    const rows = named.map(group => ({ part: group[0].part, count: page.sum(group, "count"), time_us: page.sum(group, "time_us") }));
+    const calls = group => group[0].part === "other" ? null : page.sum(group, "count");
+    const rows = named.map(group => ({ part: group[0].part, count: calls(group), time_us: page.sum(group, "time_us") }));
     const total = page.sum(rows, "time_us");
     const section = page.section(element, data.run.step_source === "requests" ? "Parts of a request" : "Parts of a step");
     page.table(section, {
@@ -222,7 +223,7 @@
         { key: "part", title: "Part", kind: "text", longest: 60, help: "other: between the calls of the model" },
         page.columns.count("count", `Calls ${page.per()}`),
         page.columns.time("time_us", `Time ${page.per()}`),
-        { key: "each", title: "Time each", kind: "us", value: row => row.time_us / row.count },
+        { key: "each", title: "Time each", kind: "us", value: row => row.count ? row.time_us / row.count : null },
         page.columns.share("time_us", "Share", "of all steps", total),
       ],
     });

@@ -1,0 +1,405 @@
+"""Mixtures of experts: tokens, time and FLOPs of each expert, and what runs beside them; adapters beside their base.
+
+Which expert an op works for is told, where each is a module, by the layer; where a loop takes the weights of one after
+the other out of a stacked tensor, by the index of the `aten::select` before it. The rows of the first product are its
+tokens. Grouped and fused kernels work for all experts at once: there the tokens are those that the run says the router
+chose, FLOPs follow from them, and nothing tells the time of one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from profiler_wrapper.analysis.call_rows import AdapterRow, ExpertLayerRow, ExpertRow
+from profiler_wrapper.analysis.layer_tree import LayerTree
+from profiler_wrapper.analysis.model import FORWARD_PHASES, CollectiveRow, LayerRow, Phase
+from profiler_wrapper.analysis.statistics import at, sum_by_key, sum_if_all_known
+from profiler_wrapper.analysis.work.flops import FlopOps, marked
+from profiler_wrapper.analysis.work.formulas import Product, products_of
+from profiler_wrapper.trace.marks import expert_number, parse_mark
+from profiler_wrapper.trace.nesting import nearest
+from profiler_wrapper.trace.recording import Category, Int64, Shapes
+
+if TYPE_CHECKING:
+    from profiler_wrapper.analysis.attributed import Attributed
+
+CHOOSING = "aten::select"  # takes the weights of one expert out of those of all
+_SHARED = re.compile(r"shared_experts?$")
+_PHASES: tuple[Phase, ...] = (*FORWARD_PHASES, "recompute", "backward")
+_ONE_KERNEL = "one kernel works for all experts, and nothing tells what the router chose"
+
+
+# --- which expert ---------------------------------------------------------------------------------
+
+
+class _Holders(NamedTuple):
+    """By layer of a tree: the module that holds the experts, and which of them this is."""
+
+    names: list[str]  # of the modules that hold experts
+    holder: Int64  # per layer: index into names, -1 outside of experts
+    number: Int64  # per layer: which expert; -1 where one module holds all
+    owner: Int64  # per layer: the layer that is this expert, or that module
+    stacked: list[int]  # per name: the layer that is that module; -1 where each expert is one
+
+
+def _holders(tree: LayerTree) -> _Holders:
+    layers, index, stacked = tree.layers, dict[str, int](), list[int]()
+    holder = np.full(len(layers), -1, dtype=np.int64)
+    number, of = holder.copy(), holder.copy()
+    entries = {i for i, one in enumerate(layers) if one.kind == "expert" and expert_number(one.name) is not None}
+    around = {above for i in entries for above in layers[i].ancestors[1:]}
+    for i, layer in enumerate(layers):
+        experts = [above for above in layer.ancestors if layers[above].kind == "expert" and above not in around]
+        if not experts or _SHARED.search(layers[experts[-1]].name):
+            continue
+        owner = of[i] = experts[-1]
+        name = layers[owner].name.rpartition(".")[0] if owner in entries else layers[owner].name
+        holder[i] = index.setdefault(name, len(index))
+        stacked += [-1 if owner in entries else owner] * (len(index) - len(stacked))
+        number[i] = expert_number(layers[owner].name) if owner in entries else -1
+    return _Holders(list(index), holder, number, of, stacked)
+
+
+class _Work:
+    """The events of a recording by holder, expert, and step."""
+
+    def __init__(self, found: Attributed, shapes: Shapes, ops: FlopOps) -> None:
+        self.found, self.shapes, self.ops = found, shapes, ops
+        self.held = _holders(found.tree)
+        attribution, calls = found.attribution, found.calls
+        layer = attribution.layer_of_place[attribution.place_of]
+        layer[attribution.place_of < 0] = -1
+        self.holder = at(self.held.holder, np.maximum(layer, -1), -1)
+        self.holder[~attribution.in_phases(*_PHASES)[attribution.place_of]] = -1
+        backward = attribution.in_phases("backward")[attribution.place_of]
+        # Where in the forward: an op of backward where its node was made.
+        made = at(attribution.forward_op, np.where(backward, attribution.node_of, -1), -1)
+        self.origin = np.where(made >= 0, made, np.arange(len(made)))
+        self.is_forward = attribution.in_phases(*FORWARD_PHASES)[attribution.place_of]
+        stacked = np.isin(calls.layer, [i for i in self.held.stacked if i >= 0])
+        self.call = at(nearest(calls.parent, stacked), calls.call_of_span, -1)
+        self.experts: dict[int, int] = {}  # by holder that a loop goes over: how many there are
+        self.product = self._products()
+        self.number = np.where(self.holder >= 0, at(self.held.number, np.maximum(layer, -1), -1), -1)
+        self._follow_loops()
+        self.steps = max(1, len(found.steps))
+        place = found.steps.place_of(found.recording.spans.start_ns)
+        self.step = place if len(found.steps) else np.zeros_like(place)
+
+    def _products(self) -> dict[int, tuple[Product, ...]]:
+        """By counted op of any expert."""
+        names, name = self.found.recording.names, self.found.recording.spans.name
+        counted = np.flatnonzero(self.ops.is_counted & (self.holder >= 0)).tolist()
+        return {span: products_of(names[name[span]], self.shapes[span]) for span in counted}
+
+    def _follow_loops(self) -> None:
+        """Give the events of loops over stacked weights their expert."""
+        recording, spans = self.found.recording, self.found.recording.spans
+        sizes: dict[int, set[tuple[int, ...]]] = defaultdict(set)
+        for span, products in self.product.items():
+            sizes[int(self.holder[span])].update(tuple(sorted((one.n, one.k))) for one in products)
+        is_choice = recording.named(CHOOSING.__eq__) & (self.holder >= 0) & (self.number < 0) & (self.call >= 0)
+        is_choice &= self.origin == np.arange(len(self.origin))
+        is_choice &= nearest(self.found.nesting.parent, recording.named(method_of_kernel)) < 0  # on a CPU it has a loop
+        taken: dict[int, tuple[int, int, bool]] = {}  # span -> experts, which, whether it is of weights
+        for span in np.flatnonzero(is_choice).tolist():
+            if span in self.shapes and (choice := _choice(self.shapes[span].dims, self.shapes[span].concrete)):
+                count, which, rest = choice
+                taken[span] = count, which, tuple(sorted(rest)) in sizes[int(self.holder[span])]
+        self.experts = {int(self.holder[span]): count for span, (count, _, of_weights) in taken.items() if of_weights}
+        # A mask of tokens has one more, for those that go to other ranks.
+        count_of = {span: self.experts.get(int(self.holder[span]), 0) for span in taken}
+        chosen = [s for s, (n, which, _) in taken.items() if which < count_of[s] <= n <= count_of[s] + 1]
+        members = np.flatnonzero((self.holder >= 0) & (self.number < 0) & (self.call[self.origin] >= 0))
+        events = np.concatenate((np.array(chosen, dtype=np.int64), members))
+        where = self.origin[events]
+        later = np.arange(len(events)) >= len(chosen)
+        order = np.lexsort((later, spans.start_ns[where], self.call[where]))
+        last = np.maximum.accumulate(np.where(later[order], -1, np.arange(len(order))))
+        last = np.where(last >= 0, order[last], -1)  # of each event the choice before it
+        known = (last >= 0) & later[order]
+        known &= self.call[where[order]] == at(self.call[where], last, -1)
+        self.number[events[order[known]]] = [taken[chosen[i]][1] for i in last[known].tolist()]
+
+    def by_expert(self, spans: Int64, values: Int64) -> Mapping[tuple[int, int], list[int]]:
+        """Sums of values of spans by (holder, expert; -1 for all) and step."""
+        chosen = (spans >= 0) & (at(self.holder, spans, -1) >= 0) & (at(self.step, spans, -1) >= 0)
+        spans, values = spans[chosen], values[chosen]
+        most = int(self.number.max(initial=-1)) + 2
+        key = (self.holder[spans] * most + self.number[spans] + 1) * self.steps + self.step[spans]
+        sums = sum_by_key(key, values, len(self.held.names) * most * self.steps).reshape(-1, self.steps)
+        keys = np.unique(key // self.steps).tolist()
+        return {(one // most, one % most - 1): sums[one].tolist() for one in keys}
+
+
+def _choice(dims: Sequence[object], concrete: Sequence[str]) -> tuple[int, int, list[int]] | None:
+    """Of a `select` along the first of three dimensions: how many there are, which is taken, the other sizes."""
+    tensor = dims[0] if dims else None
+    if not isinstance(tensor, list) or len(tensor) != 3 or list(concrete[1:2]) != ["0"]:
+        return None
+    return (tensor[0], int(concrete[2]) % max(1, tensor[0]), tensor[1:]) if concrete[2:3] != [""] else None
+
+
+# --- a row each -----------------------------------------------------------------------------------
+
+
+def expert_rows(found: Attributed, shapes: Shapes, ops: FlopOps) -> tuple[ExpertRow, ...]:
+    """A row for each expert of each layer, in the steps of an attributed recording with shapes."""
+    if not any(layer.kind == "expert" for layer in found.tree.layers):
+        return ()
+    work = _Work(found, shapes, ops)
+    charges = found.charges
+    times = work.by_expert(charges.cpu_span, charges.time_ns)
+    counted = np.array(list(work.product), dtype=np.int64)
+    flops = work.by_expert(counted, np.array([ops.flops_of(s).flops for s in work.product], dtype=np.int64))
+    tokens, called = _tokens_of_products(work)
+    rows: list[ExpertRow] = []
+    for holder, name in enumerate(work.held.names):
+        if work.held.stacked[holder] >= 0 and holder not in work.experts:
+            rows += _rows_of_kernel(work, holder, flops.get((holder, -1)))
+            continue
+        numbers = {number for of, number in (*times, *flops) if of == holder and number >= 0}
+        numbers.update(range(work.experts.get(holder, 0)))
+        numbers.update(n for one in found.tree.not_entered
+                       if one.rpartition(".")[0] == name and (n := expert_number(one)) is not None)  # fmt: skip
+        nothing = [0] * work.steps
+        known = {n: tokens.get((holder, n), nothing if (holder, n) not in called else None) for n in numbers}
+        for number in sorted(numbers):
+            spent, done = (of.get((holder, number), nothing) for of in (times, flops))
+            rows.append(_row(name, number, known, spent, None if known[number] is None else sum(done), work.steps))
+    return tuple(rows)
+
+
+def _row(
+    name: str,
+    number: int,
+    tokens: Mapping[int, Sequence[int] | None],
+    times: Sequence[int] | None,
+    flops: int | None,
+    steps: int,
+) -> ExpertRow:
+    own, every = tokens[number], sum_if_all_known(None if one is None else sum(one) for one in tokens.values())
+    return ExpertRow(
+        layer=name,
+        expert=number,
+        tokens_per_step=None if own is None else sum(own) / steps,
+        share=None if own is None or not every else sum(own) / every,
+        time_per_step_ns=None if times is None else round(sum(times) / steps),
+        flops_per_step=None if flops is None else round(flops / steps),
+        step_tokens=tuple(own or ()),
+        step_times_ns=tuple(times or ()),
+    )
+
+
+def _tokens_of_products(work: _Work) -> tuple[dict[tuple[int, int], list[int]], set[tuple[int, int]]]:
+    """The rows of the first product of each expert in each call, by step; and the experts that were called at all."""
+    start, calls = work.found.recording.spans.start_ns, work.found.calls
+    tokens: dict[tuple[int, int], list[int]] = {}
+    seen: set[tuple[int, int, int]] = set()
+    is_entry = (at(work.held.owner, calls.layer, -1) == calls.layer) & (at(work.held.number, calls.layer, -1) >= 0)
+    entries = calls.span[is_entry]
+    called = set(zip(work.holder[entries].tolist(), work.number[entries].tolist(), strict=True))
+    entry = nearest(work.found.nesting.parent, marked(len(start), entries))
+    for span in sorted(work.product, key=start.__getitem__):
+        key = (int(work.holder[span]), int(work.number[span]))
+        step, call = int(work.step[span]), int(work.call[span]) if work.call[span] >= 0 else int(entry[span])
+        if key[1] < 0 or step < 0 or not work.is_forward[span] or (*key, call) in seen:
+            continue
+        seen.add((*key, call))
+        tokens.setdefault(key, [0] * work.steps)[step] += work.product[span][0].m
+    return tokens, called
+
+
+def _rows_of_kernel(work: _Work, holder: int, flops: Sequence[int] | None) -> Iterable[ExpertRow]:
+    """Experts whose weights one kernel multiplies, as far as the run says what the router chose."""
+    layer, found = work.held.stacked[holder], work.found
+    seen = found.tree.layers[layer].expert_tokens
+    entries = found.calls.span[found.calls.layer == layer]
+    entries = entries[work.is_forward[entries]]
+    if not seen or len(seen) != len(entries):
+        return
+    by_step = np.zeros((work.steps, len(seen[0])), dtype=np.int64)
+    for tokens, step in zip(seen, work.step[entries].tolist(), strict=True):
+        by_step[step] += tokens if step >= 0 else 0
+    every, done = int(by_step.sum()), sum(flops or ())
+    each = done // every if every and done and not done % every else None
+    known: dict[int, list[int] | None] = dict(enumerate(by_step.T.tolist()))
+    for number, own in known.items():
+        yield _row(work.held.names[holder], number, known, None, each and each * sum(own or ()), work.steps)
+
+
+# --- all experts of a layer -----------------------------------------------------------------------
+
+# Libraries and servers by names of their kernels and ops; the first that matches.
+_METHODS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (method, re.compile(pattern))
+    for method, pattern in (
+        ("scattermoe", r"scatter2scatter|scattermoe|_groupXtY"),
+        ("megablocks", r"megablocks|^_?(sdd|dsd|dds)_kernel|padded_(gather|scatter)"),
+        ("sonicmoe", r"sonicmoe|sonic_moe"),
+        ("deepgemm", r"deep_?gemm.*grouped|m_grouped\w*gemm|fp8_m_grouped"),
+        ("fused_moe", r"fused_?(moe|experts)|[mM]oe\w*[gG]emm|moe_(align|sum|wna16|forward)|(ck|cutlass)_moe"),
+        ("grouped_mm", r"grouped_?(mm|gemm)|[gG]roup(ed)?_?[gG]emm|GroupProblemShape"),
+    )
+)  # fmt: skip
+_MOST_KERNELS = 5  # named
+_BATCHED = "aten::bmm"  # of weights taken out for each token, in the module that holds the experts
+
+
+def method_of_kernel(name: str) -> str | None:
+    """What computes experts by grouped or fused kernels (or ops) of this name; None for any other."""
+    if name.startswith("autograd::") or parse_mark(name) is not None:
+        return None
+    return next((method for method, pattern in _METHODS if pattern.search(name)), None)
+
+
+def expert_layer_rows(
+    found: Attributed,
+    layers: Sequence[LayerRow],
+    experts: Sequence[ExpertRow],
+    collectives: Sequence[CollectiveRow],
+) -> tuple[ExpertLayerRow, ...]:
+    """A row for each module that holds experts, and for what grouped and fused kernels compute elsewhere."""
+    held, tree = _holders(found.tree), found.tree
+    kernels = _kernels(found, held)
+    by_name: dict[str, list[LayerRow]] = defaultdict(list)
+    for row in layers:
+        by_name[row.layer].append(row)
+    rows = []
+    for place, name in enumerate(held.names):
+        is_stacked, own = held.stacked[place] >= 0, [row for row in experts if row.layer == name]
+        members = [name] if is_stacked else sorted({
+            tree.layers[i].name for i in np.flatnonzero((held.holder == place) & (held.number >= 0)).tolist()
+            if expert_number(tree.layers[i].name) is not None})  # fmt: skip
+        above = name.rpartition(".")[0]
+        beside = {other: rows[0].kind for other, rows in by_name.items() if other.rpartition(".")[0] == above}
+        routers = [other for other, kind in beside.items() if kind == "router" and "shared" not in other]
+        shared = [other for other, kind in beside.items() if kind == "expert" and _SHARED.search(other)]
+        names = kernels.get(name, Counter())
+        method = names.most_common(1)[0][0][0] if names else None
+        if not is_stacked:
+            method = "modules"
+        elif any(row.time_per_step_ns is not None for row in own):
+            method = "loop"
+        by_step = list(zip(*(row.step_tokens for row in own), strict=False))
+        balances = tuple(max(one) / fmean(one) for one in by_step if sum(one))
+        why = tree.layers[held.stacked[place]].tokens_unknown or _ONE_KERNEL if is_stacked else _NO_SHAPES
+        rows.append(
+            ExpertLayerRow(
+                layer=name,
+                router=routers[0] if routers else None,
+                method=method or "other",
+                kernels=_names(names) if method not in ("modules", "loop") else (),
+                experts=len(own) or (len(members) if not is_stacked else None),
+                tokens_per_step=sum_if_all_known(row.tokens_per_step for row in own) if own else None,
+                balance=fmean(balances) if balances else None,
+                step_balance=balances,
+                router_time_ns=_time_ns(by_name, routers) if routers else None,
+                experts_time_ns=_time_ns(by_name, members),
+                shared_time_ns=_time_ns(by_name, shared) if shared else None,
+                all_to_all_time_ns=sum(
+                    one.time_ns for one in collectives
+                    if one.collective == "all_to_all" and one.layer and f"{one.layer}.".startswith(f"{above or name}.")
+                ),
+                tokens_unknown=None if balances else why,
+            )
+        )  # fmt: skip
+    for elsewhere, names in kernels.items():
+        if elsewhere not in held.names:
+            rows.append(_elsewhere(elsewhere, names))
+    return tuple(rows)
+
+
+_NO_SHAPES = "the shapes of ops were not recorded (record_shapes=True)"
+
+
+def _names(kernels: Counter[tuple[str, str]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for (_, name), _ in kernels.most_common()))[:_MOST_KERNELS]
+
+
+def _elsewhere(layer: str | None, names: Counter[tuple[str, str]]) -> ExpertLayerRow:
+    return ExpertLayerRow(
+        layer=layer,
+        router=None,
+        method=names.most_common(1)[0][0][0],
+        kernels=_names(names),
+        experts=None,
+        tokens_per_step=None,
+        balance=None,
+        step_balance=(),
+        router_time_ns=None,
+        experts_time_ns=names.total(),
+        shared_time_ns=None,
+        all_to_all_time_ns=0,
+        tokens_unknown=_ONE_KERNEL,
+    )
+
+
+def _time_ns(by_name: Mapping[str, Sequence[LayerRow]], names: Iterable[str]) -> int:
+    return sum(row.time_ns for name in names for row in by_name.get(name, ()) if row.phase in _PHASES)
+
+
+def _kernels(found: Attributed, held: _Holders) -> dict[str | None, Counter[tuple[str, str]]]:
+    """By holder, else innermost layer: the time of grouped and fused kernels (on a CPU of ops) by method and name."""
+    recording, charges, places = found.recording, found.charges, found.attribution.places
+    in_holder = at(held.holder, np.maximum(found.attribution.layer_of_place, -1), -1)[charges.place]
+    named = recording.named(method_of_kernel) & (recording.spans.category != Category.ANNOTATION)
+    batched = recording.named(_BATCHED.__eq__)
+    op = at(nearest(found.nesting.parent, named | batched), charges.cpu_span, -1)
+    op[at(batched, op, False) & (in_holder < 0)] = -1
+    on_device = charges.basis == "device"
+    times: dict[str | None, Counter[tuple[str, str]]] = defaultdict(Counter)
+    chosen = np.flatnonzero((op >= 0) | named[charges.span])
+    columns = (charges.span, op, charges.place, in_holder, charges.time_ns)
+    for span, caller, place, holder, time_ns in zip(*(one[chosen].tolist() for one in columns), strict=True):
+        kernel = recording.name_of(span if on_device else caller)
+        method = method_of_kernel(kernel) or method_of_kernel(recording.name_of(caller)) or "batched_mm"
+        name = held.names[holder] if holder >= 0 else found.layer_name(places[place]) or None
+        times[name][method, kernel] += time_ns
+    return times
+
+
+# --- adapters -------------------------------------------------------------------------------------
+
+
+def adapter_rows(layers: Sequence[LayerRow]) -> tuple[AdapterRow, ...]:
+    """A row for each layer that adapters (LoRA and others) were put beside."""
+    by_name: dict[str, list[LayerRow]] = defaultdict(list)
+    for row in layers:
+        if row.phase in _PHASES:
+            by_name[row.layer].append(row)
+    adapters: dict[str, list[str]] = defaultdict(list)
+    for name, (row, *_) in by_name.items():
+        if row.kind == "adapter" and row.parent and by_name[row.parent][0].kind != "adapter":
+            adapters[row.parent].append(name)
+    rows = []
+    for layer, own in adapters.items():
+        base = [name for name, (row, *_) in by_name.items() if row.parent == layer and name.endswith(".base_layer")]
+        # Where the base has no row of its own, it is all that is not in an adapter.
+        parts = [[_time_ns(by_name, names), _flops(by_name, names)] for names in ([layer], own, base)]
+        (whole_ns, flops), (own_ns, own_flops), (base_ns, base_flops) = parts
+        rows.append(
+            AdapterRow(
+                layer=layer,
+                adapters=tuple(own),
+                base_time_ns=base_ns or 0 if base else (whole_ns or 0) - (own_ns or 0),
+                adapter_time_ns=(whole_ns or 0) - (base_ns or 0) if base else own_ns or 0,
+                base_flops_per_step=base_flops if base else _difference(flops, own_flops),
+                adapter_flops_per_step=_difference(flops, base_flops) if base else own_flops,
+            )
+        )
+    return tuple(rows)
+
+
+def _flops(by_name: Mapping[str, Sequence[LayerRow]], names: Iterable[str]) -> int | None:
+    return sum_if_all_known(row.flops_per_step for name in names for row in by_name[name])
+
+
+def _difference(whole: int | None, part: int | None) -> int | None:
+    return None if whole is None or part is None else whole - part

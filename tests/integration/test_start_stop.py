@@ -1,0 +1,139 @@
+"""`prof.start()` and `prof.stop()`: a block whose ends lie in different cells or calls."""
+
+from __future__ import annotations
+
+import contextlib
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import models
+import profiler_wrapper as pw
+from models import Case
+from profiling import profiler, result_of
+from programs import run_script, warned
+from unchanged import hooks_of, ours_in_the_way
+
+
+@pytest.fixture
+def case() -> Case:
+    return models.build("llama")
+
+
+def train(case: Case, steps: int) -> None:
+    optimizer = models.optimizer_of(case.model)
+    for step in range(steps):
+        models.train_step(case, case.model, optimizer, seed=step)
+
+
+def work(result: pw.ProfileResult) -> list[object]:
+    rows = [(row.layer, row.phase, row.calls, row.flops_per_step) for row in result.layers]
+    return [rows, [step.step for step in result.steps], result.complete]
+
+
+def test_the_same_as_entering_and_leaving(case: Case, tmp_path: Path) -> None:
+    before, hooks = ours_in_the_way(), hooks_of(case.model)
+    with profiler(case, tmp_path / "block") as block:
+        train(case, 7)
+    prof = profiler(case, tmp_path / "started")
+    assert prof.start() is prof
+    train(case, 7)
+    prof.stop()
+    assert work(result_of(prof)) == work(result_of(block))
+    assert (ours_in_the_way(), hooks_of(case.model)) == (before, hooks)
+
+
+def test_a_second_start_and_a_stop_without_one_change_nothing(case: Case, tmp_path: Path) -> None:
+    prof = profiler(case, tmp_path, steps="all")
+    assert "was not started" in warned(prof.stop)[0]
+    prof.start()
+    train(case, 2)
+    assert "started already" in warned(prof.start)[0]
+    train(case, 2)
+    prof.stop()
+    assert "was not started" in warned(prof.stop)[0]
+    run = result_of(prof).run
+    assert (run["full_steps"], run["timed_steps"]) == ([0, 1], [2, 3])
+
+
+@pytest.mark.parametrize(("steps", "timed"), [("auto", [2, 3, 4]), ("1-2", [1, 2])])
+def test_started_again_it_records_by_the_same_plan(case: Case, tmp_path: Path, steps: str, timed: list[int]) -> None:
+    prof = profiler(case, tmp_path, steps=steps)
+    for _ in range(2):
+        prof.start()
+        train(case, 7)
+        prof.stop()
+    first, second = prof.results
+    assert first.run["timed_steps"] == second.run["timed_steps"] == timed
+    assert work(first) == work(second)
+    assert len(list(tmp_path.rglob("result.json"))) == 2
+
+
+def test_stop_ends_what_leaving_would_keep_open(case: Case, tmp_path: Path) -> None:
+    """A block in which only a part of a model was called may be one turn of a loop over layers."""
+    before = ours_in_the_way()
+    prof = profiler(case, tmp_path)
+    prof.start()
+    case.model.get_submodule("model.layers.0.mlp")(torch.ones(1, 4, case.model.get_input_embeddings().embedding_dim))
+    prof.stop()
+    assert ours_in_the_way() == before
+    assert [row.layer for row in result_of(prof).layers if row.kind == "mlp"] == ["model.layers.0.mlp"]
+
+
+def test_inside_of_start_a_block_is_part_of_it(case: Case, tmp_path: Path) -> None:
+    prof = profiler(case, tmp_path)
+    prof.start()
+    with prof:
+        train(case, 3)
+    train(case, 3)
+    prof.stop()
+    assert result_of(prof).run["timed_steps"] == [2, 3, 4]
+
+
+def test_started_in_one_cell_and_stopped_in_another(tmp_path: Path) -> None:
+    """What a cell raises ends nothing."""
+    namespace = {"case": models.build("llama"), "folder": tmp_path, "profiler": profiler, "train": train}
+    cells = ["prof = profiler(case, folder); prof.start()", "train(case, 3); 1 / 0", "train(case, 3)", "prof.stop()"]
+    for cell in cells:
+        with contextlib.suppress(ZeroDivisionError):
+            exec(cell, namespace)
+    prof = namespace["prof"]
+    assert isinstance(prof, pw.ProfilerWrapper)
+    assert result_of(prof).run["timed_steps"] == [2, 3, 4] and result_of(prof).complete
+
+
+def test_stopped_on_another_thread(case: Case, tmp_path: Path) -> None:
+    """As of a block that is left on another one: recording ends with the next call on its own thread."""
+    prof = profiler(case, tmp_path, steps="all")
+    prof.start()
+    train(case, 2)
+    said: list[str] = []
+    stopping = threading.Thread(target=lambda: said.extend(warned(prof.stop)))
+    stopping.start()
+    stopping.join()
+    train(case, 2)
+    assert "on another thread" in " ".join(said)
+    assert result_of(prof).run["full_steps"][:2] == [0, 1]
+
+
+def test_what_is_never_stopped_ends_with_the_process(tmp_path: Path) -> None:
+    script = """
+        import sys
+        import models
+        from profiling import profiler
+        case = models.build("llama")
+        prof = profiler(case, sys.argv[1], enable_print_summary=True)
+        prof.start()
+        optimizer = models.optimizer_of(case.model)
+        for step in range(3):
+            models.train_step(case, case.model, optimizer, seed=step)
+        print("trained")
+        """
+    # torch says on stderr what it thinks of memory from before
+    silent = "import os; os.dup2(os.open(os.devnull, os.O_WRONLY), 2)\n"
+    printed = run_script(silent + textwrap.dedent(script), tmp_path)
+    assert printed.index("trained") < printed.index("TOTAL")
+    assert len(list(tmp_path.rglob("result.json"))) == 1
