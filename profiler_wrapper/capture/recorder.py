@@ -230,7 +230,7 @@ class Recorder:
         self.counter = counter
         self._plan, self._marks, self._on_failure = plan, marks, on_failure
         self._on_over, self._on_window = on_over, on_window
-        self._growth = GrowthBound()
+        self._growth = GrowthBound(calls=lambda: marks.calls)
         self._held = held
         self.sessions = SessionSequence(
             new_session=new_session, part_path=part_path, before_another=self.before_another, held=held

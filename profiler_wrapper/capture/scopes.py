@@ -314,6 +314,7 @@ class LayerScopes(Listener):
         self._finds_roots = not self._unnamed
         self._attached = False
         self._entrances: dict[int, _Entrance] = {}  # by id of the module called
+        self.calls = 0  # of layers, that were marked
         self._roots: dict[str, Callable[[], Root | None]] = {}  # by label; None: it is no more
         self._targets: dict[tuple[str, str], _Target] = {}  # by root and path, in model order
         self._plain: set[type] = set()  # classes that wrap nothing
@@ -457,6 +458,7 @@ class LayerScopes(Listener):
                 self._routed.hold(target, target.experts, args, kwargs)
             opened: _OpenCall = [target, module, _begin_mark(name, marked), take]
             open_here.append(opened)
+            self.calls += 1
             return opened
         except Exception as error:
             self._give_up(error)
