@@ -31,9 +31,9 @@ def main(tokens: int, output_dir: Path) -> None:
     prompt = torch.randint(config.vocab_size, (2, 64))
     mask = torch.ones_like(prompt)
 
-    # Each call of the model is a step here: `steps="all"` keeps the prefill and all of the decoding.
-    with ProfilerWrapper(model, steps="all", output_dir=output_dir, prefix="generate") as prof, torch.no_grad():
-        for _ in range(2):
+    # A step is a request, a call of generate(): two of warm-up, three whose times are shown.
+    with ProfilerWrapper(model, output_dir=output_dir, prefix="generate") as prof:
+        for _ in range(5):
             model.generate(prompt, attention_mask=mask, max_new_tokens=tokens, do_sample=False, pad_token_id=0)
 
     result = prof.result

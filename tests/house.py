@@ -41,9 +41,9 @@ def _room(modules: int, lines: int, imports: str | None) -> Room:
 
 ROOMS = {
     "": _room(11, 1625, None),
-    "trace": _room(11, 3025, ""),
-    "capture": _room(16, 5450, "trace"),
-    "run": _room(8, 2200, "__version__ analysis capture reports result trace"),
+    "trace": _room(11, 3050, ""),
+    "capture": _room(16, 5600, "trace"),
+    "run": _room(9, 2325, "__version__ analysis capture reports result trace"),
     "analysis": _room(47, 13300, "trace"),
     "reports": _room(16, 4925, "analysis trace"),
     "comparison": _room(9, 2840, "analysis reports result trace"),

@@ -47,9 +47,7 @@ class ExpertRow:
     expert: int  # its number, from 0
     tokens_per_step: float | None  # that its forward was given
     share: float | None  # of the tokens of all experts of the layer, 0 to 1
-    time_per_step_ns: (
-        int | None
-    )  # with gathering and scattering its tokens; None where one kernel works for several experts
+    time_per_step_ns: int | None  # with moving its tokens; None where one kernel works for several experts
     flops_per_step: int | None  # of matrix products
     step_tokens: tuple[int, ...] = ()  # in each of the steps; empty where not known
     step_times_ns: tuple[int, ...] = ()  # likewise

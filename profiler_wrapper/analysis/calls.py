@@ -223,21 +223,18 @@ def _keeping_moments(attributed: Attributed) -> Int64:
     or the same outermost layer is entered again: outputs that nobody kept are gone by that time.
     """
     spans, calls = attributed.recording.spans, attributed.calls
-    outermost = np.arange(len(calls))
     next_entry = np.full(len(calls), NEVER, dtype=np.int64)
     last_entry: dict[int, int] = {}
-    for i, (above, layer) in enumerate(zip(calls.parent.tolist(), calls.layer.tolist(), strict=True)):
-        if above >= 0:
-            outermost[i] = outermost[above]
-            continue
+    for i in np.flatnonzero(calls.parent < 0).tolist():
+        layer = int(calls.layer[i])
         if layer in last_entry:
             next_entry[last_entry[layer]] = spans.start_ns[calls.span[i]]
         last_entry[layer] = i
     end = spans.end_ns[calls.span]
     nodes = np.append(np.sort(spans.start_ns[attributed.attribution.is_node]), NEVER)
     backward = nodes[np.searchsorted(nodes, end)]
-    moment: Int64 = np.where(backward < NEVER, np.minimum(backward, next_entry), end)[outermost]
-    return moment
+    moment: Int64 = np.where(backward < NEVER, np.minimum(backward, next_entry), end)
+    return moment[nearest(calls.parent, calls.parent < 0)]
 
 
 def _retained(attributed: Attributed, memory: DeviceMemory) -> tuple[Int64, Int64]:

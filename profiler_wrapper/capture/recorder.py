@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler_wrapper.capture.growth import GrowthBound
+from profiler_wrapper.capture.kv_cache import keep_largest
 from profiler_wrapper.capture.owned_tensors import OwnedTensors
 from profiler_wrapper.capture.records import Window
 from profiler_wrapper.capture.requests import Request
@@ -70,7 +71,7 @@ class Recorder:
         self.counter = counter
         self._plan, self._marks, self._on_failure = plan, marks, on_failure
         self._on_over, self._on_window = on_over, on_window
-        self._growth = GrowthBound()
+        self._growth = GrowthBound(calls=lambda: marks.calls)
         self._held = held
         self.sessions = SessionSequence(
             new_session=new_session, part_path=part_path, before_another=self.before_another, held=held
@@ -112,6 +113,10 @@ class Recorder:
     def moved(self) -> bool:
         """Another thread than the block's is recorded."""
         return self._owner != self._home
+
+    @property
+    def _is_home(self) -> bool:
+        return self._home == (os.getpid(), threading.get_ident())
 
     @property
     def _is_another_thread(self) -> bool:
@@ -193,7 +198,7 @@ class Recorder:
         if isinstance(self._plan, OpenPlan):
             self._plan.entered_again |= entry > 0
             self.counter.count_root_calls = False
-        self.sessions.begin_block(f"iteration#{entry}")
+        self.sessions.begin_scope("block", f"iteration#{entry}")
 
     def note(self, message: str, *, incomplete: bool = False) -> None:
         """Something the result has to say."""
@@ -226,6 +231,8 @@ class Recorder:
 
         Where nothing ends, what changed the parameters is seen later.
         """
+        if self._is_home:
+            self._record_here()  # and of the model nothing may be heard
         if self.sessions.running and self.is_same_process:
             self._held.after_step(optimizer)
         if not self._nothing_ends_here():
@@ -233,7 +240,7 @@ class Recorder:
 
     def root_enters(self, call: RootCall, *, updated: bool = False) -> None:
         """A model is about to be called; `updated`: its parameters have changed since the last call."""
-        if self.moved and self._home == (os.getpid(), threading.get_ident()):
+        if self.moved and self._is_home:
             self._next = self._come_home
         self._record_here()
         self._calls_elsewhere |= self.sessions.running and self._is_another_thread
@@ -251,9 +258,9 @@ class Recorder:
             self._trained.add(call.label)
         evaluates = call.label in self._trained and not (call.grad_enabled or call.training or call.in_request)
         if evaluates and not self._evaluations:
-            self.sessions.begin_request(EVALUATION)
+            self.sessions.begin_scope("part", EVALUATION)
         elif not evaluates and not call.in_request:
-            self.sessions.end_request()
+            self.sessions.end_scope("part")
         self._evaluations += evaluates
         if not call.in_request:
             self._phases.add(call.phase)
@@ -271,15 +278,19 @@ class Recorder:
         if self.counter.source == "requests":
             self._step_began_s = time.perf_counter()
             self.sessions.begin_step(self.counter.ended)
-        self.sessions.begin_request(f"{REQUEST}{request.name}")
+        self.sessions.begin_scope("part", f"{REQUEST}{request.name}")
 
     def request_ends(self, request: Request) -> None:
         """It has returned, or raised."""
         if self.on_owner_thread:
-            self.sessions.end_request()
+            self.sessions.end_scope("part")
         if not self._nothing_ends_here():
-            may_train = request.may_train
-            self._safely("a request", lambda: self._count(self.counter.request_ends(may_train=may_train)))
+            self._safely("a request", lambda: self._request_ends(request))
+
+    def _request_ends(self, request: Request) -> None:
+        if self.sessions.running:
+            keep_largest(self.sessions.window.kv_cache, request.caches.describe(request.beams))
+        self._count(self.counter.request_ends(may_train=request.may_train))
 
     # -- the thread that calls the model ------------------------------------------------------------
 
@@ -288,7 +299,11 @@ class Recorder:
 
     def _thread_starts(self, thread: threading.Thread) -> bool:
         """It is about to, and no model was called yet; whether its end is of interest."""
-        if self.over or not self.is_same_process or not self._may_call(thread):
+        try:
+            if self.over or not self.is_same_process or not self._may_call(thread):
+                return False
+        except Exception as error:  # it looks at objects of anybody's
+            self._on_failure("looking at what a thread will run", error)
             return False
         if not self._waits and not self._nothing_ends_here():
             self._safely("waiting for a thread", self._wait_for_call)
@@ -355,7 +370,7 @@ class Recorder:
     def _root_enters(self, call: RootCall, updated: bool) -> None:
         if not self._has_grown():
             ended = self.counter.root_enters(
-                call.label, gradients=call.grad_enabled, updated=updated, joins=call.in_request
+                call.label, gradients=call.grad_enabled, updated=updated, in_request=call.in_request
             )
             self._count(ended)
 
@@ -374,9 +389,9 @@ class Recorder:
         self._all_s += took_s
         unit = _UNITS.get(self.counter.source, "steps")
         if facts.evaluated or self._mode is not Mode.TIMED:
-            what = "with an evaluation" if facts.evaluated else "of warm-up" if self._mode is Mode.FULL else "before"
-            count, seconds = self._left_out.get(f"{unit} {what}", (0, 0.0))
-            self._left_out[f"{unit} {what}"] = count + 1, seconds + took_s
+            why = "with an evaluation" if facts.evaluated else "of warm-up" if self._mode is Mode.FULL else "before"
+            count, seconds = self._left_out.get(what := f"{unit} {why}", (0, 0.0))
+            self._left_out[what] = count + 1, seconds + took_s
         if facts.evaluated:
             self.sessions.window.evaluated_steps.append(step)
         self._held.step_ended()

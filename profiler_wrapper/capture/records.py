@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.trace.run_directory import Holding
+from profiler_wrapper.trace.run_directory import Holding, KVCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,7 @@ class Window:
     why_full: str = "recording ended before a timed step did"  # where nothing was timed
     step_source: str | None = None  # what ended its steps; None: nothing did
     left_out: list[dict[str, Any]] = field(default_factory=list)  # {what, count, time_us}
+    kv_cache: list[KVCache] = field(default_factory=list)  # of each model the largest
     evaluated_steps: list[int] = field(default_factory=list)  # that do not count, for a model was evaluated in them
 
     @property

@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import nn
 
+from profiler_wrapper.capture.kv_cache import RequestCaches
 from profiler_wrapper.capture.torch_state import keep_dynamo_off
 
 # Modules that define such a class, the class, and its method.
@@ -38,6 +39,8 @@ class Request:
     found: bool = False  # while it ran, so nobody says when it ends
     depth: int = 1  # of such calls within one another
     called: set[str] = field(default_factory=set)  # labels of the roots
+    beams: int = 1
+    caches: RequestCaches = field(default_factory=RequestCaches)
 
     def phase(self, root: str, phase: str) -> str:
         """Of a call of this root that by itself looks like `phase`."""
@@ -172,6 +175,7 @@ class Requests:
             may_train=is_module and owner.training,  # type: ignore[attr-defined]
             verifies=any(kwargs.get(name) or getattr(config, name, None) for name in _PROPOSE),
             found=found,
+            beams=kwargs.get("num_beams") or getattr(config, "num_beams", None) or 1,
         )
         self._on_begin(request)
         return request

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from profiler_wrapper.capture.session import Session
-from profiler_wrapper.capture.torch_state import in_backward
+from profiler_wrapper.capture.torch_state import capturing, in_backward
 
 _MOST_HELD_BYTES = 64 << 20
 _MOST_HELD_NUMBERS = 1 << 19  # tokens of one expert in one call, which run.json holds
@@ -42,7 +42,7 @@ class RoutedTokens:
         routing = next((one for one in (*args, *kwargs.values()) if _is_routing(one, experts)), None)
         if routing is None:
             self._leave(target, "the module of the experts is given no tensor that tells them")
-        elif routing.is_cuda and torch.cuda.is_current_stream_capturing():
+        elif routing.is_cuda and capturing():
             self._leave(target, "a graph was captured")
         elif self._bytes + routing.nbytes > _MOST_HELD_BYTES or self._numbers + experts > _MOST_HELD_NUMBERS:
             self._leave(target, "there were too many calls, or too many tokens, to hold")

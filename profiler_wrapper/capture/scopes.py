@@ -45,6 +45,7 @@ from profiler_wrapper.capture.torch_state import (
     generation_phase,
     in_backward,
     keep_dynamo_off,
+    query_tokens,
     recorder_is_taken,
 )
 from profiler_wrapper.errors import WrongUse
@@ -258,7 +259,7 @@ def _keep_dynamo_out(cls: type[Listener]) -> None:
 
 _Range = torch._C._profiler._RecordFunctionFast
 
-# A call that is running: its layer (`_Target`), the module called, its range in the trace.
+# A call that is running: its layer (`_Target`), the module called, its range in the trace, what takes its result.
 _OpenCall: TypeAlias = list[Any]
 _ENDED = nullcontext()
 _PHASES = ("forward", "prefill", "decode", "verify")  # of a root's calls
@@ -313,6 +314,7 @@ class LayerScopes(Listener):
         self._finds_roots = not self._unnamed
         self._attached = False
         self._entrances: dict[int, _Entrance] = {}  # by id of the module called
+        self.calls = 0  # of layers, that were marked
         self._roots: dict[str, Callable[[], Root | None]] = {}  # by label; None: it is no more
         self._targets: dict[tuple[str, str], _Target] = {}  # by root and path, in model order
         self._plain: set[type] = set()  # classes that wrap nothing
@@ -425,7 +427,7 @@ class LayerScopes(Listener):
                 entrance = self._first_seen(module)
                 if entrance is None:
                     return None
-            target = entrance.target
+            target, take = entrance.target, None
             if open_here and open_here[-1][0] is target and open_here[-1][1] is not module:
                 return None  # what wraps this module has the mark
             if target.is_root:
@@ -443,6 +445,8 @@ class LayerScopes(Listener):
                     )
                     if not self._attached:
                         return None
+                if outermost and request is not None:
+                    take = request.caches.call(label, phase, kwargs, query_tokens(args, kwargs))
                 compiled = is_compiled(module)
                 name = target.names[phase, compiled]
             else:
@@ -452,14 +456,23 @@ class LayerScopes(Listener):
                 target.compiled = True
             if target.experts:
                 self._routed.hold(target, target.experts, args, kwargs)
-            opened: _OpenCall = [target, module, _begin_mark(name, marked)]
+            opened: _OpenCall = [target, module, _begin_mark(name, marked), take]
             open_here.append(opened)
+            self.calls += 1
             return opened
         except Exception as error:
             self._give_up(error)
             return None
 
+    def take_result(self, opened: _OpenCall, result: Any) -> None:
+        try:
+            if opened[3] is not None:
+                opened[3](result)
+        except Exception as error:
+            self._give_up(error)
+
     def close_call(self, opened: _OpenCall) -> None:
+        opened[3] = None  # which may hold what the call was given
         try:
             open_here = self._thread.open
             if open_here and open_here[-1] is opened:

@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import torch
@@ -392,6 +392,9 @@ def _switch_off() -> None:
 # One session after the other, and the window that they fill.
 
 
+Scope = Literal["block", "part"]  # that a session names in the trace: an entry of the block; a request, an evaluation
+
+
 class SessionSequence:
     """Records one session after the other, into windows.
 
@@ -415,8 +418,7 @@ class SessionSequence:
         self._watch = Watch(is_another=self._is_another, before_another=before_another)
         self._session: Session | None = None
         self._steps: list[int] = []
-        self._block: Annotation | None = None
-        self._request: Annotation | None = None
+        self._scopes: dict[Scope, Annotation] = {}  # that are open
         self._named: list[Annotation] = []  # those that run, outermost first
         self._parts = 0
         self._frees_unsure = False
@@ -449,34 +451,21 @@ class SessionSequence:
 
     def end_step(self, step: int, *, counts: bool = True) -> None:
         """That step was recorded from begin to end; where it does not count, its events belong to none."""
-        self.end_request()
+        self.end_scope("part")
         if self._session is not None:
             self._session.end_step()
             self._steps += [step] if counts else []
 
-    def begin_block(self, name: str) -> None:
-        """Name what is recorded from now on, until `end_block` or the session's end."""
-        self.end_block()
+    def begin_scope(self, scope: Scope, name: str) -> None:
+        """Name what is recorded from now on, until `end_scope` or the session's end."""
+        self.end_scope(scope)
         if self._session is not None:
-            self._block = Annotation(name).begin()
+            self._scopes[scope] = Annotation(name).begin()
 
-    def end_block(self) -> None:
+    def end_scope(self, scope: Scope) -> None:
         """End it; a second call does nothing."""
-        block, self._block = self._block, None
-        if block is not None:
-            block.end()
-
-    def begin_request(self, name: str) -> None:
-        """Name what is recorded from now on, until `end_request` or the session's end."""
-        self.end_request()
-        if self._session is not None:
-            self._request = Annotation(name).begin()
-
-    def end_request(self) -> None:
-        """End it; a second call does nothing."""
-        request, self._request = self._request, None
-        if request is not None:
-            request.end()
+        if scope in self._scopes:
+            self._scopes.pop(scope).end()
 
     def enter_named(self, block: Annotation) -> None:
         """It begins, recorded or not."""
@@ -539,10 +528,10 @@ class SessionSequence:
         self._watch.remove()
         session, self._session = self._session, None
         _sessions_ended += session is not None
-        self.end_request()
+        self.end_scope("part")
         for block in reversed(self._named):
             block.end()
-        self.end_block()
+        self.end_scope("block")
         return session
 
     def _export(self, session: Session, held: tuple[Holding, ...]) -> RecordedTrace:

@@ -278,7 +278,7 @@ class StepCounter:
        backward), what changes the parameters between two calls.
     3. Without that, one request: the outermost running `generate` or pipeline.
     4. Without that, one outermost call of a root and the backward after it. Another root joins the step; when one is
-       called that was already called in it, the next begins. A part of a model never begins one.
+       called that was already called in it, the next begins. Parts of a known model are no roots.
 
     While an optimizer that may step is alive, requests and calls of what trains are micro-batches or rollouts, until
     there are `MOST_MICRO_BATCHES` of them.
@@ -335,11 +335,10 @@ class StepCounter:
         before, self.source = self.source, "requests"
         return self._restart() if before == "root calls" else self._end()
 
-    def root_enters(self, root: Hashable, *, gradients: bool, updated: bool = False, joins: bool = False) -> Ended:
+    def root_enters(self, root: Hashable, *, gradients: bool, updated: bool = False, in_request: bool = False) -> Ended:
         """A root is about to be called; YES: the step before this call has ended.
 
-        `updated`: the parameters have changed since the last call. `joins`: whatever the root is, this call is part of
-        what runs: of a request, or of a model of which it is a part.
+        `updated`: the parameters have changed since the last call.
         """
         again = root in self._roots
         self._roots.add(root)
@@ -350,7 +349,7 @@ class StepCounter:
         if updated:
             were_none = self.source == "requests" or (self.source == "root calls" and self._micro_batches > 0)
             self.source = "updates"
-        elif joins or self.source in ("updates", "requests") or (gradients and self._is_micro_batch()):
+        elif in_request or self.source in ("updates", "requests") or (gradients and self._is_micro_batch()):
             return Ended.NO
         else:
             self.source = "root calls"

@@ -210,9 +210,14 @@ def generation_phase(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     has_cache = kwargs.get("use_cache") is True or any(kwargs.get(name) is not None for name in _CACHES)
     if torch.is_grad_enabled() or not has_cache:
         return "forward"
+    return "decode" if query_tokens(args, kwargs) == 1 else "prefill"
+
+
+def query_tokens(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
+    """How many tokens of each sequence a call of a model is asked about; None where it does not tell."""
     query = next((kwargs[name] for name in _QUERIES if kwargs.get(name) is not None), args[0] if args else None)
     shape: Sequence[int] = getattr(query, "shape", ())
-    return "decode" if len(shape) > 1 and shape[1] == 1 else "prefill"
+    return shape[1] if len(shape) > 1 else None
 
 
 # --------------------------------------------------------------------------------------------------

@@ -38,11 +38,7 @@ Writer: TypeAlias = Callable[[Subject, Path], object]
 
 
 def add_command(
-    commands: Commands,
-    name: str,
-    run: Callable[[argparse.Namespace], int | Callable[[], None] | None],
-    *,
-    examples: str,
+    commands: Commands, name: str, run: Callable[[argparse.Namespace], Ended], *, examples: str
 ) -> argparse.ArgumentParser:
     """The parser of a command: its help is the docstring of `run`, with `examples`, a line each, below.
 

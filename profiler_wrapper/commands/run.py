@@ -6,8 +6,8 @@ import argparse
 import ast
 import pkgutil
 import re
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from typing import NamedTuple
 
 from profiler_wrapper.commands.common import Commands, add_command
@@ -70,7 +70,8 @@ class _Parameter(NamedTuple):
     help: str
 
 
-def _parameters() -> Iterator[_Parameter]:
+@cache
+def _parameters() -> tuple[_Parameter, ...]:
     """Those of `ProfilerWrapper` that can be given as text.
 
     Read from its source: to import it is to import torch.
@@ -80,10 +81,12 @@ def _parameters() -> Iterator[_Parameter]:
     said = dict(re.findall(r"^    (\w+): (.*(?:\n        .*)*)", ast.get_docstring(wrapper) or "", re.MULTILINE))
     (init,) = (one for one in wrapper.body if isinstance(one, ast.FunctionDef) and one.name == "__init__")
     arguments = [*init.args.args[1:], *init.args.kwonlyargs]
+    found = []
     for argument, default in zip(arguments, [*init.args.defaults, *init.args.kw_defaults], strict=True):
         kind, value = ast.unparse(argument.annotation or argument), ast.literal_eval(default or "None")
         if "object" not in kind and "Mapping" not in kind:
-            yield _Parameter(argument.arg, kind, _help(said[argument.arg], value))
+            found.append(_Parameter(argument.arg, kind, _help(said[argument.arg], value)))
+    return tuple(found)
 
 
 def _help(text: str, default: object) -> str:

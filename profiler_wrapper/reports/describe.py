@@ -15,6 +15,8 @@ from profiler_wrapper.analysis.statistics import number_ranges
 from profiler_wrapper.analysis.steps import step_times_ns
 from profiler_wrapper.analysis.work.roofline import peak_of
 from profiler_wrapper.reports.text import cells, clean, shorten
+from profiler_wrapper.trace.run_directory import KVCacheLayers
+from profiler_wrapper.units import file_size
 
 _LONGEST_NAME = 36
 _NEARLY_ALL = 0.9  # of the time of what has no layer: it is then called by it
@@ -149,6 +151,36 @@ def left_out_in_words(analysis: Analysis) -> str:
     return f"left out: {', '.join(said)}" if said else ""
 
 
+def kv_cache_lines(analysis: Analysis) -> list[str]:
+    """`"KV cache: 8.0 KiB at 16 tokens of 2 sequences, 512 B a token; 64.0 MiB at 131072"`: a line for each model."""
+    caches, lines = analysis.run.get("kv_cache") or (), []
+    for cache in caches:
+        model = f" of {clean(cache['root'])}" if len(caches) > 1 else ""
+        if cache["bytes"] is None:
+            lines.append(f"KV cache{model}: not known, because {clean(cache['problem'] or '')}")
+            continue
+        rows, beams, longer = cache["layers"], cache["beams"], cache["contexts"][-1:]
+        batch = (cache["sequences"] or 1) / beams
+        of = f" of {batch:g} sequence{'s' * (batch > 1)}" if batch > 1 or beams > 1 else ""
+        of += f" of {beams} beams" if beams > 1 else ""
+        at = "" if cache["tokens"] is None else f" at {cache['tokens']} tokens{of}"
+        each = cache["bytes_per_token"]
+        said = [f"{file_size(cache['bytes'])}{at}", "" if each is None else f"{file_size(each)} a token"]
+        said += [_layers_in_words(row, rows) for row in rows if row["attention"] != "self" or row["kind"] != "full"]
+        more = [f"; {file_size(one['bytes'])} at {one['tokens']}" for one in longer if one["bytes"] is not None]
+        lines.append(f"KV cache{model}: {', '.join(filter(None, said))}{''.join(more)}")
+    return lines
+
+
+def _layers_in_words(row: KVCacheLayers, rows: Sequence[KVCacheLayers]) -> str:
+    if row["attention"] == "cross":
+        return f"{file_size(row['bytes'] * row['count'])} of it of cross-attention"
+    own = sum(one["count"] for one in rows if one["attention"] == "self")
+    room, window = row["capacity"], row["window"]
+    keeps = f", room for {room} tokens" if room is not None else f", window of {window}" if window is not None else ""
+    return f"{row['count']} of {own} layers {clean(row['kind'])}{keeps}"
+
+
 def rank_in_words(analysis: Analysis) -> str:
     """`"rank 3"`, or `""` where the run does not say."""
     rank = analysis.run.get("rank")
@@ -248,7 +280,7 @@ def _course(analysis: Analysis) -> list[str]:
     return parts
 
 
-def part_lines(analysis: Analysis, width: int) -> list[str]:
+def expert_and_adapter_lines(analysis: Analysis, width: int) -> list[str]:
     """What experts and adapters come to, a line each: the least balanced layer, the time of all adapters."""
     lines, layers = [], analysis.expert_layers
     worst = max(layers, key=lambda row: row.balance or 0.0, default=None)

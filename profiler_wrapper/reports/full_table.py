@@ -10,6 +10,7 @@ from profiler_wrapper.analysis.model import PHASES, Analysis, Phase, StepRow, Un
 from profiler_wrapper.reports.columns import COLUMNS, Values, phase_values, scale_of
 from profiler_wrapper.reports.describe import (
     followed,
+    kv_cache_lines,
     left_out_in_words,
     outside_label,
     parts_in_words,
@@ -51,6 +52,7 @@ def full_table(analysis: Analysis) -> str:
         _section("Steps: ms", "\n".join(filter(None, steps))),
         _section("Followed by name: ms in each step or entry; of a function what it gave", "\n".join(series)),
         *(_section(title, text) for title, text in memory_sections(analysis)),
+        _section("KV cache", "\n".join(kv_cache_lines(analysis))),
         _section("Warnings", "\n".join(clean(warning) for warning in analysis.warnings)),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"

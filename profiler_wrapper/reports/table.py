@@ -12,10 +12,11 @@ from profiler_wrapper.analysis.statistics import sum_if_all_known
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.reports.columns import COLUMNS, SUMMED, Scale, Values, layer_values, most, scale_of, summed
 from profiler_wrapper.reports.describe import (
+    expert_and_adapter_lines,
     followed_lines,
+    kv_cache_lines,
     left_out_in_words,
     outside_label,
-    part_lines,
     parts_in_words,
     per_step,
     step_numbers,
@@ -299,8 +300,9 @@ def console_table(
     tail = [
         *(line for text in filter(None, steps_in_parts) for line in wrap(text, width, 2)),
         *(use_lines(analysis, width) if rows >= _HIGH else ()),
-        *(part_lines(analysis, width) if rows >= _HIGH else ()),
+        *(expert_and_adapter_lines(analysis, width) if rows >= _HIGH else ()),
         *(memory_lines(analysis.memory, width) if rows >= _HIGH else ()),
+        *(line for text in (kv_cache_lines(analysis)[:2] if rows >= _HIGH else ()) for line in wrap(text, width, 2)),
         *_warning_lines(analysis, rows, width, unicode),
     ]
     followed = followed_lines(analysis, most=_FOLLOWED_LINES if rows >= _HIGH else 1, width=width, unicode=unicode)

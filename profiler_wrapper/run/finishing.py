@@ -23,12 +23,12 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
-from profiler_wrapper.capture.allocator_history import AllocatorHistory, SnapshotUnavailable, snapshot_name
 from profiler_wrapper.capture.compiled import graph_breaks
 from profiler_wrapper.capture.records import OutOfMemory, RecordedTrace, RunInfo, Window
 from profiler_wrapper.capture.session import safe_name
 from profiler_wrapper.errors import attempt, occupy_closed_streams, say, warn
 from profiler_wrapper.result import ProfileResult
+from profiler_wrapper.run.allocator_history import AllocatorHistory, SnapshotUnavailable, snapshot_name
 from profiler_wrapper.run.options import Options
 from profiler_wrapper.run.out_of_memory import explain_oom
 from profiler_wrapper.run.window import (
@@ -377,6 +377,7 @@ class Finisher:
             **steps,
             "step_source": window.step_source,
             "left_out": window.left_out,
+            "kv_cache": window.kv_cache,
             "evaluated_steps": window.evaluated_steps,
             "complete": window.complete,
             "warnings": notes,

@@ -163,7 +163,7 @@ class Profiling:
         if recorder is None:
             self._report()
             return
-        recorder.sessions.end_block()
+        recorder.sessions.end_scope("block")
         if in_backward():
             self._leave_in_backward(recorder, error)
             return

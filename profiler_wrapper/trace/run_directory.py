@@ -314,6 +314,37 @@ def open_run(
     raise AssertionError("there is always another one")
 
 
+class KVCacheLayers(TypedDict):
+    """Layers of a cache that hold the same; sizes are those of one of them."""
+
+    attention: str  # self, cross
+    kind: str  # full, sliding, static, static sliding, quantized, state (of a layer without keys: it does not grow)
+    count: int  # how many layers
+    dtype: str  # type of its numbers
+    window: int | None  # tokens that a sliding window spans; the cache keeps one less
+    capacity: int | None  # tokens that a static cache has room for
+    bytes: int  # keys and values, of all sequences
+    held_bytes: int  # the memory behind them: more, where they are a part of a larger tensor
+    bytes_per_token: int | None  # of one token of one sequence; null where that is not even
+
+
+class KVCache(TypedDict):
+    """The KV cache of a model, as the last call of a request left it."""
+
+    root: str  # the model's label
+    cache: str  # class of the cache
+    requests: int  # in how many it was seen; this is the largest
+    sequences: int | None  # rows of the batch, with beams
+    beams: int  # of each
+    tokens: int | None  # of each sequence; null where only values tell
+    bytes_after_prefill: int | None  # null where the cache cannot be read
+    bytes: int | None  # at the end
+    bytes_per_token: int | None  # what one more token of every sequence adds
+    layers: Sequence[KVCacheLayers]  # those that hold the same in one
+    contexts: Sequence[Mapping[str, int | None]]  # {tokens, bytes}: what longer ones would take
+    problem: str | None  # why it cannot be read
+
+
 class Run(TypedDict, total=False):
     """What `run.json` and the `run` of a result say: where it was recorded, and what. There may be other keys."""
 
@@ -321,6 +352,7 @@ class Run(TypedDict, total=False):
     full_steps: Sequence[int]  # numbers of the steps whose shapes were recorded
     step_source: str | None  # what ended a step: prof.step(), optimizer, updates, requests, root calls; None: nothing
     left_out: Sequence[Mapping[str, Any]]  # {what, count, time_us} of what ran before, or between, the timed steps
+    kv_cache: Sequence[KVCache]  # of each root, where requests were recorded: the largest that one of them had
     evaluated_steps: Sequence[int]  # recorded, and in no figure: a model that learns was evaluated in them
     trace: str | None  # file of the timed trace
     full_trace: str | None  # file of the trace with shapes

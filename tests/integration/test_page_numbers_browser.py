@@ -9,7 +9,7 @@ import pytest
 
 from browser import CHROMIUM, NO_CHROMIUM, Page
 from page_tables import Opener, show, table_named, table_of, tooltip_of_cell
-from profiler_wrapper.analysis.model import Analysis, ClassRow, UnattributedRow
+from profiler_wrapper.analysis.model import Analysis, ClassRow, Phase, UnattributedRow
 from sample_results import llama
 from sample_views import US, full_analysis, overview, products
 
@@ -51,7 +51,12 @@ def test_steps_take_what_the_overview_says(full: Page) -> None:
 def test_generation_is_told_over_the_whole_trace(opened: Opener) -> None:
     """Three steps of 10 ms; in each 808 us of prefill, and as much of decode."""
     shaped = {"comparable": {"shapes_in_timed_steps": True}}
-    generated = llama(2, steps=3, phases=("prefill", "decode"))
+    generated = llama(2, steps=3, phases=("prefill", "decode"))  # a prompt, and two tokens
+    phases: tuple[Phase, ...] = ("prefill", "decode", "decode")
+    steps = tuple(
+        replace(step, phases_ns={phase: step.time_ns}) for step, phase in zip(generated.steps, phases, strict=True)
+    )
+    generated = replace(generated, steps=steps)
     page = opened(replace(generated, overview=overview(3), products=products(), summary=shaped))
     figures = figures_of(page)
     assert figures["Step time, all 3 steps"] == "30.00 ms"

@@ -28,7 +28,13 @@ class Ended:
         self.process = subprocess.Popen(
             [sys.executable, *arguments],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", **environment},
+            env={  # several processes write to one stream: a line at once
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(paths),
+                "OMP_NUM_THREADS": "1",
+                "PYTHONUNBUFFERED": "",
+                **environment,
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -162,43 +168,47 @@ def test_the_environment_turns_it_off_and_overrides_it(tmp_path: Path) -> None:
 # -- the profile is that of the script's own with-block --
 
 
-def beside_own_block(folder: Path, script: str, launcher: list[str]) -> tuple[Ended, Ended, Ended]:
+def beside_own_block(folder: Path, script: str, *launchers: list[str]) -> tuple[Ended, ...]:
+    """The script without us, with a block of its own, and by `run` with each launcher."""
     path = str(SCRIPTS / script)
-    plain = Ended(folder, *launcher, path)
-    own = Ended(folder, *launcher, path, OWN_BLOCK="own")
-    profiled = Ended(folder, *launcher, *RUN, path)
-    for ended in (plain, own, profiled):
-        assert ended.wait().code == 0, ended.err
-    return plain, own, profiled
+    ended = [Ended(folder, *launchers[0], path), Ended(folder, *launchers[0], path, OWN_BLOCK="own")]
+    ended += [
+        Ended(folder, *launcher, *RUN, path, PROFILER_WRAPPER_RUN=f"run{i}") for i, launcher in enumerate(launchers)
+    ]
+    for one in ended:
+        assert one.wait().code == 0, one.err
+    return tuple(ended)
+
+
+ACCELERATE = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"]
 
 
 @pytest.mark.parametrize(
-    ("script", "needs", "launcher", "ranks"),
+    ("script", "needs", "launchers", "ranks"),
     [
-        ("hf.py", "transformers", [], ["rank0"]),
-        ("hf.py", "accelerate", ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"], ["rank0"]),
-        ("lightning_fit.py", "lightning", [], ["rank0"]),
-        ("fsdp2.py", "torch", TORCHRUN, ["rank0_dp0_tp0_pp0", "rank1_dp1_tp0_pp0"]),
+        ("hf.py", "accelerate", [[], ACCELERATE], ["rank0"]),
+        ("lightning_fit.py", "lightning", [[]], ["rank0"]),
+        ("fsdp2.py", "torch", [TORCHRUN], ["rank0_dp0_tp0_pp0", "rank1_dp1_tp0_pp0"]),
     ],
 )
 def test_the_profile_is_that_of_the_scripts_own_block(
-    script: str, needs: str, launcher: list[str], ranks: list[str], tmp_path: Path
+    script: str, needs: str, launchers: list[list[str]], ranks: list[str], tmp_path: Path
 ) -> None:
     pytest.importorskip(needs)
-    plain, own, profiled = beside_own_block(tmp_path, script, launcher)
-    lines = [sorted(ended.out.splitlines()) for ended in (plain, own, profiled)]
-    assert lines[0] == lines[1] == lines[2] and len(lines[0]) >= 6
+    lines = [sorted(ended.out.splitlines()) for ended in beside_own_block(tmp_path, script, *launchers)]
+    assert all(one == lines[0] for one in lines) and len(lines[0]) >= 6
     for rank in ranks:
-        found = work_of(result_of(tmp_path, "run", "run", rank))
-        assert found == work_of(result_of(tmp_path, "own", "own", rank))
-        assert {"forward", "backward", "optimizer"} <= {row[1] for row in found[0]}
+        own = work_of(result_of(tmp_path, "own", "own", rank))
+        assert {"forward", "backward", "optimizer"} <= {row[1] for row in own[0]}
+        for i in range(len(launchers)):
+            assert work_of(result_of(tmp_path, "run", f"run{i}", rank)) == own
 
 
 def test_a_training_by_trl(tmp_path: Path) -> None:
     pytest.importorskip("trl", reason="trl is in no extra: pip install trl")
     plain, own, profiled = (ended.out.splitlines()[-1] for ended in beside_own_block(tmp_path, "trl_sft.py", []))
     assert plain == own == profiled and plain.endswith("trl_sft.py")
-    found = work_of(result_of(tmp_path, "run", "run", "rank0"))
+    found = work_of(result_of(tmp_path, "run", "run0", "rank0"))
     assert found == work_of(result_of(tmp_path, "own", "own", "rank0"))
     assert next(row[3] for row in found[0] if row[0] == "model.layers.1") == 6  # two micro-batches a step
 

@@ -57,8 +57,10 @@ def test_rows_and_calls_are_those_of_the_plain_model(name: str, variant: str, tm
         model = variants.VARIANTS[variant](case)
     wrapped, events = record(model, lambda: models.train(case, steps=1, model=model), tmp_path)
 
-    assert rows(wrapped) == rows(plain)
-    calls = Counter(mark.path for mark in marks_in(events))
+    known = {row["path"] for row in plain.describe()}  # an adapter has rows of its own beside them
+    assert [row for row in rows(wrapped) if row[0] in known] == rows(plain)
+    assert variant == "lora" or len(rows(wrapped)) == len(known)
+    calls = Counter(mark.path for mark in marks_in(events) if mark.path in known)
     blocks = tuple(row["path"] for row in wrapped.describe() if row["kind"] == "block")
     if variant in INSIDE_COMPILED:
         inside = {path for path in plain_calls if path.startswith(blocks)} - set(blocks)

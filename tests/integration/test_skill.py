@@ -99,7 +99,8 @@ def test_it_ships_with_the_package() -> None:
     }
 
 
-@pytest.mark.parametrize("name", [command.__name__.rpartition(".")[2] for command in COMMANDS])
+# `run` writes what a block of the script's own would, and has no format.
+@pytest.mark.parametrize("name", [name for one in COMMANDS if (name := one.__name__.rpartition(".")[2]) != "run"])
 def test_every_command_takes_json(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([name, "--help"])

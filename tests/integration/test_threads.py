@@ -316,6 +316,18 @@ def test_somebody_else_s_profiler_on_the_block_s_thread_goes_first(case: Case, t
     assert not profiler_is_on()
 
 
+def test_a_thread_may_call_what_the_block_s_thread_trains_unheard(case: Case, tmp_path: Path) -> None:
+    server = Server(case)
+    optimizer = torch.optim.SGD(case.model.parameters(), lr=0.1)
+    with nothing_left(case), profiler(case, tmp_path) as prof:
+        server.thread.start()
+        for step in range(6):
+            case.model.forward(**case.batch(step)).loss.backward()
+            optimizer.step()
+    server.end()
+    assert result_of(prof).run["timed_steps"] == [2, 3, 4]
+
+
 def test_nobody_called_the_model(case: Case, tmp_path: Path) -> None:
     server = Server(case)
     said = pytest.warns(pw.ProfilerWrapperWarning, match="nothing was recorded")

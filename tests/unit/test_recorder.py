@@ -27,7 +27,7 @@ def test_a_process_that_grows_within_an_op_is_recorded_until_the_op_has_ended(
     failures: list[Any] = []
     recorder = Recorder(
         plan=make_plan("all", record_shapes=False),
-        marks=SimpleNamespace(attach=list, detach=list, roots=list),  # type: ignore[arg-type]
+        marks=SimpleNamespace(attach=list, detach=list, roots=list, calls=0),  # type: ignore[arg-type]
         new_session=lambda mode: Session(activities=[ProfilerActivity.CPU]),
         part_path=lambda name: tmp_path / f"{name}.json",
         held=OwnedTensors(lambda: ()),

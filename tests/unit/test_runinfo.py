@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from profiler_wrapper.capture import growth
-from profiler_wrapper.capture.growth import MOST_GROWTH_BYTES, GrowthBound, free_bytes, resident_bytes
+from profiler_wrapper.capture.growth import MANY_CALLS, MOST_GROWTH_BYTES, GrowthBound, free_bytes, resident_bytes
 from profiler_wrapper.capture.records import RunInfo
 from profiler_wrapper.capture.runinfo import mesh_coordinates, run_info
 
@@ -104,8 +104,10 @@ class Process:
     def __init__(self, free: int | None = 100 << 30) -> None:
         self.resident: int | None = 1 << 30
         self.now_s = 0.0
-        self.looks = 0
-        self.bound = GrowthBound(resident=self._resident, free=lambda: free, clock=lambda: self.now_s)
+        self.looks = self.calls = 0
+        self.bound = GrowthBound(
+            calls=lambda: self.calls, resident=self._resident, free=lambda: free, clock=lambda: self.now_s
+        )
         self.bound.restart()
 
     def _resident(self) -> int | None:
@@ -131,6 +133,19 @@ def test_growth_beyond_a_quarter_of_what_is_free_ends_recording() -> None:
     process = Process(free=4 << 30)
     assert process.grow(1 << 30) is None
     assert process.grow(1) is not None
+
+
+def test_growth_beyond_an_eighth_of_it_ends_a_recording_of_many_calls() -> None:
+    """It is then of events, and torch takes far more when it stops."""
+    process = Process()
+    process.calls = MANY_CALLS
+    assert process.grow(1 << 30) is None
+    process.calls += 1
+    reason = process.grow(0)
+    assert reason is not None
+    assert "the bound is 512.0 MiB: torch takes 8 times as much when it stops" in reason
+    process.bound.restart()
+    assert process.grow(1 << 30) is None
 
 
 def test_growth_is_looked_at_every_fifth_of_a_second() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from profiler_wrapper.capture import allocator_history
-from profiler_wrapper.capture.allocator_history import (
+from profiler_wrapper.run import allocator_history
+from profiler_wrapper.run.allocator_history import (
     MOST_ENTRIES,
     MOST_FAILURES,
     AllocatorHistory,

@@ -16,6 +16,7 @@ from profiler_wrapper.analysis.call_rows import PartRow
 from profiler_wrapper.analysis.model import GENERATING_PHASES, Phase
 from profiler_wrapper.analysis.statistics import at, sum_by_key
 from profiler_wrapper.trace.marks import EVALUATION, REQUEST, parse_mark
+from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Category, Int64
 
 if TYPE_CHECKING:
@@ -77,13 +78,9 @@ def _folded(step: int | None, part: str, times_ns: list[int]) -> Iterator[PartRo
 def _outermost_of_calls(attributed: Attributed) -> Int64:
     """Per call the number of the outermost call around it among `calls.outermost`; -1 within backward."""
     calls = attributed.calls
-    number_of_span = np.full(len(attributed.recording.spans), -1, dtype=np.int64)
-    number_of_span[calls.outermost] = np.arange(len(calls.outermost))
-    found = number_of_span[calls.span]
-    for i, above in enumerate(calls.parent.tolist()):  # a call begins after the one around it
-        if above >= 0:
-            found[i] = found[above]
-    return found
+    number = np.full(len(calls), -1, dtype=np.int64)
+    number[np.isin(calls.span, calls.outermost)] = np.arange(len(calls.outermost))
+    return number[nearest(calls.parent, calls.parent < 0)]
 
 
 def _parts(attributed: Attributed, outermost: Int64) -> tuple[list[_Part], Int64]:
@@ -95,30 +92,32 @@ def _parts(attributed: Attributed, outermost: Int64) -> tuple[list[_Part], Int64
     trained = np.unique(at(outermost, at(calls.call_of_span, made, -1), -1))
     trains = np.isin(np.arange(len(calls.outermost)), trained).tolist()
     training_steps = {step for step, one_trains in zip(steps, trains, strict=True) if one_trains}
-    request, request_names = _requests(attributed)
+    requests = recording.named(lambda name: name.startswith(REQUEST)) & (
+        recording.spans.category == Category.ANNOTATION
+    )
+    request = nearest(attributed.nesting.parent, requests)[calls.outermost].tolist()
     parts: list[_Part] = []
     part_of_call: list[int] = []
-    whole: tuple[int, str] | None  # request and name, of a part that is a whole request
-    last = None  # of the last part
+    last: tuple[int, str] | None = None  # request and name of the last part, where that is a whole request
     for i, span in enumerate(calls.outermost.tolist()):
         if attributed.left_out is not None and attributed.left_out[span]:
             part_of_call.append(-1)
             continue
         layer = attributed.tree.layers[attributed.tree.layer_of_span[span]]
         phase, around = attribution.place(span).phase, request[i]
-        name, whole = layer.name, None
-        if around >= 0 and request_names[around] == EVALUATION:
-            name, whole = "evaluation", (around, "evaluation")
+        name, is_whole = layer.name, False
+        if around >= 0 and recording.name_of(around) == EVALUATION:
+            name, is_whole = "evaluation", True
         elif steps[i] in training_steps:
             name = _role(recording.name_of(span)) or (
                 "train" if trains[i] else "rollout" if around >= 0 else f"score: {layer.class_name}"
             )
-            whole = (around, name) if around >= 0 else None
+            is_whole = around >= 0
         elif phase in GENERATING_PHASES:
             name = " ".join(filter(None, (_role(recording.name_of(span)), _TOKEN if phase == "decode" else phase)))
-        if whole is None or whole != last:
+        if not is_whole or last != (around, name):
             parts.append(_Part(steps[i], name, trains[i], begin_ns[i]))
-        last = whole
+        last = (around, name) if is_whole else None
         part_of_call.append(len(parts) - 1)
     return parts, np.array(part_of_call, dtype=np.int64)
 
@@ -127,17 +126,3 @@ def _role(mark: str) -> str:
     """The name that the user gave the root of this mark; "" for none."""
     parsed = parse_mark(mark)
     return parsed.root if parsed is not None and "#" not in parsed.root else ""
-
-
-def _requests(attributed: Attributed) -> tuple[list[int], list[str]]:
-    """Per outermost call the annotation of a request, or of an evaluation, around it, -1 for none; their names."""
-    recording, spans = attributed.recording, attributed.recording.spans
-    wanted = recording.named(lambda name: name.startswith(REQUEST))
-    chosen = np.flatnonzero(wanted & (spans.category == Category.ANNOTATION))
-    chosen = chosen[np.argsort(spans.start_ns[chosen], kind="stable")]
-    if not len(chosen):
-        return [-1] * len(attributed.calls.outermost), []
-    begin_ns = spans.start_ns[attributed.calls.outermost]
-    before = np.searchsorted(spans.start_ns[chosen], begin_ns, side="right") - 1
-    inside = (before >= 0) & (begin_ns < spans.end_ns[chosen[np.maximum(before, 0)]])
-    return np.where(inside, before, -1).tolist(), [recording.name_of(one) for one in chosen.tolist()]

@@ -37,6 +37,7 @@
     callTimes(data, place);
     peakShare(data, place);
     peakMemory(data, place);
+    keysAndValues(data, place);
     coverage(data, place);
     attention(data, place);
   }
@@ -105,6 +106,19 @@
       label: "Peak memory", value: isKnown(allocated) ? page.format.bytes(allocated) : null, help: isKnown(allocated) ? help.filter(Boolean).join("; ") : "",
       missing: page.why("memory", "not available") || "No allocation was recorded.",
     });
+  }
+
+  /** Of each model that generated: its cache at the end of the largest request, and what more would take. */
+  function keysAndValues(data, place) {
+    for (const cache of data.run.kv_cache || []) {
+      const longer = (cache.contexts || []).filter(one => isKnown(one.bytes)).map(one => `${page.format.bytes(one.bytes)} at ${page.format.count(one.tokens)} tokens`);
+      const each = isKnown(cache.bytes_per_token) ? `${page.format.bytes(cache.bytes_per_token)} a token` : "";
+      const of = cache.sequences > 1 ? `${page.format.count(cache.sequences / cache.beams)} sequences${cache.beams > 1 ? ` of ${cache.beams} beams` : ""}` : "";
+      page.figure(place, {
+        label: `KV cache${isKnown(cache.tokens) ? `, at ${page.format.count(cache.tokens)} tokens` : ""}${data.run.kv_cache.length > 1 ? ` of ${cache.root}` : ""}`,
+        value: isKnown(cache.bytes) ? page.format.bytes(cache.bytes) : null, missing: cache.problem, help: [each, of, ...longer].filter(Boolean).join("; "),
+      });
+    }
   }
 
   function coverage(data, place) {
