@@ -11,7 +11,8 @@ from typing import Any
 
 from profiler_wrapper.capture.growth import GrowthBound
 from profiler_wrapper.capture.kv_cache import keep_largest
-from profiler_wrapper.capture.owned_tensors import OwnedTensors
+from profiler_wrapper.capture.layers import all_parameters
+from profiler_wrapper.capture.owned_tensors import OwnedTensors, may_come
 from profiler_wrapper.capture.records import Window
 from profiler_wrapper.capture.requests import Request
 from profiler_wrapper.capture.scopes import LayerScopes, RootCall
@@ -81,6 +82,7 @@ class Recorder:
         self._phases: set[str] = set()  # of calls by hand in the running step
         self._trains = False  # the running step made gradients
         self._trained: set[str] = set()  # roots that were called with gradients
+        self._judged: dict[tuple[Any, int], bool] = {}  # whether an optimizer may train one of so many roots
         self._evaluations = 0  # calls of these, in the running step, in evaluation mode
         self._left_out: dict[str, tuple[int, float]] = {}  # what, how often, seconds
         self._step_began_s = time.perf_counter()
@@ -236,7 +238,20 @@ class Recorder:
         if self.sessions.running and self.is_same_process:
             self._held.after_step(optimizer)
         if not self._nothing_ends_here():
-            self._safely("the optimizer's step", lambda: self._count(self.counter.optimizer_step(optimizer)))
+            self._safely("the optimizer's step", lambda: self._optimizer_stepped(optimizer))
+
+    def _optimizer_stepped(self, optimizer: Callable[[], Any]) -> None:
+        if self._trains_the_model(optimizer):
+            self._count(self.counter.optimizer_step(optimizer))
+
+    def _trains_the_model(self, optimizer: Callable[[], Any]) -> bool:
+        """Whether it may: the step of another model's optimizer is none."""
+        roots = self._marks.roots()
+        judged = optimizer, len(roots)
+        if judged not in self._judged:
+            parameters = [one for root in roots for one in all_parameters(root.module)]
+            self._judged[judged] = not parameters or may_come(parameters, optimizer())
+        return self._judged[judged]
 
     def root_enters(self, call: RootCall, *, updated: bool = False) -> None:
         """A model is about to be called; `updated`: its parameters have changed since the last call."""

@@ -273,9 +273,9 @@ class StepCounter:
     """Says when a step has ended, by the first rule that applies; a higher rule discards what a lower one counted.
 
     1. A step is what `prof.step()` ends.
-    2. Without it, one step of the first optimizer seen, or of the next one once that is no more or has made none for
-       `MOST_OTHER_STEPS` steps of another; of one that calls no hook (compiled, not torch's, or made inside of
-       backward), what changes the parameters between two calls.
+    2. Without it, one step of the first optimizer seen that may train a root, or of the next one once that is no more
+       or has made none for `MOST_OTHER_STEPS` steps of another; of one that calls no hook (compiled, not torch's, or
+       made inside of backward), what changes the parameters between two calls.
     3. Without that, one request: the outermost running `generate` or pipeline.
     4. Without that, one outermost call of a root and the backward after it. Another root joins the step; when one is
        called that was already called in it, the next begins. Parts of a known model are no roots.

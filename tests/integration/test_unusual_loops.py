@@ -122,6 +122,21 @@ def test_micro_batches_before_an_optimizer_is_made_are_recorded_anew(case: Case,
     assert forward_calls(prof, "LlamaForCausalLM") == 6
 
 
+def test_the_step_of_another_model_s_optimizer_is_none(case: Case, tmp_path: Path) -> None:
+    """As of a critic, which learns three times where the policy that was given does once."""
+    critic = nn.Linear(4, 1)
+    optimizer, of_critic = torch.optim.SGD(case.model.parameters(), 0.1), torch.optim.SGD(critic.parameters(), 0.1)
+    with nothing_left(case), profiler(case, tmp_path) as prof:
+        for step in range(8):
+            for _ in range(3):
+                critic(torch.ones(2, 4)).sum().backward()
+                of_critic.step()
+            models.train_step(case, case.model, optimizer, seed=step)
+    assert result_of(prof).run["timed_steps"] == [2, 3, 4]
+    assert result_of(prof).run["step_source"] == "optimizer"
+    assert forward_calls(prof, "LlamaForCausalLM") == 3
+
+
 def test_optimizers_that_may_step() -> None:
     gc.collect()  # those of other tests
     model, other = nn.Linear(2, 2), nn.Linear(2, 2)
@@ -134,6 +149,7 @@ def test_optimizers_that_may_step() -> None:
     assert not may_come(parameters)
     of_copies = torch.optim.SGD([model.weight.detach().clone()], 0.1)
     assert may_come(parameters)
+    assert may_come(parameters, of_copies) and not may_come(parameters, unrelated)
     del of_copies
     unfinished = torch.optim.SGD.__new__(torch.optim.SGD)
     assert may_come(parameters)
