@@ -55,7 +55,7 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.1), nn.Linear(8, 1))
     optimizer = torch.optim.AdamW(model.parameters())
-    options = {"num_workers": 2, "multiprocessing_context": workers} if workers else {}
+    options = {"num_workers": 1, "multiprocessing_context": workers} if workers else {}
     loader = torch.utils.data.DataLoader(Data(), batch_size=2, **options)
     with own_profile(profiled, model) as prof:
         for step, batch in enumerate(loader):
