@@ -82,7 +82,7 @@ class Recorder:
         self._phases: set[str] = set()  # of calls by hand in the running step
         self._trains = False  # the running step made gradients
         self._trained: set[str] = set()  # roots that were called with gradients
-        self._judged: dict[tuple[Any, int], bool] = {}  # whether an optimizer may train one of so many roots
+        self._answers: dict[tuple[Any, int], bool] = {}  # whether an optimizer may train one of so many roots
         self._evaluations = 0  # calls of these, in the running step, in evaluation mode
         self._left_out: dict[str, tuple[int, float]] = {}  # what, how often, seconds
         self._step_began_s = time.perf_counter()
@@ -247,11 +247,11 @@ class Recorder:
     def _trains_the_model(self, optimizer: Callable[[], Any]) -> bool:
         """Whether it may: the step of another model's optimizer is none."""
         roots = self._marks.roots()
-        judged = optimizer, len(roots)
-        if judged not in self._judged:
+        asked = optimizer, len(roots)
+        if asked not in self._answers:
             parameters = [one for root in roots for one in all_parameters(root.module)]
-            self._judged[judged] = not parameters or may_come(parameters, optimizer())
-        return self._judged[judged]
+            self._answers[asked] = not parameters or may_come(parameters, optimizer())
+        return self._answers[asked]
 
     def root_enters(self, call: RootCall, *, updated: bool = False) -> None:
         """A model is about to be called; `updated`: its parameters have changed since the last call."""

@@ -180,6 +180,7 @@ class _Profile:
     def __init__(self, given: Mapping[str, Any]) -> None:
         self._given, self._process = given, os.getpid()
         self._profiling: Profiling | None = None
+        self._had_dynamo = False  # before a profiler imported it
         self._stop_waiting: Callable[[], None] = lambda: None
         self._problem = "" if is_off() else "torch was not imported"
         if not is_off():
@@ -209,6 +210,7 @@ class _Profile:
         self._stop_waiting()
         if os.getpid() != self._process:  # a worker that was forked
             return
+        self._had_dynamo = "torch._dynamo" in sys.modules
         try:
             from profiler_wrapper.run.profiling import Profiling
 
@@ -233,8 +235,8 @@ class _Profile:
         drawn = "tabulate" in sys.modules
         self._profiling.exit(error)
         self._profiling.report()
-        # Python ends by SIGINT after Ctrl-C, unless code made of text runs at exit: torch's handler imports this then.
-        if isinstance(error, KeyboardInterrupt) and not drawn:
+        # Python ends by SIGINT after Ctrl-C, unless code made of text runs at exit: Dynamo's handler imports this then.
+        if isinstance(error, KeyboardInterrupt) and self._had_dynamo and not drawn:
             sys.modules.pop("tabulate", None)
 
 
