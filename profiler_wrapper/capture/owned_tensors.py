@@ -122,7 +122,9 @@ def tensors_in(value: Any, name: str = "", depth: int = _MOST_NESTED) -> Iterato
     elif isinstance(value, (dict, list, tuple)):
         for key, entry in value.items() if isinstance(value, dict) else enumerate(value):
             path = f"{name}.{key}" if name else str(key)
-            if depth or isinstance(entry, torch.Tensor):
+            if isinstance(entry, torch.Tensor):  # without a call: this runs at each step of an optimizer
+                yield entry, path
+            elif depth:
                 yield from tensors_in(entry, path, depth - 1)
 
 
@@ -354,14 +356,7 @@ def _add_copies_and_state(listing: Listing, optimizer: Any, names: ParameterName
 
 def _fingerprint(optimizer: Any) -> _Fingerprint:
     """Which tensors its state is, and where the first and last of them lie: what offloads a state moves all of it."""
-    tensors: list[torch.Tensor] = []
-    state = getattr(optimizer, "state", None)
-    for entries in state.values() if isinstance(state, Mapping) else ():
-        for value in entries.values() if isinstance(entries, dict) else (entries,):
-            if type(value) in _PLAIN:  # without a call: this runs at each step of an optimizer
-                tensors.append(value)
-            else:
-                tensors.extend(tensor for tensor, _ in tensors_in(value))
+    tensors = [tensor for _, _, tensor in _state_of(optimizer)]
     ends = (*tensors[:_ENDS], *tensors[_ENDS:][-_ENDS:])
     return [id(tensor) for tensor in tensors], [storage_of(part) for tensor in ends for part in plain_parts(tensor)]
 

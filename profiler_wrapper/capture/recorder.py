@@ -11,7 +11,6 @@ from typing import Any
 
 from profiler_wrapper.capture.growth import GrowthBound
 from profiler_wrapper.capture.kv_cache import keep_largest
-from profiler_wrapper.capture.layers import all_parameters
 from profiler_wrapper.capture.owned_tensors import OwnedTensors, may_come
 from profiler_wrapper.capture.records import Window
 from profiler_wrapper.capture.requests import Request
@@ -246,10 +245,9 @@ class Recorder:
 
     def _trains_the_model(self, optimizer: Callable[[], Any]) -> bool:
         """Whether it may: the step of another model's optimizer is none."""
-        roots = self._marks.roots()
-        asked = optimizer, len(roots)
+        asked = optimizer, len(self._marks.roots())
         if asked not in self._answers:
-            parameters = [one for root in roots for one in all_parameters(root.module)]
+            parameters = self._marks.parameters()
             self._answers[asked] = not parameters or may_come(parameters, optimizer())
         return self._answers[asked]
 

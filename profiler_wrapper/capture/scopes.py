@@ -395,6 +395,10 @@ class LayerScopes(Listener):
         named = (reference() for reference in self._roots.values())
         return (*self._unnamed, *(root for root in named if root is not None))
 
+    def parameters(self) -> list[nn.Parameter]:
+        """Those of these models."""
+        return [parameter for root in self.roots() for parameter in all_parameters(root.module)]
+
     def expect(self, module: nn.Module) -> None:
         """`module` is about to be called: what is known of a root is known from now on, if it is one."""
         if id(module) not in self._entrances:

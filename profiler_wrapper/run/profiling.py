@@ -8,7 +8,7 @@ from collections.abc import Callable
 from torch import nn
 
 from profiler_wrapper import __version__
-from profiler_wrapper.capture.layers import all_parameters, find_stages
+from profiler_wrapper.capture.layers import find_stages
 from profiler_wrapper.capture.owned_tensors import OwnedTensors, find_optimizers, may_come
 from profiler_wrapper.capture.recorder import Recorder
 from profiler_wrapper.capture.records import OutOfMemory, out_of_memory
@@ -249,8 +249,7 @@ class Profiling:
 
     def _optimizer_may_come(self) -> bool:
         """One is alive that holds a parameter of a model, or was given."""
-        parameters = [one for root in self._scopes.roots() for one in all_parameters(root.module)]
-        return bool(self._owned_tensors.optimizers()) or may_come(parameters)
+        return bool(self._owned_tensors.optimizers()) or may_come(self._scopes.parameters())
 
     def _failure(self, what: str, error: Exception) -> None:
         if not self._failed:
