@@ -74,8 +74,9 @@ class Outputs:
         self.made: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
 
     def numbers(self, name: str, value: Any) -> None:
-        """JSON types, or a text that is as exact."""
-        self._keep("numbers", name, json.loads(self._plain(json.dumps(value, default=str))))
+        """JSON types, or a text that is as exact; numbers with 12 digits, as the last ones go by the processor."""
+        plain = self._plain(json.dumps(value, default=str))
+        self._keep("numbers", name, json.loads(plain, parse_float=lambda text: float(f"{float(text):.12g}")))
 
     def text(self, name: str, text: str) -> None:
         self._keep("texts", name, self._plain(text))

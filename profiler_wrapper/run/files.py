@@ -35,7 +35,7 @@ class WindowFiles:
     Args:
         options, info, run: of the run.
         directory: where to write; None: nowhere.
-        target: where to take everything afterwards, where `directory` is on a node's own disk.
+        target: where to take what was written afterwards, where `directory` is on a node's own disk.
         only_traces: they are all there is, so they are written whatever was asked for; plainly, which takes no time.
     """
 
@@ -90,10 +90,10 @@ class WindowFiles:
         self._write_run(complete=complete and self._whole)
 
     def _take_away(self, source: RunDirectory, target: RunDirectory) -> None:
-        """To where the run is kept; what cannot be taken there stays, with a warning."""
-        carried = carry(source.root, target.root)
-        self._written = [path for path in self._written if not path.is_relative_to(source.root)]
-        self._written += carried.there
+        """What this window wrote, to where the run is kept; what cannot be taken there stays, with a warning."""
+        local = [path for path in self._written if path.is_relative_to(source.root)]
+        carried = carry(local, source.root, target.root)
+        self._written = [path for path in self._written if path not in local] + list(carried.there)
         self._directory = target
         if not carried.left:
             return
@@ -181,8 +181,8 @@ class WindowFiles:
     def _report(self, name: str, file: ReportFile, result: ProfileResult) -> None:
         directory = self._directory
         assert directory is not None
-        if file.shared:
-            directory = replace(directory, window="")
+        if file.shared:  # never on the node's own disk, from where each window takes its own
+            directory = replace(self._target or directory, window="")
         path = directory.page if name == "report" else directory.path(file.name)
         if file.shared and path.exists():
             return

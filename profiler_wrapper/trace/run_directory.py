@@ -16,7 +16,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,19 +40,17 @@ class Carried(NamedTuple):
     problem: str  # why not; "" if none is left
 
 
-def carry(source: Path, target: Path) -> Carried:
-    """Move every file below `source` to the same place below `target`, each whole or not at all.
+def carry(files: Iterable[Path], source: Path, target: Path) -> Carried:
+    """Move files below `source` to the same places below `target`, each whole or not at all.
 
-    A file is taken away only after its copy was read back at its end. Hidden files stay: they are not finished.
+    A file is taken away only after its copy was read back at its end. Others below `source` stay: another window may be
+    writing them.
     """
     there: list[Path] = []
     left: list[Path] = []
     problem = ""
-    for path in sorted(path for path in source.rglob("*") if path.is_file()):
-        place = path.relative_to(source)
-        if any(part.startswith(".") for part in place.parts):
-            continue
-        copy = target / place
+    for path in files:
+        copy = target / path.relative_to(source)
         try:
             with replacing(copy) as beside:
                 shutil.copyfile(path, beside)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import runpy
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -54,8 +56,36 @@ def whisper() -> Any:
     return model
 
 
+def qwen2_vl() -> Any:
+    torch.manual_seed(0)
+    text = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text |= {"num_key_value_heads": 1, "vocab_size": 128, "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}
+    vision = {"depth": 2, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "patch_size": 4, "mlp_ratio": 2}
+    tokens = {"image_token_id": 120, "video_token_id": 121, "vision_start_token_id": 122, "vision_end_token_id": 123}
+    config = transformers.Qwen2VLConfig(text_config=text, vision_config=vision, **tokens)
+    model = transformers.Qwen2VLForConditionalGeneration(config).eval()
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
+    return model
+
+
+def image_and_words() -> dict[str, torch.Tensor]:
+    """An image of 64 patches, four of which make a token, and five words."""
+    ids = torch.tensor([[5, 122, *[120] * 16, 123, 6, 7]])
+    image = {"pixel_values": torch.ones(64, 96), "image_grid_thw": torch.tensor([[1, 8, 8]])}
+    return image | {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": (ids == 120).int()}
+
+
+class Tower(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)  # type: ignore[no-any-return]
+
+
 def generate(model: Any, tokens: int = 5, **options: Any) -> torch.Tensor:
-    if "input_features" not in options:
+    if not {"input_features", "input_ids"} & options.keys():
         options["input_ids"] = IDS
     return model.generate(min_new_tokens=tokens, max_new_tokens=tokens, do_sample=False, **options)
 
@@ -134,6 +164,46 @@ def test_an_encoder_and_a_decoder_are_called_as_hooks_see_it(
     seen = [sum(row.calls or 0 for row in result.rows(names[name])) for name in ("encoder", "decoder")]
     assert seen == calls
     assert calls[0] == 3 and all(step["prefill"] == 1 for step in parts_of(result))
+
+
+def test_a_vision_tower_sees_the_image_once_a_request(tmp_path: Path) -> None:
+    model, inputs = qwen2_vl(), image_and_words()
+    alone, inner = generate(model, **inputs), model.model
+    with profiler(model, tmp_path, steps="all") as prof, counted(inner.visual, inner.language_model) as calls:
+        assert all(torch.equal(alone, generate(model, **inputs)) for _ in range(3))
+    result = checked(result_of(prof))
+    assert result.run["step_source"] == "requests"
+    assert calls == [3, 15]
+    assert [row.calls for row in result.rows("model.visual")] == [3]
+    assert {row.phase: row.calls for row in result.rows("model.language_model")} == {"prefill": 3, "decode": 12}
+    assert parts_of(result) == [{"model.visual": 1, "prefill": 1, "token": 4, "other": 1}] * 3
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_two_towers_are_one_step(trained: bool, tmp_path: Path) -> None:
+    """By calls, where a tower that was called already begins the next step; by the optimizer of both."""
+    torch.manual_seed(0)
+    users, items = Tower(), Tower()
+    optimizer = torch.optim.SGD([*users.parameters(), *items.parameters()], 0.1)
+    with (
+        profiler({"users": users, "items": items}, tmp_path) as prof,
+        counted(users, items) as calls,
+        torch.set_grad_enabled(trained),
+    ):
+        for _ in range(8):
+            likeness = (users(torch.ones(3, 8)) * items(torch.ones(3, 8))).sum()
+            if trained:
+                likeness.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    result = checked(result_of(prof))
+    assert calls == [8, 8]
+    assert result.run["step_source"] == ("optimizer" if trained else "root calls")
+    assert result.run["timed_steps"] == [2, 3, 4]
+    assert [(step["users"], step["items"]) for step in parts_of(result)] == [(1, 1)] * 3
+    assert {row.layer: row.calls for row in result.rows("users") + result.rows("items") if row.calls} == {
+        "users": 3, "items": 3
+    }  # fmt: skip
 
 
 def test_assisted_decoding_shows_what_it_verifies(tmp_path: Path) -> None:
@@ -296,32 +366,46 @@ def transformer_pipeline() -> Any:
     return pipeline
 
 
+def stable_diffusion_pipeline() -> Any:
+    pytest.importorskip("diffusers")
+    return runpy.run_path(str(Path(__file__).parents[1] / "docs_preludes" / "diffusion_pipeline.py"))["pipe"]
+
+
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_an_image_is_a_step_of_all_its_models(tmp_path: Path) -> None:
-    pipeline = transformer_pipeline()
+@pytest.mark.parametrize(
+    ("make", "prompt", "per_image"),
+    [
+        (transformer_pipeline, [1], {"transformer": 20, "vae.decoder": 1}),
+        (stable_diffusion_pipeline, "a cat", {"text_encoder": 2, "unet": 4, "vae.decoder": 1}),
+    ],
+)
+def test_an_image_is_a_step_of_all_its_models(
+    make: Callable[[], Any], prompt: Any, per_image: dict[str, int], tmp_path: Path
+) -> None:
+    pipeline = make()
     original = type(pipeline).__call__
 
     def image() -> Any:
         generator = torch.Generator().manual_seed(0)
-        return pipeline([1], num_inference_steps=20, generator=generator, output_type="np").images
+        return pipeline(prompt, num_inference_steps=max(per_image.values()), generator=generator, output_type="np").images
 
     alone = image()
     with (
         profiler(pipeline, tmp_path, steps="all") as prof,
-        counted(pipeline.transformer, pipeline.vae.decoder) as calls,
+        counted(*(operator.attrgetter(name)(pipeline) for name in per_image)) as calls,
     ):
         images = [image() for _ in range(4)]
     assert all((one == alone).all() for one in images)
     assert type(pipeline).__call__ is original
     result = checked(result_of(prof))
     assert result.run["step_source"] == "requests"
-    seen = [sum(row.calls or 0 for row in result.rows(name)) for name in ("transformer", "vae.decoder")]
-    assert seen == calls == [80, 4]
-    assert [(step["transformer"], step["vae.decoder"]) for step in parts_of(result)] == [(20, 1)] * 4
+    seen = [sum(row.calls or 0 for row in result.rows(name)) for name in per_image]
+    assert seen == calls == [4 * count for count in per_image.values()]
+    assert [{name: step[name] for name in per_image} for step in parts_of(result)] == [per_image] * 4
 
     with profiler(pipeline, tmp_path) as prof:
         for _ in range(6):
             image()
     timed = checked(result_of(prof))
     assert timed.run["timed_steps"] == [2, 3, 4]
-    assert [(step["transformer"], step["vae.decoder"]) for step in parts_of(timed)] == [(20, 1)] * 3
+    assert [{name: step[name] for name in per_image} for step in parts_of(timed)] == [per_image] * 3

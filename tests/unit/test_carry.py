@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from profiler_wrapper.trace import run_directory as carrying
-from profiler_wrapper.trace.run_directory import carry, remove_empty
+from profiler_wrapper.trace.run_directory import Carried, carry, remove_empty
 
 
 @pytest.fixture
@@ -23,19 +23,25 @@ def names(directory: Path) -> list[str]:
     return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
 
 
+def carry_all(local: Path, run: Path) -> Carried:
+    return carry(sorted(path for path in local.rglob("*") if path.is_file()), local, run)
+
+
 def test_everything_goes_and_nothing_stays(local: Path, tmp_path: Path) -> None:
-    carried = carry(local, tmp_path / "run")
+    carried = carry_all(local, tmp_path / "run")
     remove_empty(local)
     assert (carried.left, carried.problem) == ((), "")
     assert names(tmp_path / "run") == ["rank0/a.json", "rank0/memory/b.txt", "report.html"]
     assert not local.exists()
 
 
-def test_what_is_not_finished_stays(local: Path, tmp_path: Path) -> None:
-    (local / "rank0" / ".profile_part1_trace.json").write_text("{")
-    assert carry(local, tmp_path / "run").left == ()
+def test_what_another_window_writes_stays(local: Path, tmp_path: Path) -> None:
+    theirs = local / "rank0" / "steps_3-3" / "result.json"
+    theirs.parent.mkdir()
+    theirs.write_text("{")
+    assert carry([local / "report.html"], local, tmp_path / "run").there == (tmp_path / "run" / "report.html",)
     remove_empty(local)
-    assert names(local) == ["rank0/.profile_part1_trace.json"]
+    assert names(local) == ["rank0/a.json", "rank0/memory/b.txt", "rank0/steps_3-3/result.json"]
 
 
 def test_a_copy_that_is_cut_is_none(local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +49,7 @@ def test_a_copy_that_is_cut_is_none(local: Path, tmp_path: Path, monkeypatch: py
         target.write_bytes(b"" if source.name == "b.txt" else source.read_bytes())
 
     monkeypatch.setattr(carrying.shutil, "copyfile", cut)
-    carried = carry(local, tmp_path / "run")
+    carried = carry_all(local, tmp_path / "run")
     assert [path.name for path in carried.left] == ["b.txt"] and "0 of 1 bytes" in carried.problem
     assert names(tmp_path / "run") == ["rank0/a.json", "report.html"]
     assert names(local) == ["rank0/memory/b.txt"]
@@ -51,6 +57,6 @@ def test_a_copy_that_is_cut_is_none(local: Path, tmp_path: Path, monkeypatch: py
 
 def test_a_target_that_cannot_be_made_takes_nothing(local: Path, tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file in the way")
-    carried = carry(local, tmp_path / "run")
+    carried = carry_all(local, tmp_path / "run")
     assert len(carried.left) == 3 and carried.there == ()
     assert len(names(local)) == 3
