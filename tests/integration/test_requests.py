@@ -386,8 +386,8 @@ def test_an_image_is_a_step_of_all_its_models(
     original = type(pipeline).__call__
 
     def image() -> Any:
-        generator = torch.Generator().manual_seed(0)
-        return pipeline(prompt, num_inference_steps=max(per_image.values()), generator=generator, output_type="np").images
+        options = {"num_inference_steps": max(per_image.values()), "generator": torch.Generator().manual_seed(0)}
+        return pipeline(prompt, output_type="np", **options).images
 
     alone = image()
     with (
