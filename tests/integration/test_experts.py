@@ -195,10 +195,11 @@ def test_time_of_each_expert_is_that_of_a_loop_that_times_each_by_the_clock(tmp_
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        sizes = {"hidden_size": 320, "intermediate_size": 640, "num_hidden_layers": 1}
+        # Large: what Python does between two ops is in the clock's time alone.
+        sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 1}
         model = mixtral("eager", **sizes).eval().model.layers[0].mlp
         model.experts.forward = MethodType(timed, model.experts)
-        x = torch.randn(2, 512, 320, generator=torch.Generator().manual_seed(0))
+        x = torch.randn(2, 512, 512, generator=torch.Generator().manual_seed(0))
         x[..., 0] = 2.0
         options = {"output_dir": tmp_path, "files": ("result",), "steps": "all", "record_shapes": True}
         with torch.no_grad(), ProfilerWrapper(model, enable_print_summary=False, **options) as prof:
@@ -211,8 +212,8 @@ def test_time_of_each_expert_is_that_of_a_loop_that_times_each_by_the_clock(tmp_
     times = [min(row.step_times_ns) for row in prof.result.experts]
     alone = [min(one) for one in zip(*seconds[:-1], strict=True)]
     assert len(times) == EXPERTS and times[PREFERRED] == max(times)
-    for own, own_alone in zip(times, alone, strict=True):  # what Python does between two ops is the clock's alone
-        assert own / sum(times) == pytest.approx(own_alone / sum(alone), abs=0.02)
+    for own, own_alone in zip(times, alone, strict=True):
+        assert own / sum(times) == pytest.approx(own_alone / sum(alone), abs=0.01)
 
 
 class Expert(nn.Module):

@@ -75,15 +75,6 @@ def image_and_words() -> dict[str, torch.Tensor]:
     return image | {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": (ids == 120).int()}
 
 
-class Tower(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x)  # type: ignore[no-any-return]
-
-
 def generate(model: Any, tokens: int = 5, **options: Any) -> torch.Tensor:
     if not {"input_features", "input_ids"} & options.keys():
         options["input_ids"] = IDS
@@ -183,7 +174,7 @@ def test_a_vision_tower_sees_the_image_once_a_request(tmp_path: Path) -> None:
 def test_two_towers_are_one_step(trained: bool, tmp_path: Path) -> None:
     """By calls, where a tower that was called already begins the next step; by the optimizer of both."""
     torch.manual_seed(0)
-    users, items = Tower(), Tower()
+    users, items = (nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)) for _ in range(2))
     optimizer = torch.optim.SGD([*users.parameters(), *items.parameters()], 0.1)
     with (
         profiler({"users": users, "items": items}, tmp_path) as prof,
