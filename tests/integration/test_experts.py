@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
+from statistics import median
 from types import MethodType
 from typing import Any
 
@@ -133,7 +135,7 @@ def test_a_preferred_expert_is_named_with_what_it_costs(implementation: str, tmp
         if implementation == "grouped_mm":  # the time of one is not known: half of all tokens, half of the time
             every = layer.experts_time_ns / len(result.run["timed_steps"])
         own = rows[PREFERRED].time_per_step_ns if implementation == "eager" else every / 2
-        above += (own or 0) - every / EXPERTS
+        above += max(0, (own or 0) - every / EXPERTS)  # on a busy machine another expert may have been held up
     assert finding["saves_at_most_us"] == pytest.approx(above / 1000, rel=1e-3)
     assert f"to expert {PREFERRED}" in str(result)
 
@@ -176,6 +178,14 @@ def test_training_is_bit_identical(implementation: str, tmp_path: Path) -> None:
         assert all(torch.equal(loss, other[step]) for other in losses)
 
 
+STEPS = 9
+
+
+def shares_of(times: Iterable[float]) -> list[float]:
+    known = list(times)
+    return [one / sum(known) for one in known]
+
+
 def test_time_of_each_expert_is_that_of_a_loop_that_times_each_by_the_clock(tmp_path: Path) -> None:
     seconds = [[0.0] * EXPERTS]
 
@@ -196,24 +206,26 @@ def test_time_of_each_expert_is_that_of_a_loop_that_times_each_by_the_clock(tmp_
     torch.set_num_threads(1)
     try:
         # Large: what Python does between two ops is in the clock's time alone.
-        sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 1}
+        sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 1}
         model = mixtral("eager", **sizes).eval().model.layers[0].mlp
         model.experts.forward = MethodType(timed, model.experts)
         x = torch.randn(2, 512, 512, generator=torch.Generator().manual_seed(0))
         x[..., 0] = 2.0
         options = {"output_dir": tmp_path, "files": ("result",), "steps": "all", "record_shapes": True}
         with torch.no_grad(), ProfilerWrapper(model, enable_print_summary=False, **options) as prof:
-            for _ in range(16):
+            for _ in range(STEPS):
                 model(x)
                 seconds.append([0.0] * EXPERTS)
     finally:
         torch.set_num_threads(threads)
-    # Every step does the same, so the least of each is what nothing else disturbed.
-    times = [min(row.step_times_ns) for row in prof.result.experts]
-    alone = [min(one) for one in zip(*seconds[:-1], strict=True)]
-    assert len(times) == EXPERTS and times[PREFERRED] == max(times)
-    for own, own_alone in zip(times, alone, strict=True):
-        assert own / sum(times) == pytest.approx(own_alone / sum(alone), abs=0.01)
+    rows = prof.result.experts
+    shares = [shares_of(row.step_times_ns[step] for row in rows) for step in range(STEPS)]
+    alone = [shares_of(seconds[step]) for step in range(STEPS)]
+    assert len(rows) == EXPERTS and all(max(own) == own[PREFERRED] for own in shares)
+    # Of one and the same step: another step was disturbed elsewhere.
+    for own, own_alone in zip(zip(*shares, strict=True), zip(*alone, strict=True), strict=True):
+        apart = [one - other for one, other in zip(own, own_alone, strict=True)]
+        assert median(apart) == pytest.approx(0, abs=0.01)
 
 
 class Expert(nn.Module):
