@@ -172,6 +172,25 @@ def named_blocks() -> None:
 
 
 @case
+def written_out_in_the_midst() -> None:
+    from profiler_wrapper.capture import recorder
+
+    before, recorder.CALLS_WRITTEN_OUT = recorder.CALLS_WRITTEN_OUT, 5
+    try:
+        model, _ = two_layers()
+        with wrapper(model, steps="all") as prof, torch.no_grad():
+            for number in range(22):
+                with record_function("mine") if number % 3 == 0 else contextlib.nullcontext():
+                    prof.record_function("block", lambda: [model(torch.ones(4, 8)) for _ in range(7)])
+                prof.step()
+        with another_session():
+            torch.ones(3) + 1
+        assert any("recording paused" in warning for warning in prof.result.warnings)
+    finally:
+        recorder.CALLS_WRITTEN_OUT = before
+
+
+@case
 def prof_step_in_a_scope() -> None:
     model, optimizer = two_layers()
     with wrapper(model) as prof:

@@ -41,8 +41,8 @@ def _room(modules: int, lines: int, imports: str | None) -> Room:
 
 ROOMS = {
     "": _room(11, 1625, None),
-    "trace": _room(11, 3050, ""),
-    "capture": _room(16, 5600, "trace"),
+    "trace": _room(12, 3150, ""),
+    "capture": _room(16, 5725, "trace"),
     "run": _room(9, 2325, "__version__ analysis capture reports result trace"),
     "analysis": _room(47, 13300, "trace"),
     "reports": _room(16, 4925, "analysis trace"),

@@ -184,13 +184,17 @@ def find_steps(recording: Recording, tree: LayerTree, node_of: Int32) -> Steps:
     annotations = np.flatnonzero(spans.category == Category.ANNOTATION)
     annotations = annotations[np.argsort(spans.start_ns[annotations], kind="stable")]
     marked: list[int] = []
+    ended_ns: list[int] = []
     for i in annotations[np.isin(spans.name[annotations], list(numbered))].tolist():
-        last = marked[-1] if marked else i
-        seen_elsewhere = last != i and spans.name[last] == spans.name[i] and spans.start_ns[i] < spans.end_ns[last]
-        if not seen_elsewhere:  # a second thread tells of the same step
+        if not marked or spans.name[marked[-1]] != spans.name[i]:
             marked.append(i)
+            ended_ns.append(int(spans.end_ns[i]))
+        elif spans.start_ns[i] >= ended_ns[-1]:  # recording paused in the midst of it
+            ended_ns[-1] = int(spans.end_ns[i])  # else a second thread tells of the same step
     if marked:
-        return _cut([numbered[int(spans.name[i])] for i in marked], spans.start_ns[marked], spans.end_ns[marked])
+        return _cut(
+            [numbered[int(spans.name[i])] for i in marked], spans.start_ns[marked], np.array(ended_ns, np.int64)
+        )
     stepped = optimizer_calls(recording, "step")
     if len(stepped):
         first = stepped[spans.name[stepped] == spans.name[stepped[0]]]

@@ -1,8 +1,9 @@
-"""Whether the process has grown too much while recording."""
+"""Whether the process, or its trace, has grown too much while recording."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,10 +12,11 @@ from pathlib import Path
 from profiler_wrapper.units import file_size
 
 MOST_GROWTH_BYTES = 4 << 30
-SHARE_OF_FREE_MEMORY = 0.25
+SHARE_OF_FREE = 0.25
 # So many calls of layers, and what grew are torch's events: when it stops they take up to eight times as much (measured
 # on torch 2.13: 24 layers that generate 190 tokens, 0.5 GiB while recording, 4.2 when stopped).
 MANY_CALLS = 10_000
+CALLS_WRITTEN_OUT = 2_500  # together, where they can be: a quarter of a gigabyte when torch stops
 GROWS_AT_STOP = 8
 LOOK_EVERY_S = 0.2
 _OWN_GROUPS, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
@@ -115,6 +117,15 @@ def _free_bytes_of_group(group: Path, version: int) -> int | None:
     return max(0, limit - max(0, used - cached))
 
 
+def too_large(trace: Path) -> str | None:
+    """Why a trace that grows may grow no more, or None."""
+    size = trace.stat().st_size
+    bound = min(MOST_GROWTH_BYTES, int((shutil.disk_usage(trace.parent).free + size) * SHARE_OF_FREE))
+    if size <= bound:
+        return None
+    return f"its trace has {file_size(size)} (the bound is {file_size(bound)}: 4 GiB, or a quarter of the free disk)"
+
+
 class GrowthBound:
     """Looks now and then how much the process has grown since `restart()`.
 
@@ -139,11 +150,14 @@ class GrowthBound:
     def restart(self) -> None:
         """Count growth from now on."""
         free = self._free()
-        self.bound_bytes = min(
-            MOST_GROWTH_BYTES, MOST_GROWTH_BYTES if free is None else int(free * SHARE_OF_FREE_MEMORY)
-        )
+        self.bound_bytes = min(MOST_GROWTH_BYTES, MOST_GROWTH_BYTES if free is None else int(free * SHARE_OF_FREE))
         self._start_bytes, self._start_calls = self._resident(), self._calls()
         self._next_look_s = self._clock() + LOOK_EVERY_S
+
+    @property
+    def recorded_calls(self) -> int:
+        """Calls of layers since then, which torch holds."""
+        return self._calls() - self._start_calls
 
     def exceeded(self) -> str | None:
         """Why recording has to end, or None. Looks at most every 0.2 s."""
@@ -153,7 +167,7 @@ class GrowthBound:
         self._next_look_s = now_s + LOOK_EVERY_S
         resident = self._resident()
         bound, why = self.bound_bytes, "4 GiB, or a quarter of the free memory"
-        if self._calls() - self._start_calls > MANY_CALLS:
+        if self.recorded_calls > MANY_CALLS:
             bound, why = bound // GROWS_AT_STOP, f"torch takes {GROWS_AT_STOP} times as much when it stops"
         if resident is None or resident - self._start_bytes <= bound:
             return None

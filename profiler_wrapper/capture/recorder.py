@@ -9,14 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from profiler_wrapper.capture.growth import GrowthBound
+from profiler_wrapper.capture.growth import CALLS_WRITTEN_OUT, GrowthBound, too_large
 from profiler_wrapper.capture.kv_cache import keep_largest
 from profiler_wrapper.capture.owned_tensors import OwnedTensors, may_come
 from profiler_wrapper.capture.records import Window
 from profiler_wrapper.capture.requests import Request
 from profiler_wrapper.capture.scopes import LayerScopes, RootCall
 from profiler_wrapper.capture.session import Session, SessionSequence
-from profiler_wrapper.capture.steps import AutoPlan, Ended, Mode, OpenPlan, Plan, StepCounter, StepFacts
+from profiler_wrapper.capture.steps import AutoPlan, Ended, Mode, OpenPlan, Plan, SchedulePlan, StepCounter, StepFacts
 from profiler_wrapper.capture.torch_state import (
     OptimizerSteps,
     ThreadStarts,
@@ -52,6 +52,7 @@ class Recorder:
         on_over: called once when nothing more will be recorded.
         on_window: called when a window has ended while the loop runs on.
         counter: says when a step has ended.
+        alone: no other rank waits for this one while it writes out what was recorded, in the midst of a step.
     """
 
     def __init__(
@@ -66,11 +67,12 @@ class Recorder:
         on_over: Callable[[], None] = lambda: None,
         on_window: Callable[[], None] = lambda: None,
         counter: StepCounter,
+        alone: bool = True,
     ) -> None:
         self.windows: list[Window] = []
         self.counter = counter
         self._plan, self._marks, self._on_failure = plan, marks, on_failure
-        self._on_over, self._on_window = on_over, on_window
+        self._on_over, self._on_window, self._alone = on_over, on_window, alone
         self._growth = GrowthBound(calls=lambda: marks.calls)
         self._held = held
         self.sessions = SessionSequence(
@@ -386,6 +388,26 @@ class Recorder:
                 call.label, gradients=call.grad_enabled, updated=updated, in_request=call.in_request
             )
             self._count(ended)
+            if self.sessions.running and self._alone and not (call.grad_enabled or self._trains):
+                self._write_out()
+
+    def _write_out(self) -> None:
+        """Where torch holds the events of many calls, have them written, and record on.
+
+        Between two calls without gradients, else a backward may come that belongs to what was written. And not where
+        nobody asked for these steps: fewer do, and each pause costs.
+        """
+        plan = self._plan
+        asked_for = isinstance(plan, SchedulePlan) or (isinstance(plan, AutoPlan) and plan.timed_steps is None)
+        if not asked_for or self._growth.recorded_calls < CALLS_WRITTEN_OUT:
+            return
+        begin_s = time.perf_counter()
+        trace = self.sessions.write_out()
+        self._step_began_s += time.perf_counter() - begin_s
+        if not self.sessions.running:
+            self._end()
+        elif trace is not None and not self._is_too_large(too_large(trace)):
+            self._growth.restart()
 
     def _count(self, ended: Ended) -> None:
         if ended is Ended.NO or (self._waits and not self.sessions.running and isinstance(self._plan, AutoPlan)):
@@ -448,7 +470,9 @@ class Recorder:
 
     def _has_grown(self) -> bool:
         """The process has grown too much, so that recording has ended."""
-        reason = self._growth.exceeded() if self.sessions.running else None
+        return self._is_too_large(self._growth.exceeded() if self.sessions.running else None)
+
+    def _is_too_large(self, reason: str | None) -> bool:
         if reason is not None:
             step = self.counter.ended
             self.sessions.window.warn(f"recording ended in step {step}, because {reason}", incomplete=True)

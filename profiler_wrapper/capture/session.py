@@ -30,7 +30,8 @@ from profiler_wrapper.capture.torch_state import (
     profiler_is_on,
     release_recorder,
 )
-from profiler_wrapper.trace.marks import GARBAGE
+from profiler_wrapper.trace.joined import JoinedTrace
+from profiler_wrapper.trace.marks import GARBAGE, GOES_ON
 from profiler_wrapper.trace.run_directory import Holding
 from profiler_wrapper.trace.spans import ranges
 
@@ -80,14 +81,19 @@ class Annotation:
         self._name, self._on_begin = name, on_begin
         self._record: Any = None
 
-    def begin(self) -> Annotation:
-        """Open it; a second call does nothing."""
+    def begin(self, *, goes_on: bool = False) -> Annotation:
+        """Open it; a second call does nothing. `goes_on`: the name says that it was open before."""
         if self._record is None:
-            record = _record_function(safe_name(self._name))
+            record = _record_function(safe_name(self._name) + GOES_ON * goes_on)
             record.__enter__()
             self._record = record
             self._on_begin(self._name)
         return self
+
+    @property
+    def record(self) -> Any:
+        """What torch knows it by; None where it is not open."""
+        return self._record
 
     def end(self) -> None:
         """Close it; a second call does nothing."""
@@ -111,6 +117,11 @@ class OpenScopes:
     def watch(self) -> None:
         """From now on; scopes that are open already are none of this recording."""
         _record_function.__enter__, _record_function.__exit__ = self._methods
+
+    @property
+    def open(self) -> list[Any]:
+        """Those that are, the outermost first."""
+        return list(self._open.values())
 
     def end(self) -> None:
         """End those that are open, the innermost first, and watch no longer."""
@@ -209,16 +220,18 @@ class Session:
         self.record_shapes = record_shapes
         self.problem: str | None = None
         self._thread = threading.get_ident()
-        self._step: Annotation | None = None
+        self.step: Annotation | None = None
         self._scopes = OpenScopes()
         self._garbage = GarbageMarks()
-        self._profiler = _KinetoProfile(
+        self._new_profiler = functools.partial(
+            _KinetoProfile,
             activities=tuple(activities),
             record_shapes=record_shapes,
             profile_memory=profile_memory,
             with_stack=with_stack,
             experimental_config=_config(with_stack),
         )
+        self._profiler = self._new_profiler()
         self.running = False  # started and not stopped by us; another profiler may have ended it meanwhile
         self.when_stopped: list[Callable[[], None]] = []  # each called once, and must not raise
 
@@ -237,28 +250,59 @@ class Session:
         self._thread = threading.get_ident()
         claim_recorder(self._give_way)
         try:
+            self._begin_trace()
+        except BaseException:
+            release_recorder()
+            raise
+        self.running = True
+        if self.record_shapes:
+            Session.with_shapes = self
+
+    def _begin_trace(self) -> None:
+        try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch 2.11 says that events are cleared after each cycle
                 self._profiler.prepare_trace()
             self._profiler.start_trace()
         except BaseException:
             _switch_off()
-            release_recorder()
             raise
-        self.running = True
-        if self.record_shapes:
-            Session.with_shapes = self
         self._scopes.watch()
         self._garbage.install()
+
+    @property
+    def open_scopes(self) -> list[Any]:
+        """Those of `record_function`, be they ours or not, the outermost first."""
+        return self._scopes.open
+
+    def write_out(self, write: Callable[[], object]) -> None:
+        """End the recording, `write` what it has, which calls `export`, and record on. No scope may be open.
+
+        Raises:
+            SessionLost: it cannot be exported, and nothing more is recorded.
+        """
+        step = self.step
+        self._garbage.remove()
+        try:
+            self._end_trace()
+            write()
+            self._profiler = self._new_profiler()
+            self._begin_trace()
+        except BaseException:
+            release_recorder()
+            self.running = False
+            self.close()
+            raise
+        self.step = step
 
     def begin_step(self, number: int) -> None:
         """Open the annotation that other tools know a step by."""
         self.end_step()
-        self._step = Annotation(f"ProfilerStep#{number}").begin()
+        self.step = Annotation(f"ProfilerStep#{number}").begin()
 
     def end_step(self) -> None:
         """Close it."""
-        step, self._step = self._step, None
+        step, self.step = self.step, None
         if step is not None:
             step.end()
 
@@ -289,6 +333,9 @@ class Session:
             with contextlib.suppress(Exception):  # torch has nothing left to stop; but a process that ends now crashes
                 self._profiler.stop_trace()
             raise SessionLost("the thread that it recorded has ended")
+        self._end_trace()
+
+    def _end_trace(self) -> None:
         try:
             try:
                 self.end_step()
@@ -421,6 +468,9 @@ class SessionSequence:
         self._scopes: dict[Scope, Annotation] = {}  # that are open
         self._named: list[Annotation] = []  # those that run, outermost first
         self._parts = 0
+        self._whole: JoinedTrace | None = None  # what the running session has written out
+        self._written: tuple[int, ...] = ()  # the steps of `_steps` that are in it
+        self._pauses_s: list[float] = []  # for that
         self._frees_unsure = False
 
     @property
@@ -438,11 +488,40 @@ class SessionSequence:
             self.window.begin_ns = time.time_ns()
         session.start()
         self.mode, self._session, self._steps = mode, session, []
+        self._whole, self._written, self._pauses_s = None, (), []
         self._watch.install()
         if step is not None:
             session.begin_step(step)
         for block in self._named:
             block.begin()
+
+    def write_out(self) -> Path | None:
+        """Have what the running session has recorded written, and record on: both become one trace without the pause.
+
+        Where it is lost, nothing more is recorded. Returns the trace so far; None where nothing was written, for it is
+        lost or a scope of somebody's is open.
+        """
+        session, begin_s = self._session, time.perf_counter()
+        ours = {id(one.record): one for one in (session and session.step, *self._scopes.values(), *self._named) if one}
+        if session is None or any(id(scope) not in ours for scope in session.open_scopes):
+            return None
+        scopes = [ours[id(scope)] for scope in session.open_scopes]
+        for scope in reversed(scopes):
+            scope.end()
+        self._whole = self._whole or JoinedTrace(self._new_path())
+        try:
+            session.write_out(lambda: self._write(session.export))
+        except SessionLost as lost:
+            self._let_go()
+            session.stop()
+            self._lose(session, lost, self._held.end())
+            return None
+        self._written = tuple(self._steps)
+        for scope in scopes:
+            if scope is not self._scopes.get("block"):  # an entry of the block is counted once
+                scope.begin(goes_on=scope is self._scopes.get("part"))
+        self._pauses_s.append(time.perf_counter() - begin_s)
+        return self._whole.path
 
     def begin_step(self, step: int) -> None:
         """The next step of the running session."""
@@ -484,17 +563,25 @@ class SessionSequence:
         session = self._let_go()
         if session is None:
             return
+        held: tuple[Holding, ...] = ()
         try:
             held = self._held.end()
             self.window.end_ns = time.time_ns()
             session.stop()
-            trace = self._export(session, held)
+            self._keep(session, self._write(session.export), tuple(self._steps), held)
         except SessionLost as lost:
-            what = f"steps {ranges(self._steps)}" if self._steps else "an unfinished step"
-            self.window.warn(f"the recording of {what} is lost: {lost}", incomplete=True)
-            return
+            self._lose(session, lost, held)
         finally:
             session.close()
+
+    def _keep(self, session: Session, path: Path, steps: tuple[int, ...], held: tuple[Holding, ...]) -> None:
+        self._whole = None
+        trace = RecordedTrace(path, steps, session.record_shapes, held, self._frees_unsure)
+        if self._pauses_s:
+            self.window.warn(
+                f"recording paused for {sum(self._pauses_s):.1f} s in all, to write out what torch held in memory "
+                f"({len(self._pauses_s)} x): neither times nor the trace have these pauses"
+            )
         if session.problem is not None:
             self.window.warn(session.problem, incomplete=True)
         if self._held.problem is not None:
@@ -508,9 +595,10 @@ class SessionSequence:
         """End the running session and forget the window."""
         session = self._let_go()
         self._held.forget()
-        for trace in (self.window.full, self.window.timed):
+        for trace in (self.window.full, self.window.timed, self._whole):
             if trace is not None:
                 trace.path.unlink(missing_ok=True)
+        self._whole = None
         self.window = Window()
         if session is not None:
             try:
@@ -534,17 +622,33 @@ class SessionSequence:
         self.end_scope("block")
         return session
 
-    def _export(self, session: Session, held: tuple[Holding, ...]) -> RecordedTrace:
+    def _new_path(self) -> Path:
         self._parts += 1
-        path = self._part_path(f"{self._parts}_{self.mode.name.lower()}")
+        return self._part_path(f"{self._parts}_{self.mode.name.lower()}")
+
+    def _write(self, write: Callable[[Path], None]) -> Path:
+        """Have a trace written, and joined to what the session has written out before: where that is."""
+        path = self._new_path()
         try:
-            session.export(path)
-        except BaseException:
+            write(path)
+            if self._whole is None:
+                return path
+            self._whole.add(path)
+        except BaseException as error:
             for torn in (path, path.with_name(f"{path.name}.tmp")):  # torch writes to the second first
                 with contextlib.suppress(OSError):
                     torn.unlink(missing_ok=True)
+            if isinstance(error, (OSError, ValueError)):
+                raise SessionLost(f"it could not be joined to what was written before: {error}") from error
             raise
-        return RecordedTrace(path, tuple(self._steps), session.record_shapes, held, self._frees_unsure)
+        return self._whole.path
+
+    def _lose(self, session: Session, lost: SessionLost, held: tuple[Holding, ...]) -> None:
+        steps = self._steps[len(self._written) :]
+        what = f"steps {ranges(steps)}" if steps else "an unfinished step"
+        self.window.warn(f"the recording of {what} is lost: {lost}", incomplete=True)
+        if self._whole is not None and self._whole.pieces:
+            self._keep(session, self._whole.path, self._written, held)
 
     def _is_another(self, profiler: object) -> bool:
         return self._session is not None and self._session.is_taken_by(profiler)

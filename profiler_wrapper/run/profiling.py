@@ -238,6 +238,7 @@ class Profiling:
             on_over=self.finisher.end_history,
             on_window=lambda: self._safely("writing the reports of", lambda: self._report(loop_goes_on=True)),
             counter=counter,
+            alone=self.finisher.info.world_size == 1,
         )
         self._recorder = recorder
         atexit.register(self._at_exit)
