@@ -391,15 +391,19 @@ class Recorder:
             if self.sessions.running and self._alone and not (call.grad_enabled or self._trains):
                 self._write_out()
 
+    @property
+    def _asked_for(self) -> bool:
+        """The user said which steps."""
+        plan = self._plan
+        return isinstance(plan, SchedulePlan) or (isinstance(plan, AutoPlan) and plan.timed_steps is None)
+
     def _write_out(self) -> None:
         """Where torch holds the events of many calls, have them written, and record on.
 
         Between two calls without gradients, else a backward may come that belongs to what was written. And not where
         nobody asked for these steps: fewer do, and each pause costs.
         """
-        plan = self._plan
-        asked_for = isinstance(plan, SchedulePlan) or (isinstance(plan, AutoPlan) and plan.timed_steps is None)
-        if not asked_for or self._growth.recorded_calls < CALLS_WRITTEN_OUT:
+        if not self._asked_for or self._growth.recorded_calls < CALLS_WRITTEN_OUT:
             return
         begin_s = time.perf_counter()
         trace = self.sessions.write_out()
@@ -470,7 +474,10 @@ class Recorder:
 
     def _has_grown(self) -> bool:
         """The process has grown too much, so that recording has ended."""
-        return self._is_too_large(self._growth.exceeded() if self.sessions.running else None)
+        reason = self._growth.exceeded() if self.sessions.running else None
+        if reason is not None and not (self._trains or self._asked_for):
+            reason += '. With steps="all" what torch holds is written out in between'
+        return self._is_too_large(reason)
 
     def _is_too_large(self, reason: str | None) -> bool:
         if reason is not None:
