@@ -180,7 +180,7 @@ class _Profile:
     def __init__(self, given: Mapping[str, Any]) -> None:
         self._given, self._process = given, os.getpid()
         self._profiling: Profiling | None = None
-        self._had_dynamo = False  # before a profiler imported it
+        self._had_dynamo = self._had_tabulate = False  # before a profiler imported it
         self._stop_waiting: Callable[[], None] = lambda: None
         self._problem = "" if is_off() else "torch was not imported"
         if not is_off():
@@ -210,7 +210,7 @@ class _Profile:
         self._stop_waiting()
         if os.getpid() != self._process:  # a worker that was forked
             return
-        self._had_dynamo = "torch._dynamo" in sys.modules
+        self._had_dynamo, self._had_tabulate = "torch._dynamo" in sys.modules, "tabulate" in sys.modules
         try:
             from profiler_wrapper.run.profiling import Profiling
 
@@ -232,11 +232,10 @@ class _Profile:
             if self._problem:
                 say(f"profiler_wrapper: nothing was recorded: {self._problem}\n", on="stderr")
             return
-        drawn = "tabulate" in sys.modules
         self._profiling.exit(error)
         self._profiling.report()
         # Python ends by SIGINT after Ctrl-C, unless code made of text runs at exit: Dynamo's handler imports this then.
-        if isinstance(error, KeyboardInterrupt) and self._had_dynamo and not drawn:
+        if isinstance(error, KeyboardInterrupt) and self._had_dynamo and not self._had_tabulate:
             sys.modules.pop("tabulate", None)
 
 
