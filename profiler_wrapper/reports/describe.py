@@ -188,11 +188,14 @@ def rank_in_words(analysis: Analysis) -> str:
 
 
 def root_names(analysis: Analysis) -> str:
-    """The models that were profiled: `"LlamaForCausalLM"`, `"vae, transformer"`, `"vae and 3 more"`."""
+    """The models that were profiled: `"LlamaForCausalLM"`, `"vae, unet"`, or that with most time: `"unet and 3 more"`."""
     rows = sorted((row for row in analysis.layers if row.depth == 0 and row.layer), key=lambda row: row.order)
     roots = list(dict.fromkeys(row.layer for row in rows))
     names = ", ".join(roots)
-    return f"{roots[0]} and {len(roots) - 1} more" if len(roots) > 1 and len(names) > _LONGEST_NAME else names
+    if len(roots) == 1 or len(names) <= _LONGEST_NAME:
+        return names
+    times_ns = {root: sum(row.time_ns for row in rows if row.layer == root) for root in roots}
+    return f"{max(roots, key=lambda root: times_ns[root])} and {len(roots) - 1} more"
 
 
 def use_line(analysis: Analysis, width: int) -> str:
