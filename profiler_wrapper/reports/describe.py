@@ -188,7 +188,7 @@ def rank_in_words(analysis: Analysis) -> str:
 
 
 def root_names(analysis: Analysis) -> str:
-    """The models that were profiled: `"LlamaForCausalLM"`, `"vae, unet"`, or that with most time: `"unet and 3 more"`."""
+    """The models that were profiled: `"LlamaForCausalLM"`, `"vae, unet"`; of many the largest: `"unet and 3 more"`."""
     rows = sorted((row for row in analysis.layers if row.depth == 0 and row.layer), key=lambda row: row.order)
     roots = list(dict.fromkeys(row.layer for row in rows))
     names = ", ".join(roots)
