@@ -12,6 +12,8 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of processes for a few kernels
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # no programs to try out what the CPU says that it can
 os.environ.setdefault("PROFILER_WRAPPER_WORKERS", "1")  # a second process that reduces traces only costs its start
 sys.path.insert(0, str(Path(__file__).parent))
 

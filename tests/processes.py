@@ -16,7 +16,11 @@ import torch.distributed as dist
 from torch.multiprocessing import start_processes
 
 # What ranks need, imported once for all of them: it takes seconds, and a fork none.
-IMPORTED = ("torch.distributed.fsdp", "transformers.models.llama.modeling_llama", "profiler_wrapper", "variants")
+IMPORTED = (
+    *("torch.distributed.fsdp", "torch.distributed.pipelining", "torch._inductor.codecache"),
+    *("transformers.models.llama.modeling_llama", "transformers.models.gpt2.modeling_gpt2"),
+    *("profiler_wrapper.wrapper", "profiler_wrapper.timer.layer_timer", "pytest", "variants"),
+)
 
 
 def forked_afresh() -> ForkServerContext:

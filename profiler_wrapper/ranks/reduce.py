@@ -376,12 +376,12 @@ def _bytes_of_inputs(found: Attributed, span: int) -> int | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Child processes that reduce a trace each. A function goes in by its name, a task as plain data; a summary comes back.
+# Child processes that reduce traces. A function goes in by its name, a task as plain data; a summary comes back.
 
 Reduce = Callable[[Task], Reduced]
 _KILLED = "the process that reduced it was killed, twice: is there enough memory for it?"
 _NO_MEMORY = "there is not enough memory for it"
-_REDUCE = f"from {__name__} import reduce_one; reduce_one()"
+_REDUCE = f"from {__name__} import reduce_each; reduce_each()"
 
 
 def reduce_in_workers(tasks: Sequence[Task], count: int, reduce: Reduce) -> Iterator[tuple[int, Reduced]]:
@@ -390,26 +390,26 @@ def reduce_in_workers(tasks: Sequence[Task], count: int, reduce: Reduce) -> Iter
     A task whose process dies is done again: only one that kills two has a failure.
     """
     children: set[subprocess.Popen[bytes]] = set()
-    ended, alone = threading.Event(), threading.Lock()
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    ended, alone, own = threading.Event(), threading.Lock(), threading.local()
 
     def reduced(task: Task) -> Reduced:
         failure = "nobody waits for it any more"
         for _ in range(2):
             if ended.is_set():
                 break
-            try:
-                child = start_child(_REDUCE, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            try:  # of this thread's own: to start one takes longer than to reduce a small trace
+                child = vars(own).pop("child", None) or start_child(_REDUCE, **pipes)
             except OSError:  # where none can be started, this process does it, a trace at a time
                 with alone:
                     return _reduced(reduce, task)
             children.add(child)
             if ended.is_set():
                 child.kill()
-            answer, _ = child.communicate(pickle.dumps((reduce, task)))
-            children.remove(child)
-            if child.returncode == 0:
-                found: Reduced = pickle.loads(answer)
+            if (found := _answer(child, reduce, task)) is not None:
+                own.child = child
                 return found
+            children.remove(child)
             how = f"the process that should reduce it ended with {child.returncode}"
             failure = _KILLED if child.returncode < 0 else how
         return Reduced(task.trace, "", task.rank, failure=failure)
@@ -424,16 +424,33 @@ def reduce_in_workers(tasks: Sequence[Task], count: int, reduce: Reduce) -> Iter
         for child in tuple(children):
             child.kill()
         threads.shutdown(wait=True, cancel_futures=True)
+        for child in children:
+            child.communicate()
 
 
-def reduce_one() -> None:
-    """What a child process does: reduce the trace that it is told."""
+def _answer(child: subprocess.Popen[bytes], reduce: Reduce, task: Task) -> Reduced | None:
+    """What a child process says of a task; None where it ended instead."""
+    assert child.stdin is not None and child.stdout is not None
+    try:
+        pickle.dump((reduce, task), child.stdin)
+        child.stdin.flush()
+        found: Reduced = pickle.load(child.stdout)
+    except (OSError, EOFError, pickle.UnpicklingError):  # the last where it ended within its answer
+        child.communicate()
+        return None
+    return found
+
+
+def reduce_each() -> None:
+    """What a child process does: reduce the traces that it is told, one after the other."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it, which ends this one
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what anything prints is no answer
     sys.stdout = sys.stderr
-    with suppress(BrokenPipeError), out:  # whoever asked has gone
-        pickle.dump(_reduced(*pickle.load(sys.stdin.buffer)), out)
+    with suppress(BrokenPipeError, EOFError), out:  # whoever asked has gone
+        while True:
+            pickle.dump(_reduced(*pickle.load(sys.stdin.buffer)), out)
+            out.flush()
 
 
 def _reduced(reduce: Reduce, task: Task) -> Reduced:

@@ -248,7 +248,9 @@ def draw_roofline(analysis: Analysis, path: str | os.PathLike[str]) -> None:
     notes += textwrap.wrap(not_shown(what, analysis), _LONGEST_NOTE)
     if notes:
         figure.supxlabel(figures.literal("\n".join(notes)), fontsize=figures.FONT_SIZE - 1)
-    figure.draw_without_rendering()  # sizes of texts are known from here on
+    layout = figure.get_layout_engine()
+    assert layout is not None
+    layout.execute(figure)  # sizes of texts are known from here on
     figure.set_layout_engine("none")
     radii = [math.sqrt(size) / 2 for size in _sizes(drawn)]
     name_points(

@@ -30,8 +30,6 @@ def train_all(directory: Path) -> None:
         **os.environ,
         "PYTHONPATH": str(SCRIPT.parents[1]),
         "TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor"),
-        "TORCHINDUCTOR_COMPILE_THREADS": "1",
-        "TORCHINDUCTOR_VEC_ISA_OK": "1",  # no programs to try out what the CPU says that it can
         "OMP_NUM_THREADS": "1",
     }
     done = subprocess.run(

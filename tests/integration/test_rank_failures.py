@@ -26,27 +26,17 @@ STEPS = {NORMAL: 9, KILLED: 9, SLOW: 4, LEFT_A_CHILD: 9}
 KILLED_IN = {KILLED: 3, LEFT_A_CHILD: 5}  # steps 2 to 4 are the window
 
 
-def environment(rank: int, port: int = 29511) -> dict[str, str]:
+def environment() -> dict[str, str]:
     own = Path(pw.__file__).parents[1]
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith(("TORCHELASTIC", "SLURM"))},
-        "RANK": str(rank),
+        "RANK": "",
         "WORLD_SIZE": str(WORLD_SIZE),
         "MASTER_ADDR": "localhost",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": "29511",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": f"{own}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
     }
-
-
-def start(rank: int, told: dict[str, Any], **more: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(PROGRAM), json.dumps(told)],
-        env=environment(rank, **more),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
 
 
 class Ended(NamedTuple):
@@ -70,17 +60,17 @@ class Job(NamedTuple):
 def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     folder = tmp_path_factory.mktemp("job")
     options = {"output_dir": str(folder), "run_name": "job"}
-    processes = {}
+    ranks = {}
     for rank, steps in STEPS.items():
-        told = {"steps": steps, "options": options, "killed_in_step": KILLED_IN.get(rank)}
+        ranks[rank] = told = {"steps": steps, "options": options, "killed_in_step": KILLED_IN.get(rank)}
         if rank == SLOW:
             told |= {"slow_s": SLOW_S, "options": {**options, "local_dir": str(folder / "node")}}
-        processes[rank] = start(rank, told)
-    ended = {}
-    end = time.monotonic() + DEADLINE_S
-    for rank, process in processes.items():
-        printed, _ = process.communicate(timeout=max(1.0, end - time.monotonic()))
-        ended[rank] = Ended(process.returncode, printed)
+    seen = tmp_path_factory.mktemp("seen")
+    program = [sys.executable, str(PROGRAM), str(seen), json.dumps(ranks)]
+    subprocess.run(program, env=environment(), stderr=subprocess.DEVNULL, timeout=DEADLINE_S, check=True)
+    ended = {
+        rank: Ended(int((seen / f"ended{rank}").read_text()), (seen / f"printed{rank}").read_text()) for rank in ranks
+    }
     return Job(folder, ended)
 
 
@@ -180,7 +170,7 @@ def test_an_elastic_restart_and_a_second_run_of_the_same_name(tmp_path: Path) ->
     launcher += " --rdzv-backend=c10d --rdzv-endpoint=localhost:0"
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", *launcher.split(), str(PROGRAM), json.dumps(told)],
-        env={**environment(0), "RANK": ""},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,

@@ -168,17 +168,17 @@ def test_the_environment_turns_it_off_and_overrides_it(tmp_path: Path) -> None:
 # -- the profile is that of the script's own with-block --
 
 
-def beside_own_block(folder: Path, script: str, *launchers: list[str]) -> tuple[Ended, ...]:
-    """The script without us (where one process is all), with a block of its own, and by `run` with each launcher."""
-    path = str(SCRIPTS / script)
-    ended = [Ended(folder, *launchers[0], path)] if TORCHRUN not in launchers else []
-    ended.append(Ended(folder, *launchers[0], path, OWN_BLOCK="own"))
+def beside_own_block(folder: Path, script: str, *launchers: list[str]) -> list[str]:
+    """What the script prints without us (where one process is all), with a block of its own, by `run` with each."""
+    path, plain = str(SCRIPTS / script), folder / "plain.txt"
+    told = {} if TORCHRUN in launchers else {"WITHOUT_BLOCK": str(plain)}
+    ended = [Ended(folder, *launchers[0], path, OWN_BLOCK="own", **told)]
     ended += [
         Ended(folder, *launcher, *RUN, path, PROFILER_WRAPPER_RUN=f"run{i}") for i, launcher in enumerate(launchers)
     ]
     for one in ended:
         assert one.wait().code == 0, one.err
-    return tuple(ended)
+    return [*([plain.read_text()] if told else []), *(one.out for one in ended)]
 
 
 ACCELERATE = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"]
@@ -196,7 +196,7 @@ def test_the_profile_is_that_of_the_scripts_own_block(
     script: str, needs: str, launchers: list[list[str]], ranks: list[str], tmp_path: Path
 ) -> None:
     pytest.importorskip(needs)
-    lines = [sorted(ended.out.splitlines()) for ended in beside_own_block(tmp_path, script, *launchers)]
+    lines = [sorted(printed.splitlines()) for printed in beside_own_block(tmp_path, script, *launchers)]
     assert all(one == lines[0] for one in lines) and len(lines[0]) >= 6
     for rank in ranks:
         own = work_of(result_of(tmp_path, "own", "own", rank))
@@ -207,7 +207,7 @@ def test_the_profile_is_that_of_the_scripts_own_block(
 
 def test_a_training_by_trl(tmp_path: Path) -> None:
     pytest.importorskip("trl", reason="trl is in no extra: pip install trl")
-    plain, own, profiled = (ended.out.splitlines()[-1] for ended in beside_own_block(tmp_path, "trl_sft.py", []))
+    plain, own, profiled = (printed.splitlines()[-1] for printed in beside_own_block(tmp_path, "trl_sft.py", []))
     assert plain == own == profiled and plain.endswith("trl_sft.py")
     found = work_of(result_of(tmp_path, "run", "run0", "rank0"))
     assert found == work_of(result_of(tmp_path, "own", "own", "rank0"))
