@@ -19,7 +19,7 @@ from torch.multiprocessing import start_processes
 IMPORTED = (
     *("torch.distributed.fsdp", "torch.distributed.pipelining", "torch._inductor.codecache"),
     *("transformers.models.llama.modeling_llama", "transformers.models.gpt2.modeling_gpt2"),
-    *("profiler_wrapper.wrapper", "profiler_wrapper.timer.layer_timer", "pytest", "variants"),
+    *("profiler_wrapper.wrapper", "profiler_wrapper.timer.layer_spans", "pytest", "variants"),
 )
 
 

@@ -81,9 +81,14 @@ def test_a_script_runs_as_without_us(tmp_path: Path) -> None:
     assert result["run"]["timed_steps"] == [2, 3, 4] and result["complete"]
 
 
-@pytest.mark.parametrize("how", ["raise", "exit3", "exit text", "signal 2", "signal 2 Dynamo"])
+@pytest.mark.parametrize(
+    "how", ["raise", "exit3", "exit text", "signal 2", "signal 2 Dynamo", "signal 2 Dynamo --no-background"]
+)
 def test_a_script_ends_as_without_us(how: str, tmp_path: Path) -> None:
-    plain, profiled = side_by_side(tmp_path, str(SCRIPTS / "ends.py"), how)
+    how, *options = how.split(" --")
+    script = [str(SCRIPTS / "ends.py"), how]
+    plain, profiled = Ended(tmp_path, *script), Ended(tmp_path, *RUN, *(f"--{name}" for name in options), *script)
+    plain, profiled = plain.wait(), profiled.wait()
     assert (profiled.code, profiled.out) == (plain.code, plain.out)
     assert profiled.code == 3 if how == "exit3" else profiled.code  # after SIGINT Dynamo's exit handler may make it 1
     assert profiled.err.endswith(plain.err) and (how == "exit3" or plain.err.strip())
