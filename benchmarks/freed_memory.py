@@ -173,16 +173,18 @@ def named_blocks() -> None:
 
 @case
 def written_out_in_the_midst() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     from profiler_wrapper.capture import recorder
 
-    before, recorder.CALLS_WRITTEN_OUT = recorder.CALLS_WRITTEN_OUT, 5
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=16, **sizes)).eval()
+    before, recorder.CALLS_WRITTEN_OUT = recorder.CALLS_WRITTEN_OUT, 50
     try:
-        model, _ = two_layers()
-        with wrapper(model, steps="all") as prof, torch.no_grad():
-            for number in range(22):
+        with wrapper(model, steps="all") as prof:
+            for number in range(12):
                 with record_function("mine") if number % 3 == 0 else contextlib.nullcontext():
-                    prof.record_function("block", lambda: [model(torch.ones(4, 8)) for _ in range(7)])
-                prof.step()
+                    prof.record_function("block", lambda: model.generate(torch.ones(1, 3, dtype=torch.long)))
         with another_session():
             torch.ones(3) + 1
         assert any("recording paused" in warning for warning in prof.result.warnings)

@@ -42,7 +42,7 @@ def _room(modules: int, lines: int, imports: str | None) -> Room:
 ROOMS = {
     "": _room(11, 1625, None),
     "trace": _room(12, 3150, ""),
-    "capture": _room(16, 5725, "trace"),
+    "capture": _room(16, 5750, "trace"),
     "run": _room(9, 2325, "__version__ analysis capture reports result trace"),
     "analysis": _room(47, 13300, "trace"),
     "reports": _room(16, 4925, "analysis trace"),

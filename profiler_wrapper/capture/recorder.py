@@ -82,6 +82,7 @@ class Recorder:
         self._steps_hook: OptimizerSteps | None = None
         self._phases: set[str] = set()  # of calls by hand in the running step
         self._trains = False  # the running step made gradients
+        self._request_calls = 0  # in the running request
         self._trained: set[str] = set()  # roots that were called with gradients
         self._answers: dict[tuple[Any, int], bool] = {}  # whether an optimizer may train one of so many roots
         self._evaluations = 0  # calls of these, in the running step, in evaluation mode
@@ -277,6 +278,7 @@ class Recorder:
         elif not evaluates and not call.in_request:
             self.sessions.end_scope("part")
         self._evaluations += evaluates
+        self._request_calls = self._request_calls + 1 if call.in_request else 0
         if not call.in_request:
             self._phases.add(call.phase)
             if call.samples or call.phase == "decode":
@@ -286,6 +288,7 @@ class Recorder:
         """A `generate` or a pipeline is about to run."""
         self._record_here()
         self._settle_step()
+        self._request_calls = 0
         if not self._nothing_ends_here():
             self._safely("a request", lambda: self._request_begins(request))
 
@@ -388,7 +391,12 @@ class Recorder:
                 call.label, gradients=call.grad_enabled, updated=updated, in_request=call.in_request
             )
             self._count(ended)
-            if self.sessions.running and self._alone and not (call.grad_enabled or self._trains):
+            if (
+                self.sessions.running
+                and self._alone
+                and self._request_calls
+                and not (call.grad_enabled or self._trained)
+            ):
                 self._write_out()
 
     @property
@@ -400,10 +408,11 @@ class Recorder:
     def _write_out(self) -> None:
         """Where torch holds the events of many calls, have them written, and record on.
 
-        Between two calls without gradients, else a backward may come that belongs to what was written. And not where
+        Between two calls of a request where nothing trains: no backward may belong to what was written. And not where
         nobody asked for these steps: fewer do, and each pause costs.
         """
-        if not self._asked_for or self._growth.recorded_calls < CALLS_WRITTEN_OUT:
+        wanted = self._alone and self._asked_for and self._growth.recorded_calls >= CALLS_WRITTEN_OUT
+        if not wanted or self._marks.any_open:
             return
         begin_s = time.perf_counter()
         trace = self.sessions.write_out()
@@ -475,7 +484,7 @@ class Recorder:
     def _has_grown(self) -> bool:
         """The process has grown too much, so that recording has ended."""
         reason = self._growth.exceeded() if self.sessions.running else None
-        if reason is not None and not (self._trains or self._asked_for):
+        if reason is not None and self._request_calls and not (self._trained or self._asked_for):
             reason += '. With steps="all" what torch holds is written out in between'
         return self._is_too_large(reason)
 

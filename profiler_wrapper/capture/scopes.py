@@ -367,6 +367,11 @@ class LayerScopes(Listener):
         """Hold no model any longer that was given and never attached to."""
         self._unnamed = ()
 
+    @property
+    def any_open(self) -> bool:
+        """A mark of a running call is open on this thread, be it another one's, as of `mark`."""
+        return any(isinstance(one, LayerScopes) and one._thread.open for one in _listeners)
+
     def end_marks(self) -> None:
         """End the marks of the calls that are running on this thread; the calls go on."""
         for opened in reversed(self._thread.open):

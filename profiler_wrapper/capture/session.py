@@ -31,7 +31,7 @@ from profiler_wrapper.capture.torch_state import (
     release_recorder,
 )
 from profiler_wrapper.trace.joined import JoinedTrace
-from profiler_wrapper.trace.marks import GARBAGE, GOES_ON
+from profiler_wrapper.trace.marks import GARBAGE
 from profiler_wrapper.trace.run_directory import Holding
 from profiler_wrapper.trace.spans import ranges
 
@@ -81,10 +81,10 @@ class Annotation:
         self._name, self._on_begin = name, on_begin
         self._record: Any = None
 
-    def begin(self, *, goes_on: bool = False) -> Annotation:
-        """Open it; a second call does nothing. `goes_on`: the name says that it was open before."""
+    def begin(self) -> Annotation:
+        """Open it; a second call does nothing."""
         if self._record is None:
-            record = _record_function(safe_name(self._name) + GOES_ON * goes_on)
+            record = _record_function(safe_name(self._name))
             record.__enter__()
             self._record = record
             self._on_begin(self._name)
@@ -471,6 +471,7 @@ class SessionSequence:
         self._whole: JoinedTrace | None = None  # what the running session has written out
         self._written: tuple[int, ...] = ()  # the steps of `_steps` that are in it
         self._pauses_s: list[float] = []  # for that
+        self._resumed_ns = 0  # when the last of them ended
         self._frees_unsure = False
 
     @property
@@ -511,15 +512,16 @@ class SessionSequence:
         self._whole = self._whole or JoinedTrace(self._new_path())
         try:
             session.write_out(lambda: self._write(session.export))
-        except SessionLost as lost:
+        except Exception as error:
+            lost = error if isinstance(error, SessionLost) else SessionLost(f"{type(error).__name__}: {error}")
             self._let_go()
             session.stop()
             self._lose(session, lost, self._held.end())
             return None
-        self._written = tuple(self._steps)
+        self._written, self._resumed_ns = tuple(self._steps), time.time_ns()
         for scope in scopes:
             if scope is not self._scopes.get("block"):  # an entry of the block is counted once
-                scope.begin(goes_on=scope is self._scopes.get("part"))
+                scope.begin()
         self._pauses_s.append(time.perf_counter() - begin_s)
         return self._whole.path
 
@@ -575,7 +577,9 @@ class SessionSequence:
             session.close()
 
     def _keep(self, session: Session, path: Path, steps: tuple[int, ...], held: tuple[Holding, ...]) -> None:
-        self._whole = None
+        whole, self._whole = self._whole, None
+        if whole is not None:
+            held = tuple(Holding(whole.place_ns(one.time_ns), one.tensors) for one in held)
         trace = RecordedTrace(path, steps, session.record_shapes, held, self._frees_unsure)
         if self._pauses_s:
             self.window.warn(
@@ -633,7 +637,7 @@ class SessionSequence:
             write(path)
             if self._whole is None:
                 return path
-            self._whole.add(path)
+            self._whole.add(path, resumed_ns=self._resumed_ns)
         except BaseException as error:
             for torn in (path, path.with_name(f"{path.name}.tmp")):  # torch writes to the second first
                 with contextlib.suppress(OSError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from bisect import bisect_right
 from pathlib import Path
 
 import numpy as np
@@ -29,11 +30,20 @@ class JoinedTrace:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.pieces = 0
+        self._resumed_ns: list[int] = []  # of each piece but the first: when it began, since 1970
+        self._moved_back_ns: list[int] = []  # of each piece but the first
         self._end_ns = 0  # of the last event
         self._events_end_byte = 0  # in the file
 
-    def add(self, piece: Path) -> None:
+    def place_ns(self, time_ns: int) -> int:
+        """Where a moment, in nanoseconds since 1970, lies in this trace."""
+        later = bisect_right(self._resumed_ns, time_ns)
+        return time_ns - self._moved_back_ns[later - 1] if later else time_ns
+
+    def add(self, piece: Path, *, resumed_ns: int = 0) -> None:
         """Append a trace that torch exported, and remove its file.
+
+        `resumed_ns`: when its recording began, in nanoseconds since 1970.
 
         Raises:
             ValueError: it is not as torch's own exporter writes it.
@@ -53,6 +63,8 @@ class JoinedTrace:
                 events = key.sub(self._renumbered, events)
             self._append(events, tail[0])
             piece.unlink()
+            self._resumed_ns.append(resumed_ns)
+            self._moved_back_ns.append(back_ns)
             self._end_ns = end_ns - back_ns
         else:
             os.replace(piece, self.path)

@@ -22,7 +22,6 @@ from urllib.parse import quote, unquote
 
 PREFIX = "layer: "
 REQUEST = "request: "  # begins the name of an annotation around a call of `generate` or of a pipeline
-GOES_ON = " (goes on)"  # ends the name of one that was open before, when recording paused in the midst of it
 EVALUATION = f"{REQUEST}evaluation"  # around evaluation within training
 MEMORY_POINT = "memory point: "  # begins the name of an annotation at a moment whose memory somebody asks for
 GARBAGE = "garbage collection"  # around a collection of Python's: a name, which takes no time from what it lies in

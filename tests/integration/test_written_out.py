@@ -155,22 +155,59 @@ def test_steps_that_nobody_asked_for_are_not_written_out(tmp_path: Path, soon: N
     assert not any(PAUSED in warning for warning in result_of(prof).run["warnings"])
 
 
-def test_a_rollout_is_one_part_of_its_step(tmp_path: Path, soon: None) -> None:
+def test_rollouts_after_training_are_not_written_out(tmp_path: Path, soon: None) -> None:
     model = llama()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     ids = torch.randint(3, 60, (2, 8), generator=torch.Generator().manual_seed(0))
     with profiler(model, tmp_path) as prof:
         for _ in range(3):
-            model.eval()
-            generate(model)
-            model.train()
-            model(input_ids=ids, labels=ids).loss.backward()
+            for _ in range(2):
+                generate(model.eval())
+            model.train()(input_ids=ids, labels=ids).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
     result = result_of(prof)
-    assert any(PAUSED in warning for warning in result.run["warnings"])
+    assert result.complete and not any(PAUSED in warning for warning in result.run["warnings"])
     rollouts = [(row.step, row.index, row.count) for row in result.parts if row.part == "rollout"]
-    assert rollouts == [(step, 0, 1) for step in numbers(result)] and len(rollouts) == 2
+    assert rollouts == [(step, index, 1) for step in numbers(result) for index in range(2)] and len(rollouts) >= 4
+
+
+def test_what_is_held_when_training_follows_a_written_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def owners(calls: int) -> Any:
+        monkeypatch.setattr(recorder, "CALLS_WRITTEN_OUT", calls)
+        model = llama()
+        optimizer = torch.optim.AdamW(model.parameters())
+        ids = torch.randint(3, 60, (2, 8), generator=torch.Generator().manual_seed(0))
+        with profiler(model, tmp_path / str(calls)) as prof:
+            prof.step()  # from here on nothing else is a step
+            generate(model)
+            for _ in range(2):
+                model(input_ids=ids, labels=ids).loss.backward()
+                optimizer.step()
+                prof.step()
+        result = result_of(prof)
+        assert result.complete and any(PAUSED in one for one in result.run["warnings"]) == (calls < 1000)
+        assert result.memory is not None
+        return [(one["category"], one["name"], one["bytes"]) for one in result.memory["peak"]["owners"]]
+
+    assert owners(60) == owners(100_000)
+
+
+def test_within_a_marked_module_nothing_is_written_out(tmp_path: Path, soon: None) -> None:
+    class Outer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = llama()
+
+        def forward(self) -> torch.Tensor:
+            return generate(self.inner)
+
+    outer = Outer()
+    with pw.mark(outer), profiler(outer.inner, tmp_path) as prof:
+        for _ in range(3):
+            outer()
+    result = result_of(prof)
+    assert result.complete and not any(PAUSED in warning for warning in result.run["warnings"])
 
 
 def test_a_trace_that_grows_too_large_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soon: None) -> None:
@@ -182,17 +219,17 @@ def test_a_trace_that_grows_too_large_ends(tmp_path: Path, monkeypatch: pytest.M
     assert "its trace has" in why and "quarter of the free disk" in why
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), MemoryError(), KeyboardInterrupt()])
 def test_what_was_written_before_a_pause_failed_is_kept(
     error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soon: None
 ) -> None:
     add, pieces = JoinedTrace.add, []
 
-    def fails(whole: JoinedTrace, piece: Path) -> None:
+    def fails(whole: JoinedTrace, piece: Path, **when: int) -> None:
         pieces.append(piece)
         if len(pieces) == 6:
             raise error
-        add(whole, piece)
+        add(whole, piece, **when)
 
     monkeypatch.setattr(JoinedTrace, "add", fails)
     model, said = llama(), []

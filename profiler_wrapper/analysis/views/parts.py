@@ -15,7 +15,7 @@ import numpy as np
 from profiler_wrapper.analysis.call_rows import PartRow
 from profiler_wrapper.analysis.model import GENERATING_PHASES, Phase
 from profiler_wrapper.analysis.statistics import at, sum_by_key
-from profiler_wrapper.trace.marks import EVALUATION, GOES_ON, REQUEST, parse_mark
+from profiler_wrapper.trace.marks import EVALUATION, REQUEST, parse_mark
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Category, Int64
 
@@ -105,8 +105,6 @@ def _parts(attributed: Attributed, outermost: Int64) -> tuple[list[_Part], Int64
             continue
         layer = attributed.tree.layers[attributed.tree.layer_of_span[span]]
         phase, around = attribution.place(span).phase, request[i]
-        if last is not None and around >= 0 and recording.name_of(around).endswith(GOES_ON):
-            around = last[0]
         name, is_whole = layer.name, False
         if around >= 0 and recording.name_of(around) == EVALUATION:
             name, is_whole = "evaluation", True
