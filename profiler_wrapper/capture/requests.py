@@ -204,6 +204,10 @@ class Requests:
         return owner
 
 
+for _ours in (Requests._begin, Requests._end):  # a compiled function may call `generate`
+    keep_dynamo_off(_ours, and_below=True)
+
+
 class _Running(threading.local):
     request: Request | None = None
 

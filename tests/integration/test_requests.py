@@ -228,6 +228,23 @@ def test_a_request_that_fails_leaves_its_class_as_it_was(tmp_path: Path) -> None
     assert GenerationMixin.generate is original
 
 
+def test_a_compiled_function_may_make_a_request(tmp_path: Path) -> None:
+    model = llama(num_hidden_layers=1)
+
+    @torch.compile(backend="eager")
+    def asked(ones: torch.Tensor) -> torch.Tensor:
+        twice = ones * 2
+        torch._dynamo.graph_break()
+        return generate(model, 2) * twice
+
+    alone = asked(torch.ones(1))
+    with profiler(model, tmp_path) as prof:
+        said = [asked(torch.ones(1)) for _ in range(6)]
+    assert all(torch.equal(one, alone) for one in said)
+    result = checked(result_of(prof))
+    assert result.complete and result.run["step_source"] == "requests" and result.run["timed_steps"] == [2, 3, 4]
+
+
 def test_a_class_made_later_is_heard_from_its_first_request_on(tmp_path: Path) -> None:
     model = llama()
     with profiler(None, tmp_path, steps="all") as prof:
