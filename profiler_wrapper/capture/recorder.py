@@ -391,12 +391,7 @@ class Recorder:
                 call.label, gradients=call.grad_enabled, updated=updated, in_request=call.in_request
             )
             self._count(ended)
-            if (
-                self.sessions.running
-                and self._alone
-                and self._request_calls
-                and not (call.grad_enabled or self._trained)
-            ):
+            if self.sessions.running and self._request_calls and not (call.grad_enabled or self._trained):
                 self._write_out()
 
     @property
@@ -419,7 +414,7 @@ class Recorder:
         self._step_began_s += time.perf_counter() - begin_s
         if not self.sessions.running:
             self._end()
-        elif trace is not None and not self._is_too_large(too_large(trace)):
+        elif trace is not None and not self._ends_because(too_large(trace)):
             self._growth.restart()
 
     def _count(self, ended: Ended) -> None:
@@ -486,9 +481,9 @@ class Recorder:
         reason = self._growth.exceeded() if self.sessions.running else None
         if reason is not None and self._request_calls and not (self._trained or self._asked_for):
             reason += '. With steps="all" what torch holds is written out in between'
-        return self._is_too_large(reason)
+        return self._ends_because(reason)
 
-    def _is_too_large(self, reason: str | None) -> bool:
+    def _ends_because(self, reason: str | None) -> bool:
         if reason is not None:
             step = self.counter.ended
             self.sessions.window.warn(f"recording ended in step {step}, because {reason}", incomplete=True)

@@ -504,14 +504,15 @@ class SessionSequence:
         """
         session, begin_s = self._session, time.perf_counter()
         ours = {id(one.record): one for one in (session and session.step, *self._scopes.values(), *self._named) if one}
-        if session is None or any(id(scope) not in ours for scope in session.open_scopes):
+        opened = [] if session is None else [id(scope) for scope in session.open_scopes]
+        if session is None or not ours.keys() >= set(opened):
             return None
-        scopes = [ours[id(scope)] for scope in session.open_scopes]
+        scopes = [ours[scope] for scope in opened]
         for scope in reversed(scopes):
             scope.end()
         self._whole = self._whole or JoinedTrace(self._new_path())
         try:
-            session.write_out(lambda: self._write(session.export))
+            session.write_out(lambda: self._write(session))
         except Exception as error:
             lost = error if isinstance(error, SessionLost) else SessionLost(f"{type(error).__name__}: {error}")
             self._let_go()
@@ -570,7 +571,7 @@ class SessionSequence:
             held = self._held.end()
             self.window.end_ns = time.time_ns()
             session.stop()
-            self._keep(session, self._write(session.export), tuple(self._steps), held)
+            self._keep(session, self._write(session), tuple(self._steps), held)
         except SessionLost as lost:
             self._lose(session, lost, held)
         finally:
@@ -630,11 +631,11 @@ class SessionSequence:
         self._parts += 1
         return self._part_path(f"{self._parts}_{self.mode.name.lower()}")
 
-    def _write(self, write: Callable[[Path], None]) -> Path:
-        """Have a trace written, and joined to what the session has written out before: where that is."""
+    def _write(self, session: Session) -> Path:
+        """Export a session, and join that to what it has written out before: where it is."""
         path = self._new_path()
         try:
-            write(path)
+            session.export(path)
             if self._whole is None:
                 return path
             self._whole.add(path, resumed_ns=self._resumed_ns)
@@ -642,8 +643,8 @@ class SessionSequence:
             for torn in (path, path.with_name(f"{path.name}.tmp")):  # torch writes to the second first
                 with contextlib.suppress(OSError):
                     torn.unlink(missing_ok=True)
-            if isinstance(error, (OSError, ValueError)):
-                raise SessionLost(f"it could not be joined to what was written before: {error}") from error
+            if isinstance(error, Exception) and not isinstance(error, SessionLost):
+                raise SessionLost(f"it could not be joined to what was written before: {error!r}") from error
             raise
         return self._whole.path
 

@@ -182,8 +182,8 @@ STEPS = 9
 
 
 def shares_of(times: Iterable[float]) -> list[float]:
-    known = list(times)
-    return [one / sum(known) for one in known]
+    every = list(times)
+    return [one / sum(every) for one in every]
 
 
 def test_time_of_each_expert_is_that_of_a_loop_that_times_each_by_the_clock(tmp_path: Path) -> None:
@@ -223,8 +223,8 @@ def test_time_of_each_expert_is_that_of_a_loop_that_times_each_by_the_clock(tmp_
     alone = [shares_of(seconds[step]) for step in range(STEPS)]
     assert len(rows) == EXPERTS and all(max(own) == own[PREFERRED] for own in shares)
     # Of one and the same step: another step was disturbed elsewhere.
-    for own, own_alone in zip(zip(*shares, strict=True), zip(*alone, strict=True), strict=True):
-        apart = [one - other for one, other in zip(own, own_alone, strict=True)]
+    for expert in range(EXPERTS):
+        apart = [own[expert] - own_alone[expert] for own, own_alone in zip(shares, alone, strict=True)]
         assert median(apart) == pytest.approx(0, abs=0.01)
 
 
