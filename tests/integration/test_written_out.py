@@ -219,6 +219,24 @@ def test_a_trace_that_grows_too_large_ends(tmp_path: Path, monkeypatch: pytest.M
     assert "its trace has" in why and "quarter of the free disk" in why
 
 
+def test_what_was_written_before_the_last_join_failed_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soon: None
+) -> None:
+    def fails(whole: JoinedTrace, piece: Path, **when: int) -> None:
+        raise MemoryError
+
+    model = llama()
+    with profiler(model, tmp_path) as prof:
+        for _ in range(3):
+            generate(model)
+        monkeypatch.setattr(JoinedTrace, "add", fails)
+    monkeypatch.undo()
+    result = result_of(prof)
+    assert not result.complete and numbers(result) == [0, 1]
+    assert any("MemoryError" in warning for warning in result.run["warnings"])
+    assert not [path for path in tmp_path.rglob(".*") if path.is_file()]
+
+
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), MemoryError(), KeyboardInterrupt()])
 def test_what_was_written_before_a_pause_failed_is_kept(
     error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soon: None
