@@ -67,7 +67,8 @@ class Rows:
         self.rank = rank
         self.open: list[Row] = []
         self._counts: dict[tuple[Any, ...], int] = {}
-        self._listening = False
+        # One clock for a span's begin and its length: two, read one after the other, are apart where it is held up.
+        self._wall_ns = time.time_ns() - time.perf_counter_ns()
 
     @contextlib.contextmanager
     def span(self, name: str, *, kind: str, step: int | None, **about: Any) -> Iterator[None]:
@@ -79,7 +80,8 @@ class Rows:
             row["sequence"] = self._counts[key] = self._counts.get(key, -1) + 1
         self.rows.append(row)
         self.open.append(row)
-        row["start_ns"], begin = time.time_ns(), time.perf_counter_ns()
+        begin = time.perf_counter_ns()
+        row["start_ns"] = self._wall_ns + begin
         try:
             yield
         finally:
