@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from profiler_wrapper.analysis.work.utilization import StepWork
+from profiler_wrapper.analysis.work.roofline import StepWork
 from profiler_wrapper.monitor import monitor as monitor_module
 from profiler_wrapper.monitor import steps as steps_module
 from profiler_wrapper.monitor.monitor import TrainingMonitor

@@ -11,7 +11,7 @@ from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.analysis.work.flops import flops_of_recording
 from profiler_wrapper.analysis.work.peaks import Peaks
-from profiler_wrapper.analysis.work.utilization import StepWork, work_of_count
+from profiler_wrapper.analysis.work.roofline import StepWork, work_of_count
 from profiler_wrapper.trace.recording import OpShapes, Shapes
 from recordings import Trace, analyse
 

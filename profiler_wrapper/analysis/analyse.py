@@ -35,8 +35,7 @@ from profiler_wrapper.analysis.views.collectives import collective_rows
 from profiler_wrapper.analysis.views.experts import adapter_rows, expert_layer_rows
 from profiler_wrapper.analysis.views.kernels import kernel_rows
 from profiler_wrapper.analysis.views.operators import allocation_rows, op_memory_rows, operator_rows
-from profiler_wrapper.analysis.views.overview import overview
-from profiler_wrapper.analysis.views.parts import part_rows
+from profiler_wrapper.analysis.views.overview import overview, part_rows
 from profiler_wrapper.analysis.views.products import ShapeRows
 from profiler_wrapper.analysis.views.waits import synchronisation_rows
 from profiler_wrapper.analysis.work.peaks import Given

@@ -32,6 +32,7 @@ from profiler_wrapper.analysis.model import (
     PHASES,
     Phase,
 )
+from profiler_wrapper.analysis.statistics import marked
 from profiler_wrapper.analysis.steps import closure_ops
 from profiler_wrapper.trace.marks import is_server_step, phase_of_server_step
 from profiler_wrapper.trace.nesting import Nesting, nearest, nearest_above
@@ -349,9 +350,7 @@ class _Walk:
             return calls
         spans = self.recording.spans
         makes_nodes = (spans.category == Category.CPU_OP) & (spans.sequence >= 0) & (spans.forward_thread <= 0)
-        is_call = np.zeros(len(spans), dtype=np.bool_)
-        is_call[list(calls)] = True
-        called = nearest(self.parent, is_call)
+        called = nearest(self.parent, marked(len(spans), calls))
         recomputed: set[int] = set()
         for op in np.flatnonzero(makes_nodes & (called >= 0)).tolist():
             call, node = int(called[op]), int(self.node_of[op])

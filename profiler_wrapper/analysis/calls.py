@@ -13,7 +13,7 @@ from profiler_wrapper.analysis.call_rows import LayerCall
 from profiler_wrapper.analysis.charges import Charges
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.memory.events import NEVER, DeviceMemory, freed_at
-from profiler_wrapper.analysis.statistics import at, sum_by_key
+from profiler_wrapper.analysis.statistics import at, marked, sum_by_key
 from profiler_wrapper.trace.lanes import LaneSpan
 from profiler_wrapper.trace.nesting import Nesting, innermost_around, nearest, nearest_above
 from profiler_wrapper.trace.recording import Bool, Category, Int16, Int32, Int64, Recording
@@ -42,8 +42,7 @@ CallMemory = Mapping[str, Int64]
 
 def find_calls(tree: LayerTree, nesting: Nesting, start_ns: Int64, node_of: Int32) -> CallTree:
     """The calls of a recording. What an autograd node runs belongs to calls only inside that node."""
-    is_entry = np.zeros(len(node_of), dtype=np.bool_)
-    is_entry[list(tree.layer_of_span)] = True
+    is_entry = marked(len(node_of), tree.layer_of_span)
     entries = nesting.order[is_entry[nesting.order]]
     entries = entries[np.argsort(start_ns[entries], kind="stable")]
     is_node = node_of == np.arange(len(node_of))

@@ -15,7 +15,7 @@ from profiler_wrapper.analysis.attention_ops import FAST_PATH, FAST_PATH_PARTS
 from profiler_wrapper.analysis.attribution import NO_LAYER, UNKNOWN, Attribution, Place, Role, role_of
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.model import GRAPH_REPLAY, LAUNCHED_BEFORE, NO_LAUNCH, NO_LAYERS
-from profiler_wrapper.analysis.statistics import at
+from profiler_wrapper.analysis.statistics import at, marked
 from profiler_wrapper.trace.nesting import Nesting, innermost_around, nearest, nearest_above, self_time
 from profiler_wrapper.trace.recording import Bool, Category, Int8, Int32, Int64, Recording
 
@@ -175,9 +175,7 @@ def captured_kernels(recording: Recording, launch: Int64) -> int:
     if not len(begins):
         return 0
     ends = np.sort(spans.start_ns[runtime & recording.named(_CAPTURE_END.match)])
-    ran = np.zeros(len(spans), dtype=np.bool_)
-    ran[launch[launch >= 0]] = True
-    called_ns = spans.start_ns[launches_kernels(recording) & ~ran]
+    called_ns = spans.start_ns[launches_kernels(recording) & ~marked(len(spans), launch)]
     begun, ended = (np.searchsorted(times, called_ns, side="right") for times in (begins, ends))
     return int((begun > ended).sum())
 
@@ -250,8 +248,7 @@ def work_of_ops(recording: Recording, parent: Int32, tree: LayerTree, attributio
     backend_of = _codes(recording.names, classes.attention_backend_of_op, classes.BACKENDS)[name]
     backend_of[_fast_path_parts(recording, parent)] = classes.BACKENDS.index("math")
     on_cpu = recording.spans.category <= Category.RUNTIME
-    is_mark = np.zeros(len(name), dtype=np.bool_)
-    is_mark[list(tree.layer_of_span)] = True  # nothing is inherited from beyond a layer's own mark
+    is_mark = marked(len(name), tree.layer_of_span)  # nothing is inherited from beyond a layer's own mark
     work = at(work_of, nearest(parent, on_cpu & ((work_of >= 0) | is_mark)), -1)
     attention = outermost(parent, nearest(parent, on_cpu & ((backend_of >= 0) | is_mark)), is_mark)
     backend = at(backend_of, attention, -1)
@@ -267,7 +264,7 @@ def _work_of_events(recording: Recording, device: Int64, cpu_span: Int64, work_o
     by_kernel = _codes(names, classes.class_of_kernel, classes.CLASSES)[name]
     backend_by_kernel = _codes(names, classes.attention_backend_of_kernel, classes.BACKENDS)[name]
     communicates = by_kernel == _COMMUNICATION
-    moves = np.array([classes.is_layout_change(text) for text in names], dtype=np.bool_)[name]
+    moves = np.array([classes.LAYOUT_CHANGE.search(text) is not None for text in names], dtype=np.bool_)[name]
     op_work, op_backend = at(work_of.work, cpu_span, -1), at(work_of.backend, cpu_span, -1)
     # A collective's op launches plain copies and fills too: its kernel's name decides.
     tells_work = (op_work >= 0) & ((op_work != _COMMUNICATION) | communicates)

@@ -23,6 +23,7 @@ CLASSES = (
     "gemm", "attention", "norm", "softmax", "elementwise", "reduction", "embedding", "copy",
     "communication", "optimizer", "other",
 )  # fmt: skip
+COMMUNICATION = CLASSES.index("communication")
 BACKENDS = tuple(dict.fromkeys(backend.name for backend in ATTENTION_BACKENDS))
 _COMMUNICATION = (
     r"nccl|rccl|ncclDevKernel|ncclKernel|gloo:|c10d::|_?c10d_functional(?!::_wrap_tensor)|record_param_comms|mscclpp|"
@@ -93,8 +94,7 @@ _WORK = (
     ),
     ("optimizer", r"aten::_fused_(adam|sgd|adagrad)|Optimizer\.", r"(?i)multi_tensor_apply|FusedAdam|FusedSgd"),
 )
-_MOVES_NAME = re.compile(_MOVES)
-_COMMUNICATION_NAME = re.compile(_COMMUNICATION)
+LAYOUT_CHANGE = re.compile(_MOVES)  # whatever op needs it
 
 
 def _kind_of(rows: Iterable[tuple[str, str]], *, anywhere: bool) -> Callable[[str], str]:
@@ -126,14 +126,9 @@ def main_classes(count: int, *weights: tuple[npt.NDArray[Any], Int8, Int64 | int
     return best
 
 
-def is_layout_change(name: str) -> bool:
-    """Whether a kernel of this name only moves or fills data, whatever op needs it."""
-    return _MOVES_NAME.search(name) is not None
-
-
 def is_communication(name: str) -> bool:
     """Whether a kernel of this name moves data between ranks."""
-    return _COMMUNICATION_NAME.search(name) is not None
+    return class_of_kernel(name) == "communication"
 
 
 # --------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from profiler_wrapper.analysis.model import GENERATING_PHASES, Phase
+from profiler_wrapper.analysis.statistics import marked
 from profiler_wrapper.trace.marks import (
     GARBAGE,
     MEMORY_POINT,
@@ -100,10 +101,8 @@ def find_layers(
     spans = recording.spans
     marks = {i: mark for i, name in enumerate(recording.names) if (mark := parse_mark(name)) is not None}
     if marks:
-        named = np.zeros(len(recording.names), dtype=np.bool_)
-        named[list(marks)] = True
         written_by_us = (spans.category == Category.CPU_OP) | (spans.category == Category.ANNOTATION)
-        entries = _by_start(recording, written_by_us & named[spans.name])
+        entries = _by_start(recording, written_by_us & marked(len(recording.names), marks)[spans.name])
         tree = _from_marks([(span, marks[int(spans.name[span])]) for span in entries], described, unmarked)
     elif modules := _by_start(recording, spans.category == Category.MODULE):
         tree = _from_modules(recording, modules, parent)
@@ -218,9 +217,7 @@ def _repeated_roots_are_blocks(tree: LayerTree, index: Mapping[tuple[str, str], 
 
 def _above(parent: Int32, entries: Sequence[int]) -> dict[int, int]:
     """Per entry: the innermost other entry around it, -1 for none."""
-    chosen = np.zeros(len(parent), dtype=np.bool_)
-    chosen[list(entries)] = True
-    above = nearest_above(parent, nearest(parent, chosen))
+    above = nearest_above(parent, nearest(parent, marked(len(parent), entries)))
     return {entry: int(above[entry]) for entry in entries}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, Final, TypeVar
 
@@ -118,6 +118,14 @@ def in_pieces(values: npt.NDArray[Item]) -> list[npt.NDArray[Item]]:
 def at(values: npt.NDArray[Item], index: npt.NDArray[Any], none: float) -> npt.NDArray[Item]:
     """The values at these indices; for an index of -1 `none`."""
     chosen: npt.NDArray[Item] = np.append(values, values.dtype.type(none))[index]
+    return chosen
+
+
+def marked(length: int, members: Collection[int] | npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """True for these of so many; -1 is none of them."""
+    index = members if isinstance(members, np.ndarray) else np.fromiter(members, np.int64, len(members))
+    chosen = np.zeros(length, dtype=np.bool_)
+    chosen[index[index >= 0]] = True
     return chosen
 
 

@@ -32,8 +32,14 @@ from profiler_wrapper.analysis.statistics import at, sum_by_key
 from profiler_wrapper.analysis.steps import Steps, find_iterations
 from profiler_wrapper.analysis.work.flops import FlopCount
 from profiler_wrapper.analysis.work.peaks import Given
-from profiler_wrapper.analysis.work.roofline import LayerWork, WorkByLayer, WorkCount, work_by_layer
-from profiler_wrapper.analysis.work.utilization import peaks_of_run, utilization
+from profiler_wrapper.analysis.work.roofline import (
+    LayerWork,
+    WorkByLayer,
+    WorkCount,
+    peaks_of_run,
+    utilization,
+    work_by_layer,
+)
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Bool, Category, Int64, Recording
 
@@ -44,7 +50,6 @@ if TYPE_CHECKING:
 # --------------------------------------------------------------------------------------------------
 # Time, memory and calls per layer and phase.
 
-_COMMUNICATION = classes.CLASSES.index("communication")
 _NO_MODULE = Layer("", "", "", "other", -1, -1)
 
 
@@ -141,7 +146,7 @@ def _sums(
     columns = {
         "time": time_ns,
         "attention": np.where(charges.backend >= 0, time_ns, 0),
-        "communication": np.where(charges.work == _COMMUNICATION, time_ns, 0),
+        "communication": np.where(charges.work == classes.COMMUNICATION, time_ns, 0),
         "exposed": exposed_ns,
         "graph": charges.graph,
         "events": np.ones(len(charges), dtype=np.int64),
@@ -285,7 +290,7 @@ def exposed_communication(recording: Recording, charges: Charges) -> tuple[Int64
     spans = recording.spans
     start, end, device = spans.start_ns[charges.span], spans.end_ns[charges.span], spans.device[charges.span]
     for index, (_, compute) in zip(np.unique(device).tolist(), pairs, strict=True):
-        moving = (device == index) & (charges.work == _COMMUNICATION)
+        moving = (device == index) & (charges.work == classes.COMMUNICATION)
         exposed[moving] = charges.time_ns[moving] - compute.overlap(start[moving], end[moving])
     return exposed, total
 
@@ -300,7 +305,7 @@ def communication_and_compute(
     """
     spans = recording.spans
     start, end = spans.start_ns[charges.span], spans.end_ns[charges.span]
-    communicates: Bool = charges.work == _COMMUNICATION
+    communicates: Bool = charges.work == classes.COMMUNICATION
     moves = communicates if counts is None else communicates & counts
     if charges.basis == "device":
         device, is_kernel = spans.device[charges.span], spans.category[charges.span] == Category.KERNEL

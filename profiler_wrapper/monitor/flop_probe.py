@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import torch
 
-from profiler_wrapper.analysis.work.utilization import StepWork
+from profiler_wrapper.analysis.work.roofline import StepWork
 from profiler_wrapper.capture.growth import GrowthBound
 from profiler_wrapper.capture.scopes import LayerScopes, RootCall
 from profiler_wrapper.capture.session import Session, machine_activities

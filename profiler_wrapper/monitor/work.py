@@ -23,7 +23,7 @@ from profiler_wrapper.analysis.attributed import attributed
 from profiler_wrapper.analysis.work.flops import flops_of_recording
 from profiler_wrapper.analysis.work.formulas import has_formula
 from profiler_wrapper.analysis.work.peaks import Peaks
-from profiler_wrapper.analysis.work.utilization import RECOMPUTE_IS_HIDDEN, StepWork, hides_recompute, work_of_count
+from profiler_wrapper.analysis.work.roofline import RECOMPUTE_IS_HIDDEN, StepWork, hides_recompute, work_of_count
 from profiler_wrapper.errors import EmptyRecording, Notices, ProfilerWrapperError
 from profiler_wrapper.monitor.records import Convention, FlopsSource, StepRecord
 from profiler_wrapper.trace.reader import read_with_shapes

@@ -16,8 +16,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.work.bytes import has_rule
 from profiler_wrapper.analysis.work.flops import FlopOps
+from profiler_wrapper.analysis.work.roofline import StepWork
 from profiler_wrapper.analysis.work.traffic import Traffic
-from profiler_wrapper.analysis.work.utilization import StepWork
 from profiler_wrapper.trace.reader import read_with_shapes
 from shaped_trace import work_of
 from torch_versions import since_torch

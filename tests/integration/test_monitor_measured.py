@@ -18,7 +18,7 @@ from models import Case, build, optimizer_of, train_step
 from monitoring import CountedHere, Kept, monitoring
 from profiler_wrapper.analysis.model import FlopRow
 from profiler_wrapper.analysis.work.flops import FlopCount
-from profiler_wrapper.analysis.work.utilization import hides_recompute
+from profiler_wrapper.analysis.work.roofline import hides_recompute
 from profiler_wrapper.errors import ProfilerWrapperWarning
 from profiler_wrapper.monitor import flop_probe
 from profiler_wrapper.monitor.monitor import TrainingMonitor

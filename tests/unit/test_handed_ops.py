@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from profiler_wrapper.analysis.attributed import attributed
 from profiler_wrapper.analysis.work.flops import FlopOps, count_of_ops
+from profiler_wrapper.analysis.work.roofline import StepWork, work_of_count
 from profiler_wrapper.analysis.work.traffic import Traffic
-from profiler_wrapper.analysis.work.utilization import StepWork, work_of_count
 from recordings import Trace
 from shaped_trace import addition, product, shapes_of
 

@@ -6,7 +6,7 @@ import pytest
 
 import memory_recordings
 from memory_recordings import use_in_any_order as use_of
-from profiler_wrapper.analysis.memory import changes as memory_changes
+from profiler_wrapper.analysis.memory import use as memory_use
 from profiler_wrapper.analysis.model import Change, Leak, MemoryUse
 from profiler_wrapper.trace.recording import Int64
 from recordings import AUTOGRAD, Trace
@@ -176,13 +176,13 @@ def test_a_leak_is_a_change() -> None:
 
 def test_only_the_largest_of_many_leaks_are_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
     weighed = []
-    weigh = memory_changes._Changes.leak
+    weigh = memory_use._Changes.leak
 
-    def counted(self: memory_changes._Changes, leak: Leak, members: Int64) -> Change:
+    def counted(self: memory_use._Changes, leak: Leak, members: Int64) -> Change:
         weighed.append(leak.bytes_per_step)
         return weigh(self, leak, members)
 
-    monkeypatch.setattr(memory_changes._Changes, "leak", counted)
+    monkeypatch.setattr(memory_use._Changes, "leak", counted)
     trace = Trace()
     for step in range(10):
         t = 1000 * step

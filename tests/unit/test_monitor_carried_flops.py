@@ -11,7 +11,7 @@ import torch
 
 from monitoring import CountedHere, monitoring
 from profiler_wrapper.analysis.work.peaks import Peaks
-from profiler_wrapper.analysis.work.utilization import StepWork
+from profiler_wrapper.analysis.work.roofline import StepWork
 from profiler_wrapper.errors import Notices, ProfilerWrapperWarning
 from profiler_wrapper.monitor import flop_probe
 from profiler_wrapper.monitor.flop_probe import Counting, FlopProbe

@@ -16,7 +16,7 @@ from torch import nn
 from models import build
 from monitoring import Clock, monitoring
 from profiler_wrapper.analysis.work.peaks import Peaks
-from profiler_wrapper.analysis.work.utilization import StepWork
+from profiler_wrapper.analysis.work.roofline import StepWork
 from profiler_wrapper.capture.records import RunInfo
 from profiler_wrapper.config_flops import model_flops as model_flops_module
 from profiler_wrapper.config_flops.model_flops import model_flops

@@ -10,7 +10,7 @@ from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.model import Analysis, Utilization
 from profiler_wrapper.analysis.steps import step_windows
 from profiler_wrapper.analysis.work.peaks import VARIABLE, peaks_of
-from profiler_wrapper.analysis.work.utilization import peaks_of_run, share_of_peak
+from profiler_wrapper.analysis.work.roofline import peaks_of_run, share_of_peak
 from profiler_wrapper.errors import WrongUse
 from recordings import AUTOGRAD, Trace
 from shaped_trace import PEAKS, analysed, matrices, product, shapes_of, work_of

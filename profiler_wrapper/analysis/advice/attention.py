@@ -23,8 +23,8 @@ from profiler_wrapper.analysis.advice.facts import (
 )
 from profiler_wrapper.analysis.attention_ops import FAST_PATH_PARTS, SLOWER_BACKENDS
 from profiler_wrapper.analysis.model import AttentionCallRow, Finding
+from profiler_wrapper.analysis.statistics import marked
 from profiler_wrapper.analysis.views.products import attention_made
-from profiler_wrapper.analysis.work.flops import marked
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Bool, Category, Int64
 
@@ -281,7 +281,7 @@ def unfused_attention(found: Attributed) -> UnfusedAttention | None:
         return None
     chosen = (is_product | is_softmax) & ~attribution.in_phases("backward", "optimizer")[attribution.place_of]
     chosen &= attention_made(found).entry_of < 0  # torch's own attention has its name
-    calls = marked(len(parent), np.array(list(found.tree.layer_of_span), dtype=np.int64))
+    calls = marked(len(parent), found.tree.layer_of_span)
     call_of = nearest(parent, calls)  # the span of the layer's call around; -1 outside of all
     members = np.flatnonzero(chosen)
     members = members[np.lexsort((spans.start_ns[members], call_of[members], spans.lane[members]))]

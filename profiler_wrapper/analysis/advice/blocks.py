@@ -28,6 +28,7 @@ from profiler_wrapper.analysis.statistics import (
     OUTLIER_SHARE,
     at,
     mad,
+    marked,
     outliers,
     split_number,
     sum_by_key,
@@ -313,9 +314,7 @@ def _saved_ns(facts: Facts, steps: _Steps) -> float:
     """As if the optimizer's step took no time at all; what is between its ops is time of the step itself."""
     in_ops = own_cpu_ns(facts)
     in_ops[facts.found.recording.spans.category == Category.ANNOTATION] = 0
-    is_step = np.zeros(len(in_ops), dtype=np.bool_)
-    is_step[steps.spans] = True
-    step_of = nearest(facts.found.nesting.parent, is_step)
+    step_of = nearest(facts.found.nesting.parent, marked(len(in_ops), steps.spans))
     own = np.flatnonzero(steps.whole & (step_of >= 0))
     of_step = sum_by_key(np.searchsorted(steps.spans, step_of[own]), in_ops[own], len(steps.spans))
     in_ops[steps.spans] = np.maximum(0, steps.wall_ns - of_step)

@@ -22,7 +22,6 @@ EXPOSED_SHARE = 0.02  # of one kind of collective in like layers: several of the
 _SLOW_SHARE = 0.01  # another backend is one argument, so little is worth it
 _SLOWEST_LINK = 125e6  # bytes a second, 1 Gbit/s: what is slower is no link between ranks, but waiting
 
-_COMMUNICATION = classes.CLASSES.index("communication")
 _COMPARE = "profiler-wrapper ranks RUN_DIRECTORY"
 _DATA_PARALLEL = re.compile(r"DataParallel\.forward")
 _EARLIER = "start it earlier, with async_op=True, and wait for it where its result is needed"
@@ -157,7 +156,7 @@ def _of_collective(facts: Facts, found: _Exposed) -> Finding:
 def slow_backend(facts: Facts) -> Iterator[Finding]:
     """Tensors of a device go between ranks through the CPU: gloo or MPI, where NCCL is made for it."""
     recording = facts.found.recording
-    if not facts.on_device or (facts.found.charges.work == _COMMUNICATION).any():
+    if not facts.on_device or (facts.found.charges.work == classes.COMMUNICATION).any():
         return
     info = recording.metadata.get("distributedInfo")
     backend = str(facts.analysis.run.get("process_group_backend") or "")
@@ -194,7 +193,7 @@ def data_parallel(facts: Facts) -> Iterator[Finding]:
     if not wrapped or len(devices) < 2:
         return
     start, end = spans.start_ns[charges.span], spans.end_ns[charges.span]
-    compute = charges.work != _COMMUNICATION
+    compute = charges.work != classes.COMMUNICATION
     busy = [
         union(start[here & compute], end[here & compute]).length_ns / facts.steps
         for here in (spans.device[charges.span] == device for device in devices)

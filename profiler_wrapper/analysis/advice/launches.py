@@ -10,7 +10,7 @@ import numpy as np
 from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule, count, duration, share, where
 from profiler_wrapper.analysis.charges import union
 from profiler_wrapper.analysis.model import FORWARD_PHASES, Finding
-from profiler_wrapper.analysis.work.flops import marked
+from profiler_wrapper.analysis.statistics import marked
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Bool, Category, Int64
 
@@ -269,7 +269,7 @@ def _regions_by_call(facts: Facts) -> dict[int, list[int]]:
     found = facts.found
     recording, spans = found.recording, found.recording.spans
     is_region = recording.named(lambda name: name.startswith(_REGION)) & (spans.category <= Category.ANNOTATION)
-    is_call = marked(len(spans), np.array(list(found.tree.layer_of_span), dtype=np.int64))
+    is_call = marked(len(spans), found.tree.layer_of_span)
     regions = np.flatnonzero(is_region & (found.attribution.node_of < 0))
     holder = nearest(found.nesting.parent, is_call)[regions]  # what goes on after a break lies in the region before
     by_call: dict[int, list[int]] = defaultdict(list)

@@ -22,6 +22,7 @@ from profiler_wrapper.analysis.advice.facts import (
 )
 from profiler_wrapper.analysis.classes import DeviceProperties
 from profiler_wrapper.analysis.model import Finding, KernelRow, ProductRow
+from profiler_wrapper.analysis.statistics import marked
 from profiler_wrapper.analysis.work.formulas import class_of_work, has_formula
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Bool, Category
@@ -172,10 +173,8 @@ def _launches_in_plain_float32(facts: Facts) -> Bool:
     is_product = recording.named(lambda n: has_formula(n) and class_of_work(n) == "gemm" and "conv" not in n)
     is_product &= recording.spans.category == Category.CPU_OP
     in_product = nearest(facts.found.nesting.parent, is_product) >= 0
-    launches = charges.cpu_span[recording.named(_PLAIN_FLOAT32.match)[charges.span] & (charges.cpu_span >= 0)]
-    chosen = np.zeros(len(recording.spans), dtype=np.bool_)
-    chosen[launches] = True
-    return chosen & in_product
+    launches = charges.cpu_span[recording.named(_PLAIN_FLOAT32.match)[charges.span]]
+    return marked(len(recording.spans), launches) & in_product
 
 
 def tensor_cores_unused(facts: Facts) -> Iterator[Finding]:

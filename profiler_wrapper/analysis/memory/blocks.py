@@ -38,7 +38,7 @@ from profiler_wrapper.analysis.model import (
     Owner,
     Phase,
 )
-from profiler_wrapper.analysis.statistics import at, sum_by_key
+from profiler_wrapper.analysis.statistics import at, marked, sum_by_key
 from profiler_wrapper.analysis.steps import optimizer_calls
 from profiler_wrapper.trace.nesting import Nesting, innermost_around, nearest
 from profiler_wrapper.trace.recording import Bool, Category, Int8, Int32, Int64, Recording
@@ -213,8 +213,7 @@ class _Rules:
 
     def is_workspace(self) -> Bool:
         """Gone before the outermost op around it ended, or within the optimizer's step that made it."""
-        steps = np.zeros(len(self.recording.spans), dtype=np.bool_)
-        steps[optimizer_calls(self.recording, "step")] = True
+        steps = marked(len(self.recording.spans), optimizer_calls(self.recording, "step"))
         by_optimizer = self.phase_is("optimizer")  # not by the forward and backward of its closure
         step = np.where(by_optimizer, self._around(steps), -1)
         op = at(self.ops.outermost_op, self.blocks.span, -1)

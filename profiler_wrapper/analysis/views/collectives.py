@@ -21,7 +21,7 @@ import numpy as np
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.charges import outermost
 from profiler_wrapper.analysis.model import PHASES, CollectiveRow, Phase
-from profiler_wrapper.analysis.statistics import sum_if_all_known
+from profiler_wrapper.analysis.statistics import marked, sum_if_all_known
 from profiler_wrapper.analysis.time_rows import exposed_communication
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Bool, Category, CollectiveDetails
@@ -115,9 +115,6 @@ def bus_factor(collective: str, group_size: int | None) -> float | None:
     return None
 
 
-_COMMUNICATION = classes.CLASSES.index("communication")
-
-
 class _Call(NamedTuple):
     """What an event is part of; the first four are what the calls of a row have in common."""
 
@@ -140,7 +137,7 @@ class _Sums:
 def collective_rows(attributed: Attributed) -> tuple[CollectiveRow, ...]:
     """The collectives of an attributed recording, the most expensive first."""
     charges, places = attributed.charges, attributed.attribution.places
-    members = np.flatnonzero(charges.work == _COMMUNICATION)
+    members = np.flatnonzero(charges.work == classes.COMMUNICATION)
     if not len(members):
         return ()
     exposed, _ = exposed_communication(attributed.recording, charges)
@@ -202,9 +199,7 @@ class _Calls:
             self._details[details.span].append(details)
         is_call: Bool = attributed.recording.named(is_collective_call) & (spans.category <= Category.ANNOTATION)
         self._outermost = outermost(parent, nearest(parent, is_call))
-        tells = np.zeros(len(spans), dtype=np.bool_)
-        tells[list(self._details)] = True
-        tells &= spans.category <= Category.RUNTIME
+        tells = marked(len(spans), self._details) & (spans.category <= Category.RUNTIME)
         self._telling = nearest(parent, tells)
         self._named = nearest(parent, is_call & attributed.recording.named(collective_of))
         self._inside: dict[int, list[CollectiveDetails]] = defaultdict(list)  # what is known within a call

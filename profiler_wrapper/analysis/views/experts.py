@@ -19,8 +19,8 @@ import numpy as np
 from profiler_wrapper.analysis.call_rows import AdapterRow, ExpertLayerRow, ExpertRow
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.model import FORWARD_PHASES, CollectiveRow, LayerRow, Phase
-from profiler_wrapper.analysis.statistics import at, sum_by_key, sum_if_all_known
-from profiler_wrapper.analysis.work.flops import FlopOps, marked
+from profiler_wrapper.analysis.statistics import at, marked, sum_by_key, sum_if_all_known
+from profiler_wrapper.analysis.work.flops import FlopOps
 from profiler_wrapper.analysis.work.formulas import Product, products_of
 from profiler_wrapper.trace.marks import expert_number, parse_mark
 from profiler_wrapper.trace.nesting import nearest

@@ -19,6 +19,7 @@ import numpy as np
 from profiler_wrapper.analysis.calls import find_ops
 from profiler_wrapper.analysis.charges import Charges
 from profiler_wrapper.analysis.model import PHASES, Phase, SynchronisationRow
+from profiler_wrapper.analysis.statistics import marked
 from profiler_wrapper.analysis.views.operators import PythonSources
 from profiler_wrapper.trace.nesting import innermost_around, nest_chosen
 from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording
@@ -120,8 +121,7 @@ def _waiting_calls(recording: Recording, kinds: Int64, charges: Charges) -> Int6
     """The calls that wait, as spans. What CUPTI tells of a wait (`cuda_sync`) counts where the call itself is lost."""
     spans = recording.spans
     runtime = np.flatnonzero(spans.category == Category.RUNTIME)
-    waits = np.zeros(len(spans), dtype=np.bool_)
-    waits[runtime[kinds[spans.name[runtime]] >= 0]] = True
+    waits = marked(len(spans), runtime[kinds[spans.name[runtime]] >= 0])
     copies = np.flatnonzero((spans.category[charges.span] == Category.MEMCPY) & (charges.cpu_span >= 0))
     made_by, copy = charges.cpu_span[copies], charges.span[copies]
     within = recording.named(lambda name: _WITHIN_DEVICE in name)[copy]

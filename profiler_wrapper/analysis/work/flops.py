@@ -23,7 +23,7 @@ from profiler_wrapper.analysis.charges import Charges, optimizer_work
 from profiler_wrapper.analysis.classes import FIRST_WITH_TF32, busiest_device_properties
 from profiler_wrapper.analysis.compiled import graph_key
 from profiler_wrapper.analysis.model import PHASES, FlopRow, Phase, UncountedRow
-from profiler_wrapper.analysis.statistics import sum_by_key
+from profiler_wrapper.analysis.statistics import marked, sum_by_key
 from profiler_wrapper.analysis.work.bytes import moves_nothing
 from profiler_wrapper.analysis.work.formulas import (
     OpFlops,
@@ -90,13 +90,6 @@ def python_dispatch(recording: Recording, parent: Int32, charges: Charges) -> Py
     # Ops such as `linear` that called idle ones; what else they called is counted by itself.
     idle |= ancestors_of(parent, idle, among=named(lambda name: name.startswith("aten::")))
     return PythonDispatch(handlers, idle | faked | unused)
-
-
-def marked(length: int, spans: Int32 | Int64) -> Bool:
-    """True for these of so many spans; -1 is none."""
-    chosen = np.zeros(length, dtype=np.bool_)
-    chosen[spans[spans >= 0]] = True
-    return chosen
 
 
 def ancestors_of(parent: Int32, chosen: Bool, *, among: Bool | None = None) -> Bool:
@@ -182,7 +175,7 @@ class FlopOps:
         working = self._named(has_work) & self.ran
         formula = np.flatnonzero(working & self._named(has_formula))
         self._flops = self._evaluate(formula)
-        known = marked(len(self._parent), np.array(list(self._flops), dtype=np.int64))
+        known = marked(len(self._parent), self._flops)
         around = nearest_above(self._parent, nearest(self._parent, known))
         self.is_counted = known.copy()
         self.is_counted[around[known & (around >= 0)]] = False

@@ -24,6 +24,7 @@ from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attribution import Role, role_of
 from profiler_wrapper.analysis.charges import Charges
 from profiler_wrapper.analysis.model import UncountedRow
+from profiler_wrapper.analysis.statistics import at, marked
 from profiler_wrapper.analysis.work.bytes import (
     CALLERS,
     INDEXING,
@@ -36,7 +37,7 @@ from profiler_wrapper.analysis.work.bytes import (
     moved_by,
     moves_nothing,
 )
-from profiler_wrapper.analysis.work.flops import FlopOps, UnknownCall, ancestors_of, marked, unknown_rows
+from profiler_wrapper.analysis.work.flops import FlopOps, UnknownCall, ancestors_of, unknown_rows
 from profiler_wrapper.trace.nesting import nearest, nearest_above
 from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, OpShapes, Recording, Shapes
 
@@ -71,8 +72,7 @@ class Traffic:
         self._parent = found.nesting.parent
         spans = found.recording.spans
         self._is_op: Bool = spans.category == Category.CPU_OP
-        marks = list(found.tree.layer_of_span) if found.tree.source == "marks" else []
-        self._is_mark = marked(len(spans), np.array(marks, dtype=np.int64))
+        self._is_mark = marked(len(spans), found.tree.layer_of_span if found.tree.source == "marks" else ())
         self._read = np.zeros(len(spans), dtype=np.int64)
         self._written = np.zeros(len(spans), dtype=np.int64)
         is_unit = self._find_units(ops.is_counted)
@@ -102,8 +102,7 @@ class Traffic:
         units &= nearest_above(self._parent, nearest(self._parent, units)) < 0
         charges = self._found.charges
         if charges.basis == "device":
-            unit = nearest(self._parent, units)[charges.cpu_span[charges.cpu_span >= 0]]
-            units &= marked(len(units), unit)
+            units &= marked(len(units), at(nearest(self._parent, units), charges.cpu_span, -1))
         return units
 
     def _named(self, chosen: Callable[[str], bool]) -> Bool:
@@ -199,13 +198,10 @@ class Traffic:
     def _coverage(self) -> tuple[Bool, Bool]:
         """Per charge, whether it counts, and whether its bytes are known."""
         charges = self._found.charges
-        launched = charges.cpu_span >= 0
-        at = np.where(launched, charges.cpu_span, 0)
-        counts: Bool = launched & self._ran[at]
-        counts &= charges.work != classes.CLASSES.index("communication")
-        known: Bool = launched & (self.unit_of[at] >= 0)
+        counts: Bool = at(self._ran, charges.cpu_span, False) & (charges.work != classes.COMMUNICATION)
+        known: Bool = at(self.unit_of, charges.cpu_span, -1) >= 0
         if charges.basis == "cpu":
-            known |= self._moves_nothing()[at]
+            known |= self._moves_nothing()[charges.cpu_span]
         return counts, known
 
     def _moves_nothing(self) -> Bool:
@@ -272,7 +268,7 @@ def element_sizes(recording: Recording, parent: Int32, charges: Charges, shapes:
     """
     by_kernel: dict[int, set[int]] = defaultdict(set)
     if charges.basis == "device":
-        op = np.where(charges.cpu_span >= 0, nearest(parent, marked(len(parent), spans))[charges.cpu_span], -1)
+        op = at(nearest(parent, marked(len(parent), spans)), charges.cpu_span, -1)
         kernel = recording.spans.name[charges.span[op >= 0]]
         known = {name: element_size_of_kernel(recording.names[name]) for name in np.unique(kernel).tolist()}
         for span, name in zip(op[op >= 0].tolist(), kernel.tolist(), strict=True):
