@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from advice_facts import facts_of_trace
-from profiler_wrapper.analysis.advice import attention, blocks, data, launches, products
+from profiler_wrapper.analysis.advice import attention, blocks, products, waiting
 from profiler_wrapper.analysis.advice.advise import RULES
 from profiler_wrapper.analysis.advice.facts import Facts
 from profiler_wrapper.analysis.model import Finding
@@ -126,7 +126,7 @@ def test_waits_for_launches_are_those_of_the_file(name: str) -> None:
         busy_till = max(busy_till or 0.0, event["ts"] + event["dur"])
     assert told(name)["launch-bound"].details["waiting_us"] == pytest.approx(waits / facts(name).steps, rel=0.05)
     assert (
-        next(iter(launches.launch_bound(facts(name)))).saves_at_most_us
+        next(iter(waiting.launch_bound(facts(name)))).saves_at_most_us
         == told(name)["launch-bound"].details["waiting_us"]
     )
 
@@ -185,7 +185,7 @@ def test_the_kernels_of_qwen_that_could_be_one_are_those_of_the_file() -> None:
 
 def test_the_copy_of_the_video_is_not_pinned() -> None:
     """One copy of 3.46 ms, in a call that stages it meanwhile."""
-    (found,) = data.unpinned_copies(facts(VIDEO))
+    (found,) = waiting.unpinned_copies(facts(VIDEO))
     copy = next(event for event in events(VIDEO) if event["name"] == "Memcpy HtoD (Pageable -> Device)")
     call = next(
         event

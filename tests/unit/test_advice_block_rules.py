@@ -11,8 +11,8 @@ from advice_facts import facts_of, findings, the_finding
 from profiler_wrapper.analysis.advice.advise import advise, verdict
 from profiler_wrapper.analysis.advice.blocks import odd_block
 from profiler_wrapper.analysis.advice.facts import Facts
-from profiler_wrapper.analysis.advice.launches import graph_break
 from profiler_wrapper.analysis.advice.memory import allocation_too_large, recompute_not_needed, recompute_would_help
+from profiler_wrapper.analysis.advice.waiting import graph_break
 from profiler_wrapper.analysis.model import AttentionRow, LayerRow
 from profiler_wrapper.trace.recording import FailedAllocation
 from recordings import Trace

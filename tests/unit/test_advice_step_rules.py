@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from advice_facts import facts_of, findings, the_finding
-from profiler_wrapper.analysis.advice.data import dataloader_bound, synchronisation, unpinned_copies
-from profiler_wrapper.analysis.advice.launches import (
+from profiler_wrapper.analysis.advice.waiting import (
+    dataloader_bound,
     launch_bound,
     low_utilization,
     many_small_kernels,
+    synchronisation,
     unfused_elementwise,
+    unpinned_copies,
 )
 from profiler_wrapper.analysis.model import SynchronisationRow
 from profiler_wrapper.trace.recording import Category

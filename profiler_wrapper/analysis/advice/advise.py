@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profiler_wrapper.analysis.advice import attention, blocks, communication, data, launches, memory, products
+from profiler_wrapper.analysis.advice import attention, blocks, communication, memory, products, waiting
 from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule, cut, fold_names, share, where
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, NO_LAYERS, Analysis, Comparable, Finding, LayerRow, Summary
 from profiler_wrapper.analysis.statistics import split_number, sum_if_all_known
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 
 RULES: tuple[Rule, ...] = (
-    *data.RULES,
-    *launches.RULES,
+    *waiting.RULES,
     *communication.RULES,
     *attention.RULES,
     *products.RULES,

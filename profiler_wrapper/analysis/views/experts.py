@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,7 +21,7 @@ from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.model import FORWARD_PHASES, CollectiveRow, LayerRow, Phase
 from profiler_wrapper.analysis.statistics import at, marked, sum_by_key, sum_if_all_known
 from profiler_wrapper.analysis.work.flops import FlopOps
-from profiler_wrapper.analysis.work.formulas import Product, products_of
+from profiler_wrapper.analysis.work.formulas import products_of
 from profiler_wrapper.trace.marks import expert_number, parse_mark
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Category, Int64, Shapes
@@ -70,12 +70,11 @@ class _Work:
     """The events of a recording by holder, expert, and step."""
 
     def __init__(self, found: Attributed, shapes: Shapes, ops: FlopOps) -> None:
-        self.found, self.shapes, self.ops = found, shapes, ops
+        self.found, self.shapes = found, shapes
         self.held = _holders(found.tree)
         attribution, calls = found.attribution, found.calls
-        layer = attribution.layer_of_place[attribution.place_of]
-        layer[attribution.place_of < 0] = -1
-        self.holder = at(self.held.holder, np.maximum(layer, -1), -1)
+        layer = at(np.maximum(attribution.layer_of_place, -1), attribution.place_of, -1)
+        self.holder = at(self.held.holder, layer, -1)
         self.holder[~attribution.in_phases(*_PHASES)[attribution.place_of]] = -1
         backward = attribution.in_phases("backward")[attribution.place_of]
         # Where in the forward: an op of backward where its node was made.
@@ -85,18 +84,14 @@ class _Work:
         stacked = np.isin(calls.layer, [i for i in self.held.stacked if i >= 0])
         self.call = at(nearest(calls.parent, stacked), calls.call_of_span, -1)
         self.experts: dict[int, int] = {}  # by holder that a loop goes over: how many there are
-        self.product = self._products()
-        self.number = np.where(self.holder >= 0, at(self.held.number, np.maximum(layer, -1), -1), -1)
+        counted = np.flatnonzero(ops.is_counted & (self.holder >= 0)).tolist()
+        names, name = found.recording.names, found.recording.spans.name
+        self.product = {span: products_of(names[name[span]], shapes[span]) for span in counted}
+        self.number = np.where(self.holder >= 0, at(self.held.number, layer, -1), -1)
         self._follow_loops()
         self.steps = max(1, len(found.steps))
         place = found.steps.place_of(found.recording.spans.start_ns)
         self.step = place if len(found.steps) else np.zeros_like(place)
-
-    def _products(self) -> dict[int, tuple[Product, ...]]:
-        """By counted op of any expert."""
-        names, name = self.found.recording.names, self.found.recording.spans.name
-        counted = np.flatnonzero(self.ops.is_counted & (self.holder >= 0)).tolist()
-        return {span: products_of(names[name[span]], self.shapes[span]) for span in counted}
 
     def _follow_loops(self) -> None:
         """Give the events of loops over stacked weights their expert."""
@@ -148,6 +143,8 @@ def _choice(dims: Sequence[object], concrete: Sequence[str]) -> tuple[int, int, 
 
 # --- a row each -----------------------------------------------------------------------------------
 
+_Tokens = Mapping[int, Sequence[int] | None]  # or nanoseconds
+
 
 def expert_rows(found: Attributed, shapes: Shapes, ops: FlopOps) -> tuple[ExpertRow, ...]:
     """A row for each expert of each layer, in the steps of an attributed recording with shapes."""
@@ -162,39 +159,35 @@ def expert_rows(found: Attributed, shapes: Shapes, ops: FlopOps) -> tuple[Expert
     rows: list[ExpertRow] = []
     for holder, name in enumerate(work.held.names):
         if work.held.stacked[holder] >= 0 and holder not in work.experts:
-            rows += _rows_of_kernel(work, holder, flops.get((holder, -1)))
+            rows += _rows_of_kernel(work, holder, flops.get((holder, -1), ()))
             continue
         numbers = {number for of, number in (*times, *flops) if of == holder and number >= 0}
         numbers.update(range(work.experts.get(holder, 0)))
         numbers.update(n for one in found.tree.not_entered
                        if one.rpartition(".")[0] == name and (n := expert_number(one)) is not None)  # fmt: skip
         nothing = [0] * work.steps
-        known = {n: tokens.get((holder, n), nothing if (holder, n) not in called else None) for n in numbers}
-        for number in sorted(numbers):
-            spent, done = (of.get((holder, number), nothing) for of in (times, flops))
-            rows.append(_row(name, number, known, spent, None if known[number] is None else sum(done), work.steps))
+        known = {n: tokens.get((holder, n), nothing if (holder, n) not in called else None) for n in sorted(numbers)}
+        spent = {n: times.get((holder, n), nothing) for n in known}
+        done = {n: sum(flops.get((holder, n), nothing)) for n, own in known.items() if own is not None}
+        rows += _rows(name, known, spent, done, work.steps)
     return tuple(rows)
 
 
-def _row(
-    name: str,
-    number: int,
-    tokens: Mapping[int, Sequence[int] | None],
-    times: Sequence[int] | None,
-    flops: int | None,
-    steps: int,
-) -> ExpertRow:
-    own, every = tokens[number], sum_if_all_known(None if one is None else sum(one) for one in tokens.values())
-    return ExpertRow(
-        layer=name,
-        expert=number,
-        tokens_per_step=None if own is None else sum(own) / steps,
-        share=None if own is None or not every else sum(own) / every,
-        time_per_step_ns=None if times is None else round(sum(times) / steps),
-        flops_per_step=None if flops is None else round(flops / steps),
-        step_tokens=tuple(own or ()),
-        step_times_ns=tuple(times or ()),
-    )
+def _rows(name: str, tokens: _Tokens, times: _Tokens, flops: Mapping[int, int], steps: int) -> Iterator[ExpertRow]:
+    """`tokens`, `times`, `flops`: by expert, in each step or in all; what is not known is None, or not there."""
+    every = sum_if_all_known(None if one is None else sum(one) for one in tokens.values())
+    for number, own in tokens.items():
+        spent, done = times.get(number), flops.get(number)
+        yield ExpertRow(
+            layer=name,
+            expert=number,
+            tokens_per_step=None if own is None else sum(own) / steps,
+            share=None if own is None or not every else sum(own) / every,
+            time_per_step_ns=None if spent is None else round(sum(spent) / steps),
+            flops_per_step=None if done is None else round(done / steps),
+            step_tokens=tuple(own or ()),
+            step_times_ns=tuple(spent or ()),
+        )
 
 
 def _tokens_of_products(work: _Work) -> tuple[dict[tuple[int, int], list[int]], set[tuple[int, int]]]:
@@ -216,7 +209,7 @@ def _tokens_of_products(work: _Work) -> tuple[dict[tuple[int, int], list[int]], 
     return tokens, called
 
 
-def _rows_of_kernel(work: _Work, holder: int, flops: Sequence[int] | None) -> Iterable[ExpertRow]:
+def _rows_of_kernel(work: _Work, holder: int, flops: Sequence[int]) -> Iterator[ExpertRow]:
     """Experts whose weights one kernel multiplies, as far as the run says what the router chose."""
     layer, found = work.held.stacked[holder], work.found
     seen = found.tree.layers[layer].expert_tokens
@@ -227,11 +220,11 @@ def _rows_of_kernel(work: _Work, holder: int, flops: Sequence[int] | None) -> It
     by_step = np.zeros((work.steps, len(seen[0])), dtype=np.int64)
     for tokens, step in zip(seen, work.step[entries].tolist(), strict=True):
         by_step[step] += tokens if step >= 0 else 0
-    every, done = int(by_step.sum()), sum(flops or ())
-    each = done // every if every and done and not done % every else None
-    known: dict[int, list[int] | None] = dict(enumerate(by_step.T.tolist()))
-    for number, own in known.items():
-        yield _row(work.held.names[holder], number, known, None, each and each * sum(own or ()), work.steps)
+    every, done = int(by_step.sum()), sum(flops)
+    known = dict(enumerate(by_step.T.tolist()))
+    is_divisible = every and done and not done % every
+    shared_out = {n: done // every * sum(own) for n, own in known.items()} if is_divisible else {}
+    yield from _rows(work.held.names[holder], known, {}, shared_out, work.steps)
 
 
 # --- all experts of a layer -----------------------------------------------------------------------
@@ -382,23 +375,22 @@ def adapter_rows(layers: Sequence[LayerRow]) -> tuple[AdapterRow, ...]:
     for layer, own in adapters.items():
         base = [name for name, (row, *_) in by_name.items() if row.parent == layer and name.endswith(".base_layer")]
         # Where the base has no row of its own, it is all that is not in an adapter.
-        parts = [[_time_ns(by_name, names), _flops(by_name, names)] for names in ([layer], own, base)]
-        (whole_ns, flops), (own_ns, own_flops), (base_ns, base_flops) = parts
+        whole_ns, own_ns, base_ns = (_time_ns(by_name, names) for names in ([layer], own, base))
+        flops, own_flops, base_flops = (
+            sum_if_all_known(row.flops_per_step for name in names for row in by_name[name])
+            for names in ([layer], own, base)
+        )
         rows.append(
             AdapterRow(
                 layer=layer,
                 adapters=tuple(own),
-                base_time_ns=base_ns or 0 if base else (whole_ns or 0) - (own_ns or 0),
-                adapter_time_ns=(whole_ns or 0) - (base_ns or 0) if base else own_ns or 0,
+                base_time_ns=base_ns if base else whole_ns - own_ns,
+                adapter_time_ns=whole_ns - base_ns if base else own_ns,
                 base_flops_per_step=base_flops if base else _difference(flops, own_flops),
                 adapter_flops_per_step=_difference(flops, base_flops) if base else own_flops,
             )
         )
     return tuple(rows)
-
-
-def _flops(by_name: Mapping[str, Sequence[LayerRow]], names: Iterable[str]) -> int | None:
-    return sum_if_all_known(row.flops_per_step for name in names for row in by_name[name])
 
 
 def _difference(whole: int | None, part: int | None) -> int | None:

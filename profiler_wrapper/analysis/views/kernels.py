@@ -106,11 +106,8 @@ class _Table:
         op_of = find_ops(recording, attributed.nesting.parent, attributed.tree)
         op = at(recording.spans.name, at(op_of.span, at(op_of.op_of, charges.cpu_span, -1), -1), -1)
         ops = largest_names(recording.names, self.key, op, charges.time_ns, _MOST)
-        layer, names = (
-            attributed.attribution.layer_of_place[charges.place],
-            [layer.name for layer in attributed.tree.layers],
-        )
-        layers = largest_names(names, self.key, layer, charges.time_ns, _MOST)
+        layer = attributed.attribution.layer_of_place[charges.place]
+        layers = largest_names([one.name for one in attributed.tree.layers], self.key, layer, charges.time_ns, _MOST)
         rows = []
         for i in range(self.count):
             is_rest = self.has_others and i == self.count - 1

@@ -54,7 +54,8 @@ class _Table:
         phase_of_place = attribution.phase_of_place.astype(np.int32)
         number = recording.spans.name[self.ops.span] * np.int64(len(PHASES))
         number += phase_of_place[attribution.place_of[self.ops.span]]
-        self.keys, self.key_of_op = _numbered(number)
+        self.keys = np.flatnonzero(np.bincount(number))
+        self.key_of_op = np.searchsorted(self.keys, number).astype(np.int32)
         del number
         self.count = len(self.keys) + len(PHASES)
         self.outermost = ~called_by_same_key(self.ops, self.key_of_op)
@@ -148,9 +149,7 @@ class _Table:
         if not self.on_device:
             return {}
         charges = self.attributed.charges
-        uses_cores = tensor_core_kernels(
-            self.attributed.recording, charges.span
-        )  # 1, 0, -1 for "its name does not tell"
+        uses_cores = tensor_core_kernels(self.attributed.recording, charges.span)
         known, uses = uses_cores >= 0, uses_cores == 1
         spent = sum_by_key(self.key_of_charge[uses], charges.time_ns[uses], self.count)
         return {key: int(spent[key]) for key in np.unique(self.key_of_charge[known]).tolist()}
@@ -172,12 +171,6 @@ class _Table:
     def _largest(self, value: Int32 | Int64) -> dict[int, tuple[int, ...]]:
         """Per key the values (of ops, -1 for none) with most of its time; without device time, of CPU time."""
         return largest_by_key(self.key_of_op, np.where(self.outermost, value, -1), self.weight_ns, _MOST)
-
-
-def _numbered(keys: Int64) -> tuple[Int64, Int32]:
-    """The distinct keys, and per entry which of them it has."""
-    distinct = np.flatnonzero(np.bincount(keys))
-    return distinct, np.searchsorted(distinct, keys).astype(np.int32)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -23,12 +23,13 @@ from profiler_wrapper.analysis.call_rows import PartRow
 from profiler_wrapper.analysis.charges import Union, union
 from profiler_wrapper.analysis.classes import busiest_device, device_properties, tensor_core_kernels
 from profiler_wrapper.analysis.model import GENERATING_PHASES, Overview, Phase, StepSplit
-from profiler_wrapper.analysis.statistics import at, in_pieces, sum_by_key
+from profiler_wrapper.analysis.statistics import at, in_pieces, marked, sum_by_key
 from profiler_wrapper.analysis.steps import StepWindows, step_windows
+from profiler_wrapper.analysis.views.collectives import is_collective_call
 from profiler_wrapper.analysis.views.kernels import occupancy_of
 from profiler_wrapper.trace.marks import EVALUATION, REQUEST, parse_mark
 from profiler_wrapper.trace.nesting import nearest
-from profiler_wrapper.trace.recording import Bool, Category, Float64, Int64, Recording
+from profiler_wrapper.trace.recording import Bool, Category, Int64, Recording
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed
@@ -51,10 +52,11 @@ def overview(attributed: Attributed) -> Overview | None:
         return Overview(**nothing | {"steps": steps, "kernels": 0})
     properties = device_properties(attributed.recording, device)
     kernels = _Kernels(attributed.recording, device, windows)
-    here = attributed.recording.spans.device[attributed.charges.span] == device
-    is_kernel = attributed.recording.spans.category[attributed.charges.span] == Category.KERNEL
+    spans, events = attributed.recording.spans, attributed.charges.span
+    here = spans.device[events] == device
+    is_kernel = spans.category[events] == Category.KERNEL
     launched = int((here & is_kernel & (windows.launched_in >= 0)).sum())
-    busy = _covered(_union_of(attributed.recording, attributed.charges.span[here]), windows)
+    busy = _covered(_union_of(attributed.recording, events[here]), windows)
     cut = attributed.unseen_until_ns is not None and len(windows.number) == 1  # the one step is not seen whole
     return Overview(
         device=properties.name,
@@ -96,14 +98,13 @@ def _by_priority(attributed: Attributed) -> Iterator[Bool]:
     """
     recording, charges = attributed.recording, attributed.charges
     category = recording.spans.category
-    communicates = np.zeros(len(category), dtype=np.bool_)
-    if charges.basis == "device":
-        communicates[charges.span[charges.work == classes.COMMUNICATION]] = True
-    communicates &= category == Category.KERNEL
     on_cpu: Bool = (category == Category.CPU_OP) | (category == Category.ANNOTATION)
     is_mark = recording.named(parse_mark)
-    if charges.basis != "device":
-        communicates |= on_cpu & recording.named(lambda text: classes.class_of_op(text) == "communication") & ~is_mark
+    if charges.basis == "device":
+        moving = charges.span[charges.work == classes.COMMUNICATION]
+        communicates = marked(len(category), moving) & (category == Category.KERNEL)
+    else:
+        communicates = on_cpu & recording.named(is_collective_call) & ~is_mark
     yield (category == Category.KERNEL) & ~communicates
     yield communicates
     for kind in (Category.MEMCPY, Category.MEMSET, Category.RUNTIME):
@@ -139,7 +140,7 @@ class _Kernels:
         A kernel with fewer blocks than there are multiprocessors takes that part of them; kernels beside one another
         add up, to all of them at most. None where some kernel does not tell its blocks.
         """
-        blocks = self._of_configurations(self.recording.details.configurations.blocks_per_sm)
+        blocks = at(self.recording.details.configurations.blocks_per_sm, self.configuration, np.nan)
         if not len(blocks) or np.isnan(blocks).any():
             return None
         spans = self.recording.spans
@@ -153,7 +154,7 @@ class _Kernels:
 
     def occupancy(self) -> float | None:
         """Mean by time over the kernels that tell; None where none does."""
-        occupancy = self._of_configurations(occupancy_of(self.recording.details.configurations))
+        occupancy = at(occupancy_of(self.recording.details.configurations), self.configuration, np.nan)
         known = ~np.isnan(occupancy)
         return float(np.average(occupancy[known], weights=self.time_ns[known])) if known.any() else None
 
@@ -163,10 +164,6 @@ class _Kernels:
         if not (uses_cores >= 0).any():
             return None
         return int(self.time_ns[uses_cores == 1].sum()) / int(self.time_ns.sum())
-
-    def _of_configurations(self, values: Float64) -> Float64:
-        """Per kernel what its configuration tells."""
-        return at(values, self.configuration, np.nan)
 
 
 def _union_of(recording: Recording, span: Int64) -> Union:
@@ -207,7 +204,10 @@ def part_rows(attributed: Attributed) -> tuple[PartRow, ...]:
     calls, charges, steps = attributed.calls, attributed.charges, attributed.steps
     if not len(calls.outermost):
         return ()
-    outermost = _outermost_of_calls(attributed)
+    # Per call the number of the outermost call around it among `calls.outermost`; -1 within backward.
+    outermost = np.full(len(calls), -1, dtype=np.int64)
+    outermost[np.isin(calls.span, calls.outermost)] = np.arange(len(calls.outermost))
+    outermost = outermost[nearest(calls.parent, calls.parent < 0)]
     parts, part_of_call = _parts(attributed, outermost)
     part = at(part_of_call, at(outermost, at(calls.call_of_span, charges.cpu_span, -1), -1), -1)
     step = np.where(charges.cpu_span >= 0, steps.place_of(charges.launch_ns), -1)
@@ -215,11 +215,10 @@ def part_rows(attributed: Attributed) -> tuple[PartRow, ...]:
     # What a training call leaves to do: it is done before the next.
     later = np.flatnonzero((part < 0) & phases.in_phases(*_WITH_TRAINING)[place])
     trains = np.array([i for i, one in enumerate(parts) if one.trains], dtype=np.int64)
-    if len(trains):
-        begin_ns = np.array([parts[i].begin_ns for i in trains.tolist()])
-        before = np.searchsorted(begin_ns, charges.launch_ns[later], side="right") - 1
-        found = np.where(before >= 0, trains[np.maximum(before, 0)], -1)
-        part[later] = np.where(np.array([one.step for one in parts])[found] == step[later], found, -1)
+    begin_ns = np.array([parts[i].begin_ns for i in trains.tolist()], dtype=np.int64)
+    found = at(trains, np.searchsorted(begin_ns, charges.launch_ns[later], side="right") - 1, -1)
+    step_of = np.array([one.step for one in parts], dtype=np.int64)
+    part[later] = np.where(at(step_of, found, -1) == step[later], found, -1)
     rows: dict[tuple[int, str], list[int]] = defaultdict(list)
     for one, time_ns in zip(parts, sum_by_key(part, charges.time_ns, len(parts) + 1).tolist(), strict=False):
         rows[one.step, one.name].append(time_ns)
@@ -240,14 +239,6 @@ def _folded(step: int | None, part: str, times_ns: list[int]) -> Iterator[PartRo
         yield PartRow(step=step, part=part, index=index, count=len(piece), time_ns=sum(piece))
 
 
-def _outermost_of_calls(attributed: Attributed) -> Int64:
-    """Per call the number of the outermost call around it among `calls.outermost`; -1 within backward."""
-    calls = attributed.calls
-    number = np.full(len(calls), -1, dtype=np.int64)
-    number[np.isin(calls.span, calls.outermost)] = np.arange(len(calls.outermost))
-    return number[nearest(calls.parent, calls.parent < 0)]
-
-
 def _parts(attributed: Attributed, outermost: Int64) -> tuple[list[_Part], Int64]:
     """The parts in the order in which they began, and per outermost call the number of its part."""
     recording, attribution, calls = attributed.recording, attributed.attribution, attributed.calls
@@ -257,9 +248,8 @@ def _parts(attributed: Attributed, outermost: Int64) -> tuple[list[_Part], Int64
     trained = np.unique(at(outermost, at(calls.call_of_span, made, -1), -1))
     trains = np.isin(np.arange(len(calls.outermost)), trained).tolist()
     training_steps = {step for step, one_trains in zip(steps, trains, strict=True) if one_trains}
-    requests = recording.named(lambda name: name.startswith(REQUEST)) & (
-        recording.spans.category == Category.ANNOTATION
-    )
+    requests = recording.named(lambda name: name.startswith(REQUEST))
+    requests &= recording.spans.category == Category.ANNOTATION
     request = nearest(attributed.nesting.parent, requests)[calls.outermost].tolist()
     parts: list[_Part] = []
     part_of_call: list[int] = []
