@@ -23,21 +23,11 @@ NO_MASK = -1
 
 
 class _Packed(NamedTuple):
-    """Where the inputs of sequences laid end to end are: their ends, and the longest of them."""
+    """Where the inputs of sequences laid end to end are: the ends of those of queries, and the longest."""
 
     ends_q: int
-    ends_k: int
     longest_q: int
     longest_k: int
-
-
-class AttentionFlops(NamedTuple):
-    """FLOPs of one call in both conventions, and how many of them are the scores again."""
-
-    full: int
-    causal: int
-    repeated: int = 0
-    causal_repeated: int = 0
 
 
 class _Sizes(NamedTuple):
@@ -81,8 +71,11 @@ class Attention:
     saved: tuple[int, int] | None = None
     wants_gradients: int | None = None
 
-    def flops(self, shapes: OpShapes) -> AttentionFlops | None:
-        """None where the shapes do not tell."""
+    def flops(self, shapes: OpShapes) -> tuple[int, int, int, int] | None:
+        """FLOPs of one call in both conventions, and how many of each are the scores again.
+
+        None where the shapes do not tell.
+        """
         sizes = self._sizes(shapes)
         if sizes is None or any(_given(shapes, place) for place in self.absent):
             return None
@@ -90,7 +83,7 @@ class Attention:
         width = 3 * sizes.width + 2 * sizes.value_width if self.backward else sizes.width + sizes.value_width
         full, repeated = per_width * width, per_width * sizes.width if self.backward else 0
         causal, causal_repeated = (self._causal(shapes, flops, sizes.queries, sizes.keys) for flops in (full, repeated))
-        return AttentionFlops(full, causal, repeated, causal_repeated)
+        return full, causal, repeated, causal_repeated
 
     def _sizes(self, shapes: OpShapes) -> _Sizes | None:
         q, k, v = shapes.dims[self.query : self.query + 3]
@@ -142,13 +135,9 @@ class Backend:
 
 
 _SDPA = "aten::_scaled_dot_product_"
-_PACKED_FORWARD, _PACKED_BACKWARD = _Packed(3, 4, 5, 6), _Packed(6, 7, 8, 9)
+_PACKED_FORWARD, _PACKED_BACKWARD = _Packed(3, 5, 6), _Packed(6, 8, 9)
 _FLASH_ATTN_3 = Attention(
-    heads_first=False,
-    causal=24,
-    aligned_at_end=True,
-    packed=_Packed(7, 8, 12, 13),
-    absent=(3, 4, 5, 10, 11, 14),
+    heads_first=False, causal=24, aligned_at_end=True, packed=_Packed(7, 12, 13), absent=(3, 4, 5, 10, 11, 14)
 )
 # The first that matches counts; an op's name before a kernel's.
 ATTENTION_BACKENDS = (
@@ -194,7 +183,7 @@ ATTENTION_BACKENDS = (
                 query=1, backward=True, causal=11, mask=4, saved=(5, 6), wants_gradients=10
             ),
             "aten::_efficient_attention_forward": Attention(
-                heads_first=False, causal=9, mask=3, packed=_Packed(4, 5, 6, 7), wants_sums=10
+                heads_first=False, causal=9, mask=3, packed=_Packed(4, 6, 7), wants_sums=10
             ),
             "aten::_efficient_attention_backward": Attention(
                 query=1, heads_first=False, backward=True, causal=14, mask=4, packed=_PACKED_BACKWARD, saved=(5, 10)
@@ -228,7 +217,7 @@ ATTENTION_BACKENDS = (
                 heads_first=False, causal=9, aligned_at_end=True, packed=_PACKED_FORWARD, absent=(15, 16, 17)
             ),
             "flash_attn::_flash_attn_varlen_backward": Attention(
-                query=1, heads_first=False, backward=True, causal=15, aligned_at_end=True, packed=_Packed(9, 10, 11, 12)
+                query=1, heads_first=False, backward=True, causal=15, aligned_at_end=True, packed=_Packed(9, 11, 12)
             ),
             "flash_attn_3::_flash_attn_forward": _FLASH_ATTN_3,
             "flash_attn_3::fwd": _FLASH_ATTN_3,
@@ -238,7 +227,7 @@ ATTENTION_BACKENDS = (
                 backward=True,
                 causal=16,
                 aligned_at_end=True,
-                packed=_Packed(6, 7, 10, 11),
+                packed=_Packed(6, 10, 11),
                 absent=(8, 9),
             ),
         },

@@ -17,22 +17,17 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
 
 from profiler_wrapper.analysis.layer_tree import LayerTree
-from profiler_wrapper.analysis.model import (
-    GENERATING_PHASES,
-    NO_FORWARD_LINK,
-    NO_LAYERS,
-    PHASES,
-    Phase,
-)
-from profiler_wrapper.analysis.statistics import marked
+from profiler_wrapper.analysis.model import GENERATING_PHASES, NO_FORWARD_LINK, NO_LAYERS, PHASES, Phase
+from profiler_wrapper.analysis.statistics import in_order, marked
 from profiler_wrapper.analysis.steps import closure_ops
 from profiler_wrapper.trace.marks import is_server_step, phase_of_server_step
 from profiler_wrapper.trace.nesting import Nesting, nearest, nearest_above
@@ -129,41 +124,29 @@ _BACKWARD = re.compile(r"FSDP::\w*(post_backward|pre_backward|backward_prefetch)
 _WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
 
 
-def is_backward(name: str) -> bool:
-    """Whether an annotation of this name is backward by what it says."""
-    return _BACKWARD.match(name) is not None
-
-
 def modules_named(name: str) -> list[str]:
     """The modules an annotation names; none stands for the root."""
     match = _MODULES.search(name)
     return (match["held"] or match["prefetched"]).split(", ") if match else []
 
 
-class LayersByModule:
-    """Finds the layer of a module's name as FSDP knows it.
+def layer_of_module(module: str, layer_by_name: Mapping[str, int]) -> int:
+    """The layer of a module's name as FSDP knows it, or the nearest above it; -1 for none.
 
     What wrappers put before the name is not in a layer's, and a root's prefix is not in FSDP's.
     """
-
-    def __init__(self, tree: LayerTree) -> None:
-        self._layer_by_name = tree.by_name()
-        self.find = cache(self._find)
-
-    def _find(self, module: str) -> int:
-        """The layer of `module`, or the nearest above it; -1 for none."""
-        parts = [part for part in module.split(".") if part not in _WRAPPERS]
-        for dropped in range(len(parts)):
-            for kept in range(len(parts), dropped, -1):
-                layer = self._layer_by_name.get(".".join(parts[dropped:kept]), -1)
-                if layer >= 0:
-                    return layer
-        for kept in range(len(parts), 0, -1):
-            ending = "." + ".".join(parts[:kept])
-            below_root = [layer for full, layer in self._layer_by_name.items() if full.endswith(ending)]
-            if len(below_root) == 1:
-                return below_root[0]
-        return -1
+    parts = [part for part in module.split(".") if part not in _WRAPPERS]
+    for dropped in range(len(parts)):
+        for kept in range(len(parts), dropped, -1):
+            layer = layer_by_name.get(".".join(parts[dropped:kept]), -1)
+            if layer >= 0:
+                return layer
+    for kept in range(len(parts), 0, -1):
+        ending = "." + ".".join(parts[:kept])
+        below_root = [layer for full, layer in layer_by_name.items() if full.endswith(ending)]
+        if len(below_root) == 1:
+            return below_root[0]
+    return -1
 
 
 NO_LAYER = -1  # by nature: the optimizer, data loading, collectives of several layers, code between calls
@@ -286,8 +269,7 @@ class _Walk:
         visited |= (spans.sequence >= 0) & (spans.forward_thread <= 0) & (self.node_of >= 0)
         visited[list(tree.layer_of_span)] = True
         self.near = nearest(self.parent, visited)
-        order = nesting.order[visited[nesting.order]]  # an enclosing one before what it encloses
-        self.order = order[np.argsort(spans.start_ns[order], kind="stable")]
+        self.order = in_order(nesting.order[visited[nesting.order]], spans.start_ns)  # an enclosing one comes first
         self.around = nearest_above(self.parent[self.order], self.near)
         self.accumulating = frozenset(np.flatnonzero(self.role == Role.ACCUMULATE).tolist())
         self.numbered_child = self._numbered_children()
@@ -295,7 +277,7 @@ class _Walk:
         self.recomputed = self._recomputed_calls()
         self.common_layer = self._layers_entered_in_nodes()
         self.forward_ops = ForwardOps(recording)
-        self.fsdp_layers = LayersByModule(tree)
+        self.layer_of_module = cache(partial(layer_of_module, layer_by_name=tree.by_name()))
         held = {layer.parent for layer in tree.layers}
         self.roots_with_layers = [i for i, layer in enumerate(tree.layers) if layer.parent < 0 and i in held]
         self.places: list[Place] = []
@@ -387,8 +369,7 @@ class _Walk:
         """Per node: its direct child of the node's own name, which has the number if the node has none."""
         spans, names = self.recording.spans, self.recording.names
         candidates = np.flatnonzero((spans.forward_thread > 0) & (self.parent >= 0))
-        candidates = candidates[self.role[self.parent[candidates]] == Role.NODE]
-        candidates = candidates[np.argsort(spans.start_ns[candidates], kind="stable")]
+        candidates = in_order(candidates[self.role[self.parent[candidates]] == Role.NODE], spans.start_ns)
         nodes = self.parent[candidates]
         columns = (candidates, nodes, spans.name[candidates], spans.name[nodes])
         children: dict[int, int] = {}
@@ -465,7 +446,7 @@ class _Walk:
         name = self.recording.name_of(span)
         if self.node_of[span] >= 0 and around.phase == "recompute":
             phase: Phase = "recompute"
-        elif self.node_of[span] >= 0 or around.phase == "backward" or is_backward(name):
+        elif self.node_of[span] >= 0 or around.phase == "backward" or _BACKWARD.match(name):
             phase = "backward"
         else:
             phase = around.phase if around.phase in GENERATING_PHASES else "forward"
@@ -475,7 +456,7 @@ class _Walk:
         modules = modules_named(name)
         if not modules and above >= 0 and self.role[above] == Role.FSDP:
             return around._replace(phase=phase)
-        layers = [layer for layer in map(self.fsdp_layers.find, modules) if layer >= 0]
+        layers = [layer for layer in map(self.layer_of_module, modules) if layer >= 0]
         if layers:  # one group of parameters may be that of several modules
             return Place(self.tree.common_ancestor(layers), phase)
         if around.layer >= 0:

@@ -13,7 +13,7 @@ from profiler_wrapper.analysis.call_rows import LayerCall
 from profiler_wrapper.analysis.charges import Charges
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.memory.events import NEVER, DeviceMemory, freed_at
-from profiler_wrapper.analysis.statistics import at, marked, sum_by_key
+from profiler_wrapper.analysis.statistics import at, in_order, marked, sum_by_key
 from profiler_wrapper.trace.lanes import LaneSpan
 from profiler_wrapper.trace.nesting import Nesting, innermost_around, nearest, nearest_above
 from profiler_wrapper.trace.recording import Bool, Category, Int16, Int32, Int64, Recording
@@ -43,8 +43,7 @@ CallMemory = Mapping[str, Int64]
 def find_calls(tree: LayerTree, nesting: Nesting, start_ns: Int64, node_of: Int32) -> CallTree:
     """The calls of a recording. What an autograd node runs belongs to calls only inside that node."""
     is_entry = marked(len(node_of), tree.layer_of_span)
-    entries = nesting.order[is_entry[nesting.order]]
-    entries = entries[np.argsort(start_ns[entries], kind="stable")]
+    entries = in_order(nesting.order[is_entry[nesting.order]], start_ns)
     is_node = node_of == np.arange(len(node_of))
     near = nearest(nesting.parent, is_entry | is_node)
     call_at = np.full(len(node_of) + 1, -1, dtype=np.int32)  # the last one is for "none"
@@ -182,8 +181,7 @@ def _backward_events(attributed: Attributed) -> Iterator[tuple[int | None, Int64
             yield device, charges.span[here], layers
         return
     node_around = nearest_above(attributed.nesting.parent, attributed.attribution.node_of)
-    nodes = np.flatnonzero(attributed.attribution.is_node & (node_around < 0))
-    nodes = nodes[np.argsort(spans.start_ns[nodes], kind="stable")]
+    nodes = in_order(np.flatnonzero(attributed.attribution.is_node & (node_around < 0)), spans.start_ns)
     for lane in dict.fromkeys(spans.lane[nodes].tolist()):
         here = nodes[spans.lane[nodes] == lane]
         yield None, here, layer_of_place[attributed.attribution.place_of[here]]

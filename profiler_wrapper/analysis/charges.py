@@ -15,7 +15,7 @@ from profiler_wrapper.analysis.attention_ops import FAST_PATH, FAST_PATH_PARTS
 from profiler_wrapper.analysis.attribution import NO_LAYER, UNKNOWN, Attribution, Place, Role, role_of
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.model import GRAPH_REPLAY, LAUNCHED_BEFORE, NO_LAUNCH, NO_LAYERS
-from profiler_wrapper.analysis.statistics import at, marked
+from profiler_wrapper.analysis.statistics import at, in_order, marked
 from profiler_wrapper.trace.nesting import Nesting, innermost_around, nearest, nearest_above, self_time
 from profiler_wrapper.trace.recording import Bool, Category, Int8, Int32, Int64, Recording
 
@@ -103,8 +103,7 @@ def _join(wanted: Int64 | Int32, keys: Int64 | Int32, values: Int64) -> Int64:
 def device_charges(recording: Recording, attribution: Attribution, launch: Int64, work_of: WorkOfOps) -> Charges:
     """Every kernel, copy and set, where its launch is; of a graph replayed outside all layers, nobody knows where."""
     spans = recording.spans
-    device = np.flatnonzero(recording.device_mask)
-    device = device[np.argsort(spans.start_ns[device], kind="stable")]
+    device = in_order(np.flatnonzero(recording.device_mask), spans.start_ns)
     cpu_span = launch[device]
     launched = cpu_span >= 0
     place = attribution.place_of[cpu_span]

@@ -24,6 +24,7 @@ from profiler_wrapper.analysis.attribution import Attribution, Place
 from profiler_wrapper.analysis.charges import Charges
 from profiler_wrapper.analysis.layer_tree import LayerTree, paths_above
 from profiler_wrapper.analysis.model import Phase
+from profiler_wrapper.analysis.statistics import in_order
 from profiler_wrapper.trace.marks import ALL_GRAPHS, Mark, parse_mark
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Category, Int32, Recording, Spans
@@ -192,8 +193,8 @@ def join_calls(recording: Recording, parent: Int32, graphs: Mapping[str, Graph |
 def _children(recording: Recording, parent: Int32, calls: Sequence[int]) -> dict[int, list[int]]:
     """Per call the ops directly in it, in order of time."""
     spans = recording.spans
-    chosen = np.flatnonzero(np.isin(parent, list(calls)) & (spans.category < Category.MODULE))
-    chosen = chosen[np.argsort(spans.start_ns[chosen], kind="stable")]
+    inside = np.isin(parent, list(calls)) & (spans.category < Category.MODULE)
+    chosen = in_order(np.flatnonzero(inside), spans.start_ns)
     found: dict[int, list[int]] = defaultdict(list)
     for span, call in zip(chosen.tolist(), parent[chosen].tolist(), strict=True):
         found[call].append(span)

@@ -87,10 +87,7 @@ class LayerTree:
 
 
 def find_layers(
-    recording: Recording,
-    parent: Int32,
-    described: Iterable[Mapping[str, Any]] = (),
-    unmarked: Iterable[Mark] = (),
+    recording: Recording, parent: Int32, described: Iterable[Mapping[str, Any]], unmarked: Iterable[Mark]
 ) -> LayerTree:
     """The layer tree of `recording`.
 
@@ -126,7 +123,7 @@ def is_named_block(name: str) -> bool:
 
 
 def _from_marks(
-    entries: Sequence[tuple[int, Mark]], described: Iterable[Mapping[str, Any]], unmarked: Iterable[Mark] = ()
+    entries: Sequence[tuple[int, Mark]], described: Iterable[Mapping[str, Any]], unmarked: Iterable[Mark]
 ) -> LayerTree:
     places = {(str(d.get("root")), str(d.get("path"))): (place, d) for place, d in enumerate(described)}
     first_mark: dict[tuple[str, str], Mark] = {}

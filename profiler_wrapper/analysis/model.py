@@ -7,7 +7,7 @@ written to `result.json`, where times are microseconds.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_args
 
@@ -518,6 +518,14 @@ class LayerRow:
     def bound(self) -> Bound | None:
         """What holds it at the roof: the larger part of its time there. None where that is not known, or 0."""
         return bound_of(self.roof_time_per_step_ns, self.memory_roof_time_per_step_ns)
+
+
+def rows_by_layer(rows: Iterable[LayerRow]) -> dict[str, list[LayerRow]]:
+    """The rows of each layer, those of "" too, in the order in which they come."""
+    of_layer: dict[str, list[LayerRow]] = {}
+    for row in rows:
+        of_layer.setdefault(row.layer, []).append(row)
+    return of_layer
 
 
 def bound_of(roof_ns: float | None, memory_ns: float | None) -> Bound | None:

@@ -129,6 +129,11 @@ def marked(length: int, members: Collection[int] | npt.NDArray[Any]) -> npt.NDAr
     return chosen
 
 
+def in_order(members: npt.NDArray[Item], time_ns: Int64) -> npt.NDArray[Item]:
+    """Indices into times, in the order of their times; of equal times as they were."""
+    return members[np.argsort(time_ns[members], kind="stable")]
+
+
 def sum_by_key(key: npt.NDArray[Any], values: Int64, count: int) -> Int64:
     """Per key, from 0 to `count` - 1, the exact sum of its values."""
     total = np.zeros(count, dtype=np.int64)

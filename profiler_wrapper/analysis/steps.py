@@ -11,6 +11,7 @@ import numpy as np
 
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.analysis.statistics import in_order
 from profiler_wrapper.trace.marks import is_server_step
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording
@@ -27,8 +28,8 @@ def optimizer_calls(recording: Recording, method: Literal["step", "zero_grad"]) 
     """The spans, on CPUs, of one method of any optimizer, in the order in which they begin."""
     spans = recording.spans
     names = [i for i, name in enumerate(recording.names) if name.startswith(f"Optimizer.{method}#")]
-    calls = np.flatnonzero(np.isin(spans.name, names) & (spans.category <= Category.ANNOTATION))
-    return calls[np.argsort(spans.start_ns[calls], kind="stable")]
+    is_call = np.isin(spans.name, names) & (spans.category <= Category.ANNOTATION)
+    return in_order(np.flatnonzero(is_call), spans.start_ns)
 
 
 def closure_ops(recording: Recording, parent: Int32, optimizing: Bool, made_nodes: Int32) -> Bool:
@@ -172,8 +173,8 @@ def find_iterations(recording: Recording) -> Steps:
     """Entries of a block that is entered again and again, as around each layer of a loop over layers."""
     spans = recording.spans
     numbered = {i: int(m.group(1)) for i, n in enumerate(recording.names) if (m := _ITERATION.fullmatch(n))}
-    chosen = np.flatnonzero((spans.category == Category.ANNOTATION) & np.isin(spans.name, list(numbered)))
-    chosen = chosen[np.argsort(spans.start_ns[chosen], kind="stable")]
+    is_entry = (spans.category == Category.ANNOTATION) & np.isin(spans.name, list(numbered))
+    chosen = in_order(np.flatnonzero(is_entry), spans.start_ns)
     return _cut([numbered[n] for n in spans.name[chosen].tolist()], spans.start_ns[chosen], spans.end_ns[chosen])
 
 
@@ -181,8 +182,7 @@ def find_steps(recording: Recording, tree: LayerTree, node_of: Int32) -> Steps:
     """The steps: `ProfilerStep#N`, else steps of the first optimizer, of a server, else calls of the first root."""
     spans = recording.spans
     numbered = {i: int(m.group(1)) for i, n in enumerate(recording.names) if (m := _PROFILER_STEP.fullmatch(n))}
-    annotations = np.flatnonzero(spans.category == Category.ANNOTATION)
-    annotations = annotations[np.argsort(spans.start_ns[annotations], kind="stable")]
+    annotations = in_order(np.flatnonzero(spans.category == Category.ANNOTATION), spans.start_ns)
     marked: list[int] = []
     ended_ns: list[int] = []
     for i in annotations[np.isin(spans.name[annotations], list(numbered))].tolist():

@@ -28,7 +28,7 @@ from profiler_wrapper.analysis.model import (
     TimeTotals,
     UnattributedRow,
 )
-from profiler_wrapper.analysis.statistics import at, sum_by_key
+from profiler_wrapper.analysis.statistics import at, in_order, sum_by_key
 from profiler_wrapper.analysis.steps import Steps, find_iterations
 from profiler_wrapper.analysis.work.flops import FlopCount
 from profiler_wrapper.analysis.work.peaks import Given
@@ -69,11 +69,11 @@ def layer_rows(
         if attributed.left_out is None or not attributed.left_out[span]:
             entered[index, attributed.attribution.place(span).phase].append(call)
     keys = {*inclusive, *entered, *fused_ns, *also}
-    order = {index: layer.order for index, layer in enumerate(tree.layers)}
+    layers = [*tree.layers, _NO_MODULE]  # the last one is for `NO_LAYER`
     rows = []
-    for key in sorted(keys, key=lambda key: (key[0] < 0, order.get(key[0], 0), key[0], PHASES.index(key[1]))):
+    for key in sorted(keys, key=lambda key: (key[0] < 0, layers[key[0]].order, key[0], PHASES.index(key[1]))):
         index, phase = key
-        layer = tree.layers[index] if index >= 0 else _NO_MODULE
+        layer = layers[index]
         self_sums, whole, calls_of_key = own[key], inclusive[key], entered.get(key)
         held = {name: values[calls_of_key] for name, values in memory.items()} if calls_of_key else {}
         kept = held if phase not in ("recompute", "backward") else {}
@@ -193,15 +193,13 @@ _LEAF = 0.5  # of an op's duration that is its own: such ops compute, others hol
 def unattributed_rows(attributed: Attributed) -> tuple[UnattributedRow, ...]:
     """Time without a layer, by reason, the largest first."""
     charges = attributed.charges
-    time: Counter[str] = Counter()
-    count: Counter[str] = Counter()
-    time_ns = sum_by_key(charges.place, charges.time_ns, len(attributed.attribution.places))
-    numbers = np.bincount(charges.place, minlength=len(time_ns))
-    for place, spent, number in zip(attributed.attribution.places, time_ns.tolist(), numbers.tolist(), strict=True):
+    time_ns, count = Counter[str](), Counter[str]()
+    spent = sum_by_key(charges.place, charges.time_ns, len(attributed.attribution.places)).tolist()
+    for place, own_ns, number in zip(attributed.attribution.places, spent, np.bincount(charges.place), strict=False):
         if place.layer == UNKNOWN:
-            time[place.reason] += spent
-            count[place.reason] += number
-    rows = [UnattributedRow(reason=r, time_ns=time[r], count=count[r]) for r in time if count[r]]
+            time_ns[place.reason] += own_ns
+            count[place.reason] += int(number)
+    rows = [UnattributedRow(reason=reason, time_ns=time_ns[reason], count=n) for reason, n in count.items() if n]
     return tuple(sorted(rows, key=lambda row: (-row.time_ns, row.reason)))
 
 
@@ -215,10 +213,7 @@ def attention_rows(attributed: Attributed) -> tuple[AttentionRow, ...]:
             key = (place.layer, place.phase, int(charges.backend[i]))
             kernels[key][recording.name_of(int(charges.span[i]))] += int(charges.time_ns[i])
 
-    def in_model(key: tuple[int, Phase, int]) -> tuple[int, int]:
-        layer, phase, _ = key
-        return tree.layers[layer].order if layer >= 0 else len(tree.layers), PHASES.index(phase)
-
+    orders = [*(layer.order for layer in tree.layers), len(tree.layers)]  # the last one is for `NO_LAYER`
     return tuple(
         AttentionRow(
             layer=tree.layers[layer].name if layer >= 0 else "",
@@ -227,7 +222,7 @@ def attention_rows(attributed: Attributed) -> tuple[AttentionRow, ...]:
             kernels=tuple(name for name, _ in kernels[layer, phase, backend].most_common()),
             time_ns=kernels[layer, phase, backend].total(),
         )
-        for layer, phase, backend in sorted(kernels, key=in_model)
+        for layer, phase, backend in sorted(kernels, key=lambda key: (orders[key[0]], PHASES.index(key[1])))
     )
 
 
@@ -252,9 +247,7 @@ def step_rows(attributed: Attributed, memory: DeviceMemory | None) -> tuple[Step
     phase = attributed.attribution.phase_of_place[charges.place]
     spent = np.zeros((len(steps) + 1, len(PHASES)), dtype=np.int64)  # the last row is for no step
     np.add.at(spent, (place, phase), charges.time_ns)
-    attention = np.zeros(len(steps) + 1, dtype=np.int64)
-    is_attention = charges.backend >= 0
-    np.add.at(attention, place[is_attention], charges.time_ns[is_attention])
+    attention = sum_by_key(place, np.where(charges.backend >= 0, charges.time_ns, 0), len(steps) + 1)
     peaks = None
     if memory is not None:
         peaks = memory.highest(*np.searchsorted(memory.time_ns, [steps.start_ns, steps.end_ns])).tolist()
@@ -316,10 +309,7 @@ def communication_and_compute(
         ]
     computes = ~communicates & (charges.time_ns >= _LEAF * (end - start))
     threads = communicating_threads(recording)
-    moving = union(
-        np.append(spans.start_ns[threads], start[moves]),
-        np.append(spans.end_ns[threads], end[moves]),
-    )
+    moving = union(np.append(spans.start_ns[threads], start[moves]), np.append(spans.end_ns[threads], end[moves]))
     return [(moving, union(start[computes], end[computes]))]
 
 
@@ -442,8 +432,7 @@ def _begins_in_block(recording: Recording, members: Int64, names: set[int]) -> B
     blocks = np.flatnonzero((spans.category == Category.ANNOTATION) & np.isin(spans.name, list(names)))
     within = np.zeros(len(members), dtype=np.bool_)
     for lane in np.unique(spans.lane[blocks]).tolist():
-        here = blocks[spans.lane[blocks] == lane]
-        here = here[np.argsort(spans.start_ns[here], kind="stable")]
+        here = in_order(blocks[spans.lane[blocks] == lane], spans.start_ns)
         starts = spans.start_ns[members]
         begun = np.searchsorted(spans.start_ns[here], starts, side="right")
         ends = np.append(0, np.maximum.accumulate(spans.end_ns[here]))  # the last one of those that have begun

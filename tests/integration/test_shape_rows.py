@@ -285,7 +285,7 @@ def test_the_shapes_of_an_op_are_told_as_text_the_most_frequent_first(tmp_path: 
     assert prof.directory is not None
     found = attribute_trace(prof.directory / "profile_trace.json")
     assert found.shapes is not None
-    assert shape_rows(found, found.shapes).shapes_of_op["aten::addmm"] == (
+    assert shape_rows(found, found.shapes, FlopOps(found, found.shapes)).shapes_of_op["aten::addmm"] == (
         "float32[6], float32[4, 6], float32[6, 6]",
         "float32[6], float32[4, 8], float32[8, 6]",
     )

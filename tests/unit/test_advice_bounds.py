@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from advice_facts import facts_of
-from profiler_wrapper.analysis.advice.facts import Facts, saved_at_most_ns
+from profiler_wrapper.analysis.advice.facts import Facts
 from profiler_wrapper.trace.nesting import nearest
 from recordings import Trace
 
@@ -18,7 +18,7 @@ def saved_ns(facts: Facts, name: str, *, with_inner: bool = False) -> float:
     vanishing = np.array([text == name for text in recording.names], dtype=np.bool_)[recording.spans.name]
     if with_inner:
         vanishing = nearest(facts.found.nesting.parent, vanishing) >= 0
-    return saved_at_most_ns(facts, vanishing)
+    return facts.saved_at_most_ns(vanishing)
 
 
 def on_a_cpu(taken_ns: list[int]) -> Facts:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from advice_facts import facts_of
-from profiler_wrapper.analysis.advice.facts import device_of
 from profiler_wrapper.analysis.classes import DeviceProperties, busiest_device, busiest_device_properties
 from profiler_wrapper.trace.recording import Category, OpShapes
 from recordings import Trace
@@ -34,7 +33,7 @@ def test_the_busiest_device_is_the_same_for_all() -> None:
     assert busiest_device(recording) == 1
     assert busiest_device_properties(recording).name == "NVIDIA A100"
     facts = facts_of(recording)
-    overview, device, gaps = facts.analysis.overview, device_of(facts), facts.gaps
+    overview, device, gaps = facts.analysis.overview, facts.device, facts.gaps
     assert facts.analysis.run["device"] == "NVIDIA A100"
     assert overview is not None and (overview.device, overview.multiprocessors) == ("NVIDIA A100", 108)
     assert device is not None and (device.name, device.compute_capability, device.memory_bytes) == (
@@ -48,7 +47,7 @@ def test_the_busiest_device_is_the_same_for_all() -> None:
 
 def test_half_a_compute_capability_is_none() -> None:
     recording = of_two_devices().recording(metadata={"deviceProperties": DEVICES})
-    device = device_of(facts_of(recording, run={"compute_capability": [9]}))
+    device = facts_of(recording, run={"compute_capability": [9]}).device
     assert device is not None and device.compute_capability == (8, 0)
 
 

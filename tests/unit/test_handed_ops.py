@@ -104,7 +104,8 @@ def test_what_an_optimizer_multiplies_is_no_work_of_the_model() -> None:
     trace.annotation("Optimizer.step#Muon.step", 110, 200).op("aten::mm", 120, 130).op("aten::mm", 140, 150)
     found = work(trace)
     assert (found.model_flops, found.hardware_flops) == (2 * 1024, 4 * 1024)  # the second is outside all layers
-    assert (found.causal_model_flops, found.causal_hardware_flops) == (2 * 1024, 4 * 1024)
+    causal = (found.causal_model_flops_by_dtype, found.causal_hardware_flops_by_dtype)
+    assert tuple(sum(flops.values()) for flops in causal) == (2 * 1024, 4 * 1024)
 
 
 def test_the_forward_and_backward_of_an_optimizers_closure_are_work_of_the_model() -> None:

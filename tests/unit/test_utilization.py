@@ -211,8 +211,9 @@ def found_of(trace: Trace) -> Attributed:
 
 def test_the_work_of_a_step_is_the_mean_over_steps() -> None:
     work = work_of(found_of(steps((0, 100), (100, 200)).op("aten::mm", 50, 60)))
-    assert work.model_flops_by_dtype == {"float32": 1536}
-    assert (work.model_flops, work.hardware_flops, work.causal_model_flops, work.causal_hardware_flops) == (1536,) * 4
+    assert work.model_flops_by_dtype == work.hardware_flops_by_dtype == {"float32": 1536}
+    assert work.causal_model_flops_by_dtype == work.causal_hardware_flops_by_dtype == {"float32": 1536}
+    assert (work.model_flops, work.hardware_flops) == (1536, 1536)
     assert work.uncounted == ()
 
 

@@ -9,21 +9,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from profiler_wrapper.analysis.advice.facts import (
-    NS_PER_US,
-    Facts,
-    Rule,
-    count,
-    device_of,
-    duration,
-    saved_at_most_ns,
-    share,
-    time_of_ns,
-    where,
-)
+from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule, count, duration, share, where
 from profiler_wrapper.analysis.attention_ops import FAST_PATH_PARTS, SLOWER_BACKENDS
 from profiler_wrapper.analysis.model import AttentionCallRow, Finding
-from profiler_wrapper.analysis.statistics import marked
+from profiler_wrapper.analysis.statistics import in_order, marked
 from profiler_wrapper.analysis.views.products import attention_made
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Bool, Category, Int64
@@ -171,15 +160,15 @@ _UNKNOWN_FIX = (
 
 def attention_fallback(facts: Facts) -> Iterator[Finding]:
     """Calls of scaled-dot-product attention that ran with a slower backend than the machine has."""
-    device, found = device_of(facts), facts.found
+    device, found = facts.device, facts.found
     if device is not None and device.compute_capability is None:
         return  # the conditions are those of CUDA and of CPUs
     if not any(row.backend in SLOWER_BACKENDS for row in facts.analysis.attention):
         return
-    made = attention_made(found)
+    entry_of, backend_of = attention_made(found)
     places, place_of = found.attribution.places, found.attribution.place_of
     entries: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for entry, backend in made.backend_of.items():
+    for entry, backend in backend_of.items():
         if entry >= 0 and backend in SLOWER_BACKENDS and found.recording.name_of(entry) not in FAST_PATH_PARTS:
             entries[found.layer_name(places[int(place_of[entry])]) or "", backend].append(entry)
     calls = {(row.layer, row.backend): row for row in facts.analysis.attention_calls if row.phase == "backward"}
@@ -191,8 +180,8 @@ def attention_fallback(facts: Facts) -> Iterator[Finding]:
         if reasons is not None:
             groups[key[1], reasons].append(key)
     for (backend, reasons), members in groups.items():
-        chosen = np.isin(made.entry_of, [entry for key in members for entry in entries[key]])
-        time_ns = time_of_ns(facts, chosen)
+        chosen = np.isin(entry_of, [entry for key in members for entry in entries[key]])
+        time_ns = facts.time_of_ns(chosen)
         if time_ns:
             layers = tuple(layer for layer, _ in members)
             known = any(key in calls for key in members)
@@ -203,7 +192,7 @@ def attention_fallback(facts: Facts) -> Iterator[Finding]:
                 ID,
                 f"attention ran with the {name} backend, not flash: {why}",
                 share=facts.share_of_work(time_ns),
-                saves_ns=saved_at_most_ns(facts, chosen),
+                saves_ns=facts.saved_at_most_ns(chosen),
                 saves_bytes=_kept_bytes(facts, layers) if backend == "math" else None,
                 evidence=[
                     f"{count(number, 'call')} a step in {where(layers)}: {duration(time_ns)} of {facts.time_name}"
@@ -228,7 +217,7 @@ def _reasons(backend: str, call: AttentionCallRow | None, machine: Machine) -> t
 
 
 def _machine(facts: Facts) -> Machine:
-    device, switches = device_of(facts), facts.analysis.run.get("attention_backends")
+    device, switches = facts.device, facts.analysis.run.get("attention_backends")
     return Machine(
         is_cuda=device is not None,
         capability=device.compute_capability if device is not None else None,
@@ -280,7 +269,7 @@ def unfused_attention(found: Attributed) -> UnfusedAttention | None:
     if not is_softmax.any() or not is_product.any():
         return None
     chosen = (is_product | is_softmax) & ~attribution.in_phases("backward", "optimizer")[attribution.place_of]
-    chosen &= attention_made(found).entry_of < 0  # torch's own attention has its name
+    chosen &= attention_made(found)[0] < 0  # torch's own attention has its name
     calls = marked(len(parent), found.tree.layer_of_span)
     call_of = nearest(parent, calls)  # the span of the layer's call around; -1 outside of all
     members = np.flatnonzero(chosen)
@@ -309,8 +298,7 @@ def _between(found: Attributed, first: Int64, last: Int64) -> Bool:
     spans = found.recording.spans
     inside = np.zeros(len(spans), dtype=np.bool_)
     for lane in np.unique(spans.lane[first]).tolist():
-        here = np.flatnonzero(spans.lane[first] == lane)
-        here = here[np.argsort(spans.start_ns[first[here]], kind="stable")]
+        here = in_order(np.flatnonzero(spans.lane[first] == lane), spans.start_ns[first])
         starts, ends = spans.start_ns[first[here]], spans.end_ns[last[here]]
         members = np.flatnonzero((spans.lane == lane) & (spans.category <= Category.RUNTIME))
         at = np.searchsorted(starts, spans.start_ns[members], side="right") - 1
@@ -330,9 +318,9 @@ def attention_unfused(facts: Facts) -> Iterator[Finding]:
     unfused = unfused_attention(facts.found)
     if unfused is None:
         return
-    time_ns, softmax_ns = time_of_ns(facts, unfused.whole), time_of_ns(facts, unfused.softmax)
-    products_ns = time_of_ns(facts, unfused.products)
-    device = device_of(facts)
+    time_ns, softmax_ns = facts.time_of_ns(unfused.whole), facts.time_of_ns(unfused.softmax)
+    products_ns = facts.time_of_ns(unfused.products)
+    device = facts.device
     eager = facts.analysis.run.get("attention_implementation") == "eager"
     softmaxes = (row for row in facts.analysis.operators if row.op in ("aten::softmax", "aten::_softmax"))
     yield facts.finding(
@@ -340,7 +328,7 @@ def attention_unfused(facts: Facts) -> Iterator[Finding]:
         f"attention is made of single ops, a softmax between two products: {share(facts.share_of_work(time_ns))} of "
         f"{facts.time_name}",
         share=facts.share_of_work(time_ns),
-        saves_ns=saved_at_most_ns(facts, unfused.whole),
+        saves_ns=facts.saved_at_most_ns(unfused.whole),
         saves_bytes=_kept_bytes(facts, unfused.layers),
         evidence=[
             f"{duration(time_ns)} of {facts.time_name} a step but for projections: the softmax {duration(softmax_ns)}, "

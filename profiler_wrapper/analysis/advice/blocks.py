@@ -10,18 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from profiler_wrapper.analysis.advice.facts import (
-    NS_PER_US,
-    Facts,
-    Rule,
-    count,
-    device_of,
-    duration,
-    own_cpu_ns,
-    saved_at_most_ns,
-    size,
-    time_of_ns,
-)
+from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule, count, duration, size
 from profiler_wrapper.analysis.call_rows import ExpertLayerRow, ExpertRow
 from profiler_wrapper.analysis.model import FORWARD_PHASES, Finding, Phase
 from profiler_wrapper.analysis.statistics import (
@@ -117,10 +106,7 @@ def _in_every_step(block: _Block, blocks: Sequence[_Block]) -> bool:
 def _slow(facts: Facts, block: _Block, blocks: Sequence[_Block]) -> Finding:
     middle = median(other.time_ns for other in blocks)
     by_phase = block.by_phase_ns
-    phase = max(
-        by_phase,
-        key=lambda one: by_phase[one] - median(other.by_phase_ns.get(one, 0.0) for other in blocks),
-    )
+    phase = max(by_phase, key=lambda one: by_phase[one] - median(other.by_phase_ns.get(one, 0.0) for other in blocks))
     reason, fix = _difference(block, [other for other in blocks if other is not block])
     return facts.finding(
         "odd-block",
@@ -262,7 +248,7 @@ def slow_optimizer(facts: Facts) -> Iterator[Finding]:
             continue
         if any(one.get("differentiable") for one in settings):
             continue
-        time_ns, wall_ns = time_of_ns(facts, steps.whole), facts.per_step_ns(int(steps.wall_ns.sum()))
+        time_ns, wall_ns = facts.time_of_ns(steps.whole), facts.per_step_ns(int(steps.wall_ns.sum()))
         ops = steps.ops.total() / facts.steps
         yield facts.finding(
             "slow-optimizer",
@@ -312,13 +298,13 @@ def _steps(facts: Facts) -> Iterator[_Steps]:
 
 def _saved_ns(facts: Facts, steps: _Steps) -> float:
     """As if the optimizer's step took no time at all; what is between its ops is time of the step itself."""
-    in_ops = own_cpu_ns(facts)
+    in_ops = facts.own_cpu_ns()
     in_ops[facts.found.recording.spans.category == Category.ANNOTATION] = 0
     step_of = nearest(facts.found.nesting.parent, marked(len(in_ops), steps.spans))
     own = np.flatnonzero(steps.whole & (step_of >= 0))
     of_step = sum_by_key(np.searchsorted(steps.spans, step_of[own]), in_ops[own], len(steps.spans))
     in_ops[steps.spans] = np.maximum(0, steps.wall_ns - of_step)
-    return saved_at_most_ns(facts, steps.whole, own_ns=in_ops)
+    return facts.saved_at_most_ns(steps.whole, own_ns=in_ops)
 
 
 def _settings(facts: Facts, class_name: str) -> list[Mapping[str, Any]]:
@@ -333,7 +319,7 @@ def _fix(facts: Facts, class_name: str, settings: list[Mapping[str, Any]]) -> st
     if can_fuse:
         return f"{class_name}(..., fused=True)"
     can_foreach = all(one.get("can_foreach") for one in settings) if settings else class_name in _WITH_FOREACH
-    if can_foreach and device_of(facts) is not None:
+    if can_foreach and facts.device is not None:
         return f"{class_name}(..., foreach=True)"
     return f"torch.compile around {class_name}'s step, or an optimizer that has fused=True: AdamW, Adam, SGD, Adagrad"
 

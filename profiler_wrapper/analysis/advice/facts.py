@@ -13,8 +13,8 @@ import numpy as np
 from profiler_wrapper.analysis.attribution import Role, role_of
 from profiler_wrapper.analysis.charges import Union, union
 from profiler_wrapper.analysis.classes import CLASSES, DeviceProperties, busiest_device, busiest_device_properties
-from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, Finding, LayerRow, Phase
-from profiler_wrapper.analysis.statistics import number_ranges
+from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, Finding, LayerRow, Phase, rows_by_layer
+from profiler_wrapper.analysis.statistics import OPEN, at, fill_numbers, in_order
 from profiler_wrapper.analysis.steps import StepWindows, step_windows
 from profiler_wrapper.trace.nesting import self_time
 from profiler_wrapper.trace.recording import Bool, Category, Int64
@@ -88,9 +88,9 @@ def _causes(facts: Facts, left: Int64, right: Int64, ender: Int64) -> tuple[Int6
     charges, spans = facts.found.charges, facts.found.recording.spans
     waiting_calls = (spans.category == Category.RUNTIME) & facts.found.recording.named(_WAITS.match)
     loading, waiting, launching = (np.zeros(len(left), dtype=np.int64) for _ in range(3))
-    cpu_span = np.where(ender >= 0, charges.cpu_span[ender], -1)
-    lane = np.where(cpu_span >= 0, spans.lane[cpu_span], -1)
-    launched = np.where(cpu_span >= 0, spans.start_ns[cpu_span], np.iinfo(np.int64).min)
+    cpu_span = at(charges.cpu_span, ender, -1)
+    lane = at(spans.lane, cpu_span, -1)
+    launched = at(spans.start_ns, cpu_span, np.iinfo(np.int64).min)
     for thread in np.unique(lane[lane >= 0]).tolist():
         mine = np.flatnonzero((lane == thread) & (launched > left))
         own = spans.lane == thread
@@ -129,14 +129,8 @@ def fold_names(names: Iterable[str]) -> tuple[str, ...]:
             for numbers in parts[place : place + 1]:
                 known[place] |= numbers
         split = list(together.values())
-    return tuple("".join(map(_written, parts)) for parts in split)
-
-
-def _written(part: str | frozenset[int]) -> str:
-    if isinstance(part, str):
-        return part
-    ranges = number_ranges(sorted(part))
-    return ranges if len(part) == 1 else f"{{{ranges}}}"
+    texts = ([part if isinstance(part, str) else fill_numbers(OPEN, part) for part in parts] for parts in split)
+    return tuple(map("".join, texts))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -244,16 +238,17 @@ class Facts:
     @property
     def peak_bytes(self) -> int | None:
         """The highest allocated; None where memory was not recorded."""
-        peak = self.analysis.memory.get("peak")
-        allocated = peak.get("allocated_bytes") if isinstance(peak, dict) else None
-        return int(allocated) if allocated else None
+        return self._at_peak("allocated_bytes")
 
     @property
     def peak_reserved_bytes(self) -> int | None:
         """The most that the allocator took from the device; where it does not tell, the highest allocated."""
+        return self._at_peak("reserved_bytes") or self.peak_bytes
+
+    def _at_peak(self, key: Literal["allocated_bytes", "reserved_bytes"]) -> int | None:
         peak = self.analysis.memory.get("peak")
-        reserved = peak.get("reserved_bytes") if isinstance(peak, dict) else None
-        return int(reserved) if reserved else self.peak_bytes
+        size_bytes = peak.get(key) if isinstance(peak, dict) else None
+        return int(size_bytes) if size_bytes else None
 
     @property
     def device_memory_bytes(self) -> int | None:
@@ -376,90 +371,76 @@ class Facts:
         )
 
     @cached_property
-    def rows_of(self) -> dict[str, tuple[LayerRow, ...]]:
+    def rows_of(self) -> dict[str, list[LayerRow]]:
         """The rows of each layer, in model order; what has no layer is "" ."""
-        rows: dict[str, list[LayerRow]] = {}
-        for row in self.analysis.layers:
-            rows.setdefault(row.layer, []).append(row)
-        return {layer: tuple(members) for layer, members in rows.items()}
+        return rows_by_layer(self.analysis.layers)
 
     @cached_property
     def blocks(self) -> tuple[str, ...]:
         """Names of the blocks that have time or calls, in model order."""
         return tuple(layer for layer, rows in self.rows_of.items() if layer and rows[0].kind == "block")
 
+    @cached_property
+    def device(self) -> DeviceProperties | None:
+        """The device that a run was on, as far as the trace and the run tell; None for a CPU-only trace.
+
+        It has a compute capability only where NVIDIA made it, and a name that may be "".
+        """
+        if not self.on_device:
+            return None
+        run, metadata = self.analysis.run, self.found.recording.metadata
+        properties = busiest_device_properties(self.found.recording)
+        name = str(run.get("device") or properties.name or "")
+        is_amd = any(key.startswith("hip_") for key in metadata) or "hip" in run.get("versions", {}) or "AMD" in name
+        stated = run.get("compute_capability")
+        capability = (int(stated[0]), int(stated[1])) if stated and len(stated) == 2 else properties.compute_capability
+        memory = run.get("device_memory_bytes") or properties.memory_bytes or self.device_memory_bytes
+        return replace(
+            properties,
+            name=name,
+            compute_capability=None if is_amd else capability,
+            memory_bytes=memory if isinstance(memory, int) and memory > 0 else None,
+        )
+
+    def time_of_ns(self, chosen: Bool) -> float:
+        """Device time (on a CPU-only trace, CPU time) of a step that CPU events launched, or took."""
+        charges = self.found.charges
+        return self.per_step_ns(int(charges.time_ns[at(chosen, charges.cpu_span, False)].sum()))
+
+    def own_cpu_ns(self) -> Int64:
+        """Per CPU event the wall time in which it is the innermost of its thread: marks, annotations take time here."""
+        spans = self.found.recording.spans
+        counts = spans.category <= Category.MODULE
+        return self_time(self.found.nesting, spans.lane, spans.start_ns, spans.duration_ns, counts=counts)
+
+    # The CPU issues work in order, and a device does it in order. So a step takes as long as the longest path through
+    # it: CPU time up to some launch, then device time from there on. Without some of the work that path is still
+    # there, and shorter by what of the work lay on it: CPU time before a launch and device time after it. The largest
+    # such sum over all launches is one bound. The other: a device that still has all else to do cannot save more than
+    # the device time of the work, and its idle time. Profiling makes ops slower on the CPU, which makes both larger,
+    # never smaller.
+    def saved_at_most_ns(self, vanishing: Bool, *, own_ns: Int64 | None = None) -> float:
+        """Wall time of a step, at most, that the CPU events marked as `vanishing` take, with all that they launch.
+
+        Of each the time that is its own, without what lies inside; `own_ns`: that of every event, where it is less.
+        """
+        spans, charges = self.found.recording.spans, self.found.charges
+        own_ns = self.own_cpu_ns() if own_ns is None else own_ns
+        members = in_order(np.flatnonzero(vanishing & (own_ns > 0)), spans.start_ns)
+        cpu_ns = float(own_ns[members].sum())
+        if not self.on_device:
+            return self.per_step_ns(int(cpu_ns))
+        launched = in_order(np.flatnonzero(at(vanishing, charges.cpu_span, False)), charges.launch_ns)
+        device_ns = float(charges.time_ns[launched].sum())
+        by_path = max(cpu_ns, device_ns)
+        if len(launched) and len(members):
+            until = np.concatenate(([0], np.cumsum(own_ns[members])))
+            before = until[np.searchsorted(spans.start_ns[members], charges.launch_ns[launched], side="right")]
+            after = np.cumsum(charges.time_ns[launched][::-1])[::-1]
+            by_path = max(by_path, float((before + after).max()))
+        idle_ns = max(0.0, self.step_ns * self.steps - (self.analysis.time.busy_ns or 0))
+        idle_ns = max(idle_ns, (self.idle_ns or 0.0) * self.steps)  # the device may be busy outside of the steps too
+        return min(by_path, device_ns + idle_ns) / self.steps
+
 
 Rule = Callable[[Facts], Iterable[Finding]]
-
-
-# --------------------------------------------------------------------------------------------------
-# What a step is shorter by, at most, where some of its work vanishes.
-#
-# The CPU issues work in order, and a device does it in order. So a step takes as long as the longest path through it:
-# CPU time up to some launch, then device time from there on. Without some of the work that path is still there, and
-# shorter by what of the work lay on it: CPU time before a launch and device time after it. The largest such sum over
-# all launches is one bound. The other: a device that still has all else to do cannot save more than the device time of
-# the work, and its idle time. Profiling makes ops slower on the CPU, which makes both larger, never smaller.
-
-
-def saved_at_most_ns(facts: Facts, vanishing: Bool, *, own_ns: Int64 | None = None) -> float:
-    """Wall time of a step, at most, that the CPU events marked as `vanishing` take, with all that they launch.
-
-    Of each the time that is its own, without what lies inside; `own_ns`: that of every event, where it is less.
-    """
-    spans, charges = facts.found.recording.spans, facts.found.charges
-    own_ns = own_cpu_ns(facts) if own_ns is None else own_ns
-    members = np.flatnonzero(vanishing & (own_ns > 0))
-    cpu_ns = float(own_ns[members].sum())
-    if not facts.on_device:
-        return facts.per_step_ns(int(cpu_ns))
-    launched = np.flatnonzero((charges.cpu_span >= 0) & vanishing[np.maximum(charges.cpu_span, 0)])
-    launched = launched[np.argsort(charges.launch_ns[launched], kind="stable")]
-    device_ns = float(charges.time_ns[launched].sum())
-    by_path = max(cpu_ns, device_ns)
-    if len(launched) and len(members):
-        members = members[np.argsort(spans.start_ns[members], kind="stable")]
-        until = np.concatenate(([0], np.cumsum(own_ns[members])))
-        before = until[np.searchsorted(spans.start_ns[members], charges.launch_ns[launched], side="right")]
-        after = np.cumsum(charges.time_ns[launched][::-1])[::-1]
-        by_path = max(by_path, float((before + after).max()))
-    idle_ns = max(0.0, facts.step_ns * facts.steps - (facts.analysis.time.busy_ns or 0))
-    idle_ns = max(idle_ns, (facts.idle_ns or 0.0) * facts.steps)  # the device may be busy outside of the steps too
-    return min(by_path, device_ns + idle_ns) / facts.steps
-
-
-def time_of_ns(facts: Facts, chosen: Bool) -> float:
-    """Device time (on a CPU-only trace, CPU time) of a step that CPU events launched, or took."""
-    charges = facts.found.charges
-    counts = (charges.cpu_span >= 0) & chosen[np.maximum(charges.cpu_span, 0)]
-    return facts.per_step_ns(int(charges.time_ns[counts].sum()))
-
-
-def own_cpu_ns(facts: Facts) -> Int64:
-    """Per CPU event the wall time in which it is the innermost of its thread: marks and annotations take time here."""
-    spans = facts.found.recording.spans
-    counts = spans.category <= Category.MODULE
-    return self_time(facts.found.nesting, spans.lane, spans.start_ns, spans.duration_ns, counts=counts)
-
-
-# --------------------------------------------------------------------------------------------------
-# The device that a run was on, as far as the trace and the run tell.
-
-
-def device_of(facts: Facts) -> DeviceProperties | None:
-    """None for a CPU-only trace. It has a compute capability only where NVIDIA made it, and a name that may be ""."""
-    if not facts.on_device:
-        return None
-    run, metadata = facts.analysis.run, facts.found.recording.metadata
-    properties = busiest_device_properties(facts.found.recording)
-    name = str(run.get("device") or properties.name or "")
-    is_amd = any(key.startswith("hip_") for key in metadata) or "hip" in run.get("versions", {}) or "AMD" in name
-    stated = run.get("compute_capability")
-    capability = (int(stated[0]), int(stated[1])) if stated and len(stated) == 2 else properties.compute_capability
-    memory = run.get("device_memory_bytes") or properties.memory_bytes or facts.device_memory_bytes
-    return replace(
-        properties,
-        name=name,
-        compute_capability=None if is_amd else capability,
-        memory_bytes=memory if isinstance(memory, int) and memory > 0 else None,
-    )

@@ -7,17 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from profiler_wrapper.analysis.advice.facts import (
-    NS_PER_US,
-    Facts,
-    Rule,
-    device_of,
-    duration,
-    saved_at_most_ns,
-    share,
-    size,
-    where,
-)
+from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule, duration, share, size, where
 from profiler_wrapper.analysis.model import Finding
 from profiler_wrapper.trace.recording import Bool
 
@@ -41,7 +31,7 @@ _CHECKPOINT = "CheckpointFunction"  # torch's name, and that of its backward
 
 def memory_nearly_full(facts: Facts) -> Iterator[Finding]:
     """The allocator holds over nine tenths of the device's memory: a longer batch fails, and it may begin to retry."""
-    peak, device = _peak(facts), device_of(facts)
+    peak, device = _peak(facts), facts.device
     if peak is None or device is None or device.memory_bytes is None:
         return
     allocated, reserved = peak.get("allocated_bytes") or 0, peak.get("reserved_bytes") or 0
@@ -65,7 +55,7 @@ def memory_nearly_full(facts: Facts) -> Iterator[Finding]:
 
 def fragmentation(facts: Facts) -> Iterator[Finding]:
     """Much more reserved than allocated at the moment when most is reserved."""
-    peak, device = _peak(facts), device_of(facts)
+    peak, device = _peak(facts), facts.device
     if peak is None or device is None:
         return
     moment = peak.get("reserved")
@@ -139,7 +129,7 @@ def recompute_not_needed(facts: Facts) -> Iterator[Finding]:
     )
     room = device - peak - _ROOM_LEFT * device
     needs = _kept_without(facts, layers)
-    saved = max(spent, saved_at_most_ns(facts, _recomputes(facts)))
+    saved = max(spent, facts.saved_at_most_ns(_recomputes(facts)))
     fix = "turn checkpointing off (no model.activation_checkpointing_enable(), no checkpoint() around blocks)"
     if needs is not None and needs > room:
         part = max(0.0, room) / needs

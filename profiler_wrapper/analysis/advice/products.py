@@ -5,21 +5,12 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
 from profiler_wrapper.analysis import classes
-from profiler_wrapper.analysis.advice.facts import (
-    NS_PER_US,
-    Facts,
-    Rule,
-    cut,
-    device_of,
-    duration,
-    share,
-    time_of_ns,
-)
+from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule, cut, duration, share
 from profiler_wrapper.analysis.classes import DeviceProperties
 from profiler_wrapper.analysis.model import Finding, KernelRow, ProductRow
 from profiler_wrapper.analysis.statistics import marked
@@ -58,11 +49,7 @@ _ROLES: dict[Role, tuple[str, str]] = {  # in words, and what to do
 }
 
 
-class _Size(NamedTuple):
-    size: int
-    multiple: int
-    dtype: str
-    role: Role
+_Size = tuple[int, int, str, Role]  # and what it is no multiple of, the type, and what it is
 
 
 def unaligned_dimensions(facts: Facts) -> Iterator[Finding]:
@@ -70,7 +57,7 @@ def unaligned_dimensions(facts: Facts) -> Iterator[Finding]:
 
     Saves at most what they take beyond the peak.
     """
-    device = device_of(facts)
+    device = facts.device
     if device is None or not device.has_tensor_cores:
         return
     found: dict[_Size, list[ProductRow]] = defaultdict(list)
@@ -78,8 +65,7 @@ def unaligned_dimensions(facts: Facts) -> Iterator[Finding]:
         if row.phase != "backward":
             for key in _unaligned(facts, row):
                 found[key].append(row)
-    for key, rows in found.items():
-        size, multiple, dtype, role = key
+    for (size, multiple, dtype, role), rows in found.items():
         layers = tuple(dict.fromkeys(row.layer for row in rows))
         backward = (row for row in facts.analysis.products if row.phase == "backward" and row.layer in layers)
         rows += [row for row in backward if row.dtype == dtype and size in (row.m, row.n, row.k)]
@@ -109,7 +95,7 @@ def _unaligned(facts: Facts, row: ProductRow) -> Iterator[_Size]:
         return
     for size in dict.fromkeys((row.n,) if "conv" in row.op else (row.n, row.k)):
         if size % multiple and size > multiple:
-            yield _Size(size, multiple, row.dtype, _role(facts, row, size))
+            yield size, multiple, row.dtype, _role(facts, row, size)
 
 
 def _role(facts: Facts, row: ProductRow, size: int) -> Role:
@@ -142,12 +128,12 @@ _NO_PRODUCT = re.compile(
 
 def no_tf32(facts: Facts) -> Iterator[Finding]:
     """float32 products on a device that has tfloat32, with kernels that do not use it."""
-    device = device_of(facts)
+    device = facts.device
     precision = facts.analysis.run.get("float32_matmul_precision")
     if device is None or not device.has_tf32 or precision not in (None, "highest"):
         return
     chosen = _launches_in_plain_float32(facts)
-    time_ns = time_of_ns(facts, chosen)
+    time_ns = facts.time_of_ns(chosen)
     if facts.share_of_work(time_ns) < _WORTH_A_SIZE_SHARE:
         return
     rows = [row for row in facts.analysis.products if row.dtype == "float32" and "conv" not in row.op]
@@ -179,7 +165,7 @@ def _launches_in_plain_float32(facts: Facts) -> Bool:
 
 def tensor_cores_unused(facts: Facts) -> Iterator[Finding]:
     """Products, convolutions and attention in kernels that do not use the tensor cores that the device has."""
-    device = device_of(facts)
+    device = facts.device
     if device is None or not device.has_tensor_cores:
         return
     without = [row for row in facts.analysis.kernels if _could_use_them(row)]

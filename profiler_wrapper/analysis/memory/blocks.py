@@ -38,7 +38,7 @@ from profiler_wrapper.analysis.model import (
     Owner,
     Phase,
 )
-from profiler_wrapper.analysis.statistics import at, marked, sum_by_key
+from profiler_wrapper.analysis.statistics import at, in_order, marked, sum_by_key
 from profiler_wrapper.analysis.steps import optimizer_calls
 from profiler_wrapper.trace.nesting import Nesting, innermost_around, nearest
 from profiler_wrapper.trace.recording import Bool, Category, Int8, Int32, Int64, Recording
@@ -244,8 +244,7 @@ class _Rules:
         A run ends where the engine starts anew, or where a layer, an optimizer or a step begins outside of it.
         """
         spans, node_of = self.recording.spans, self.attribution.node_of
-        nodes = np.flatnonzero(self.attribution.is_node)
-        nodes = nodes[np.argsort(spans.start_ns[nodes], kind="stable")]
+        nodes = in_order(np.flatnonzero(self.attribution.is_node), spans.start_ns)
         ended = np.maximum.accumulate(spans.end_ns[nodes])
         outside = self.recording.named(lambda name: name.startswith(("Optimizer.", "ProfilerStep#")))
         outside[list(self.tree.layer_of_span)] = True

@@ -273,11 +273,8 @@ class _Changes:
         self.attributed, self.owned, self.peak = attributed, owned, peak
         self.layers = attributed.tree.layers
         self.size, self.category = owned.blocks.size_bytes, owned.category
-        self.alive = marked(len(self.size), owned.blocks.alive_after(peak))
-        self.leaking = np.zeros_like(self.alive)
-        for members in leaking:
-            self.leaking[members] = self.alive[members]
-        self.alive &= ~self.leaking
+        self.at_peak = marked(len(self.size), owned.blocks.alive_after(peak))
+        self.alive = self.at_peak & ~marked(len(self.size), np.concatenate([np.empty(0, np.int64), *leaking]))
         self.layer = at(attributed.attribution.layer_of_place, owned.blocks.place, -1)
         self.by_forward = self._made_in(*FORWARD_PHASES)
         has_backward = bool(attributed.attribution.is_node.any())
@@ -363,7 +360,7 @@ class _Changes:
         leaking = marked(len(self.alive), members)
         where = leak.layer or "code outside of all layers"
         text = f"let go of what {leak.op or 'something'} in {where} makes in every step"
-        held = int(self.size[leaking & self.leaking].sum())
+        held = int(self.size[leaking & self.at_peak].sum())
         return self._change("leak", text, leaking, held, layers=[leak.layer] if leak.layer else (), costs_ns=0)
 
     def _change(

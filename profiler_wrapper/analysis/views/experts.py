@@ -18,7 +18,7 @@ import numpy as np
 
 from profiler_wrapper.analysis.call_rows import AdapterRow, ExpertLayerRow, ExpertRow
 from profiler_wrapper.analysis.layer_tree import LayerTree
-from profiler_wrapper.analysis.model import FORWARD_PHASES, CollectiveRow, LayerRow, Phase
+from profiler_wrapper.analysis.model import FORWARD_PHASES, CollectiveRow, LayerRow, Phase, rows_by_layer
 from profiler_wrapper.analysis.statistics import at, marked, sum_by_key, sum_if_all_known
 from profiler_wrapper.analysis.work.flops import FlopOps
 from profiler_wrapper.analysis.work.formulas import products_of
@@ -253,17 +253,12 @@ def method_of_kernel(name: str) -> str | None:
 
 
 def expert_layer_rows(
-    found: Attributed,
-    layers: Sequence[LayerRow],
-    experts: Sequence[ExpertRow],
-    collectives: Sequence[CollectiveRow],
+    found: Attributed, layers: Sequence[LayerRow], experts: Sequence[ExpertRow], collectives: Sequence[CollectiveRow]
 ) -> tuple[ExpertLayerRow, ...]:
     """A row for each module that holds experts, and for what grouped and fused kernels compute elsewhere."""
     held, tree = _holders(found.tree), found.tree
     kernels = _kernels(found, held)
-    by_name: dict[str, list[LayerRow]] = defaultdict(list)
-    for row in layers:
-        by_name[row.layer].append(row)
+    by_name = rows_by_layer(layers)
     rows = []
     for place, name in enumerate(held.names):
         is_stacked, own = held.stacked[place] >= 0, [row for row in experts if row.layer == name]
@@ -363,10 +358,7 @@ def _kernels(found: Attributed, held: _Holders) -> dict[str | None, Counter[tupl
 
 def adapter_rows(layers: Sequence[LayerRow]) -> tuple[AdapterRow, ...]:
     """A row for each layer that adapters (LoRA and others) were put beside."""
-    by_name: dict[str, list[LayerRow]] = defaultdict(list)
-    for row in layers:
-        if row.phase in _PHASES:
-            by_name[row.layer].append(row)
+    by_name = rows_by_layer(row for row in layers if row.phase in _PHASES)
     adapters: dict[str, list[str]] = defaultdict(list)
     for name, (row, *_) in by_name.items():
         if row.kind == "adapter" and row.parent and by_name[row.parent][0].kind != "adapter":

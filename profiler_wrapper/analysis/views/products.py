@@ -42,18 +42,11 @@ class _Call(NamedTuple):
     strided: bool  # the last dimension of an input is not dense
 
 
-class AttentionMade(NamedTuple):
-    """Which events are calls of attention, and which work for one."""
+def attention_made(attributed: Attributed, *, ran: Bool | None = None) -> tuple[Int32, dict[int, str]]:
+    """Per span the call of attention that it works for (-1 for none), and the backend of each call that has time.
 
-    entry_of: Int32  # per span the call that it works for, -1 for none
-    backend_of: dict[int, str]  # of each call that has time
-
-
-def attention_made(attributed: Attributed, *, ran: Bool | None = None) -> AttentionMade:
-    """The calls of an attributed recording: the outermost ops that are attention, in backward those of the forward.
-
-    A backward op with a name of its own is a call itself only where nothing links it to a forward. `ran`: those that
-    count; all where not given.
+    Calls are the outermost ops that are attention, in backward those of the forward. A backward op with a name of its
+    own is a call itself only where nothing links it to a forward. `ran`: those that count; all where not given.
     """
     recording, parent, attribution = attributed.recording, attributed.nesting.parent, attributed.attribution
     is_attention: Bool = recording.named(lambda name: name == ENTRY) | (attributed.work_of.backend_of >= 0)
@@ -68,7 +61,7 @@ def attention_made(attributed: Attributed, *, ran: Bool | None = None) -> Attent
     working = entry_of[charges.cpu_span[chosen]].tolist()
     backends = [classes.BACKENDS[backend] for backend in charges.backend[chosen].tolist()]
     first = dict(zip(reversed(working), reversed(backends), strict=True))  # as the first op in a call names it
-    return AttentionMade(entry_of, first)
+    return entry_of, first
 
 
 def attention_call_rows(
@@ -79,7 +72,7 @@ def attention_call_rows(
     Time is that of the events that are attention in every other table too: where all calls are described, the rows
     of a layer, phase and backend add up to its `AttentionRow`.
     """
-    entry_of = attention_made(attributed, ran=ops.ran).entry_of
+    entry_of, _ = attention_made(attributed, ran=ops.ran)
     described: dict[tuple[int, int], _Call | None] = {}
     names, name_of = attributed.recording.names, attributed.recording.spans.name
     charges, places = attributed.charges, attributed.attribution.places
@@ -240,9 +233,8 @@ class ShapeRows:
     shapes_of_op: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of its inputs, the most frequent first
 
 
-def shape_rows(attributed: Attributed, shapes: Shapes, ops: FlopOps | None = None) -> ShapeRows:
-    """What the shapes of an attributed recording say. `ops`: of it, where they are known already."""
-    ops = ops or FlopOps(attributed, shapes)
+def shape_rows(attributed: Attributed, shapes: Shapes, ops: FlopOps) -> ShapeRows:
+    """What the shapes of an attributed recording say. `ops`: of it."""
     return ShapeRows(
         products=product_rows(attributed, shapes, ops, most=MOST_ROWS),
         attention_calls=attention_call_rows(attributed, shapes, ops, most=MOST_ROWS),

@@ -430,15 +430,14 @@ def _fused_kernel(x: Operands) -> Moved:
     return Moved(x.read(*tensors), 0)
 
 
-_FOREACH = re.compile(r"aten::_foreach_(?P<op>\w+?)_?$")
+_FOREACH = "aten::_foreach_"
 
 
 def _foreach(x: Operands) -> Moved:
     """Lists [, lists, numbers]: all are read; the first, or one like it, is written."""
-    match = _FOREACH.match(x.name)
     given = [place for place in range(x.count) if x.is_list(place) or (x.is_tensor(place) and x.dims(place))]
     read, first = x.read(*given), x.full(0)
-    op = match["op"] if match else ""
+    op = x.name.removeprefix(_FOREACH).removesuffix("_")
     if op in ("norm", "max"):
         return Moved(read, len(x.each(0)) * x.size(0))
     return Moved({"copy": read - first, "zero": 0}.get(op, read), first)
@@ -628,7 +627,7 @@ def moves_nothing(name: str) -> bool:
 
 def calls_known_ops(name: str) -> bool:
     """Whether an op of this name, where it holds one with a rule, leaves all work to it: lists, one by one."""
-    return name.startswith("aten::_foreach_") or name in (*CALLERS, *_CALLS_ITSELF)
+    return name.startswith(_FOREACH) or name in (*CALLERS, *_CALLS_ITSELF)
 
 
 def has_rule(name: str) -> bool:
@@ -637,7 +636,7 @@ def has_rule(name: str) -> bool:
 
 
 def _rule_of(name: str) -> _Rule | None:
-    if name.startswith("aten::_foreach_"):
+    if name.startswith(_FOREACH):
         return _foreach
     of_kernel = _FUSED_KERNEL.match(name) or flex_attention(name) is not None
     return _RULES.get(name) or (_fused_kernel if of_kernel else None)

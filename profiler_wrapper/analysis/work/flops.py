@@ -60,15 +60,11 @@ _SUBCLASS, _MODE = "PythonSubclass", "PythonDispatchMode"  # as torch names the 
 _FETCHING = frozenset(("aten::copy_", "aten::_to_copy", "aten::clone"))
 
 
-class PythonDispatch(NamedTuple):
-    """Per span of a recording."""
+def python_dispatch(recording: Recording, parent: Int32, charges: Charges) -> tuple[Bool, Bool]:
+    """(handlers, idle), per span: events of Python that ops were handed to, but for fake ones; what computed nothing.
 
-    handlers: Bool  # events of Python that an op was handed to, but for fake ones
-    idle: Bool  # ops that computed nothing: answered without, or on tensors without data; and their handlers
-
-
-def python_dispatch(recording: Recording, parent: Int32, charges: Charges) -> PythonDispatch:
-    """The handlers of a recording, and the ops that computed nothing because of them."""
+    Idle are ops that were answered without, or ran on tensors without data, and their handlers.
+    """
     is_op: Bool = recording.spans.category == Category.CPU_OP
 
     def named(chosen: Callable[[str], bool]) -> Bool:
@@ -77,7 +73,7 @@ def python_dispatch(recording: Recording, parent: Int32, charges: Charges) -> Py
     subclasses, modes = named(_SUBCLASS.__eq__), named(_MODE.__eq__)
     handlers: Bool = subclasses | modes
     if not handlers.any():
-        return PythonDispatch(handlers, np.zeros_like(handlers))
+        return handlers, np.zeros_like(handlers)
     launching = marked(len(parent), charges.cpu_span if charges.basis == "device" else charges.cpu_span[:0])
     fake = modes & (nearest_above(parent, nearest(parent, subclasses)) >= 0) & ~ancestors_of(parent, launching)
     faked: Bool = nearest(parent, fake) >= 0
@@ -89,7 +85,7 @@ def python_dispatch(recording: Recording, parent: Int32, charges: Charges) -> Py
     idle = marked(len(parent), parent[unused]) & is_op & ~named(moves_nothing)
     # Ops such as `linear` that called idle ones; what else they called is counted by itself.
     idle |= ancestors_of(parent, idle, among=named(lambda name: name.startswith("aten::")))
-    return PythonDispatch(handlers, idle | faked | unused)
+    return handlers, idle | faked | unused
 
 
 def ancestors_of(parent: Int32, chosen: Bool, *, among: Bool | None = None) -> Bool:
@@ -169,9 +165,8 @@ class FlopOps:
     def __init__(self, found: Attributed, shapes: Shapes) -> None:
         self._found, self._shapes = found, shapes
         self._parent = found.nesting.parent
-        dispatch = python_dispatch(found.recording, self._parent, found.charges)
-        self.handlers = dispatch.handlers  # events of Python that ops were handed to
-        self.ran = self._really_ran() & ~dispatch.idle
+        self.handlers, idle = python_dispatch(found.recording, self._parent, found.charges)
+        self.ran = self._really_ran() & ~idle
         working = self._named(has_work) & self.ran
         formula = np.flatnonzero(working & self._named(has_formula))
         self._flops = self._evaluate(formula)

@@ -313,14 +313,6 @@ class StepWork:
     def hardware_flops(self) -> int:
         return sum(self.hardware_flops_by_dtype.values())
 
-    @property
-    def causal_model_flops(self) -> int:
-        return sum(self.causal_model_flops_by_dtype.values())
-
-    @property
-    def causal_hardware_flops(self) -> int:
-        return sum(self.causal_hardware_flops_by_dtype.values())
-
 
 def work_of_count(count: FlopCount) -> StepWork:
     """The work of a step whose FLOPs are counted."""
@@ -396,13 +388,15 @@ def utilization(found: Attributed, count: FlopCount, peaks: Peaks | None) -> tup
             return None
         return share_of_peak(flops, peaks, devices=devices, time_ns=step_ns)
 
-    known = not work.uncounted
+    def total(flops: Mapping[str, int]) -> int | None:
+        return None if work.uncounted else sum(flops.values())
+
     shares = Utilization(
         step_time_ns=step_ns,
-        model_flops_per_step=work.model_flops if known and not hidden else None,
-        hardware_flops_per_step=work.hardware_flops if known else None,
-        causal_model_flops_per_step=work.causal_model_flops if known and not hidden else None,
-        causal_hardware_flops_per_step=work.causal_hardware_flops if known else None,
+        model_flops_per_step=None if hidden else total(work.model_flops_by_dtype),
+        hardware_flops_per_step=total(work.hardware_flops_by_dtype),
+        causal_model_flops_per_step=None if hidden else total(work.causal_model_flops_by_dtype),
+        causal_hardware_flops_per_step=total(work.causal_hardware_flops_by_dtype),
         mfu=None if hidden else share(work.model_flops_by_dtype),
         hfu=share(work.hardware_flops_by_dtype),
         causal_mfu=None if hidden else share(work.causal_model_flops_by_dtype),

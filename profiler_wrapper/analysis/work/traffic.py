@@ -58,11 +58,10 @@ class Traffic:
 
     Attributes:
         units: their spans, in file order.
-        read_bytes, written_bytes: one entry per unit. Of a copy over the bus, the device's side alone.
+        bytes_moved: read and written, one entry per unit. Of a copy over the bus, the device's side alone.
         unit_of: per span of the recording, the span of the unit that it is or lies in; -1 for none.
         counts: per charge, whether it is that of an op that ran; events whose launch is not in the trace are nobody's.
         has_bytes: per charge, whether it went to a unit, or to an op that moves nothing itself.
-        time_ns, known_ns: the time of charges that count, and of those of them whose bytes are known.
     """
 
     def __init__(self, found: Attributed, shapes: Shapes, ops: FlopOps) -> None:
@@ -81,16 +80,8 @@ class Traffic:
         self._is_unit = is_unit
         self.units: Int64 = np.flatnonzero(is_unit)
         self.unit_of: Int32 = nearest(self._parent, is_unit)
-        self.read_bytes: Int64 = self._read[self.units]
-        self.written_bytes: Int64 = self._written[self.units]
+        self.bytes_moved: Int64 = (self._read + self._written)[self.units]
         self.counts, self.has_bytes = self._coverage()
-        self.time_ns = int(found.charges.time_ns[self.counts].sum())
-        self.known_ns = int(found.charges.time_ns[self.counts & self.has_bytes].sum())
-
-    @property
-    def bytes_moved(self) -> Int64:
-        """Per unit, read and written."""
-        return self.read_bytes + self.written_bytes
 
     def _find_units(self, has_flops: Bool) -> Bool:
         known = self._evaluate(has_rule)
@@ -136,7 +127,7 @@ class Traffic:
         chosen = self._named(rules)[span]
         span, number = span[chosen], number[chosen]
         name = spans.name[span].astype(np.int64)
-        size = self._element_sizes(span, name)
+        size = self._element_sizes(span)
         # One number for each different call.
         shapes = int(number.max(initial=0)) + 1
         calls, which = np.unique((name * shapes + number) * _SIZES + size, return_inverse=True)
@@ -174,11 +165,10 @@ class Traffic:
                 known[span] = True
                 self._read[span], self._written[span] = moved
 
-    def _element_sizes(self, span: Int64, name: Int64) -> Int64:
+    def _element_sizes(self, span: Int64) -> Int64:
         """Per op, the bytes of one element of the tensors in its lists; 0 where nothing tells."""
         size = np.zeros(len(span), dtype=np.int64)
-        lists = [i for i, text in enumerate(self._recording.names) if _TAKES_LISTS.match(text)]
-        among = np.flatnonzero(np.isin(name, lists))
+        among = np.flatnonzero(self._recording.named(_TAKES_LISTS.match)[span])
         if len(among):
             charges = self._found.charges
             size[among] = element_sizes(self._recording, self._parent, charges, self._shapes, span[among])
