@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from profiler_wrapper.analysis import time_rows
 from profiler_wrapper.analysis.advice.advise import summary_of
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.calls import call_memory, layer_calls
@@ -18,19 +19,6 @@ from profiler_wrapper.analysis.memory.events import DeviceMemory, device_memory
 from profiler_wrapper.analysis.memory.use import memory_summary, memory_use
 from profiler_wrapper.analysis.model import GRAPH_REPLAY, Analysis, CollectiveRow, Summary
 from profiler_wrapper.analysis.steps import Steps
-from profiler_wrapper.analysis.time_rows import (
-    Track,
-    attention_rows,
-    class_rows,
-    exposed_communication,
-    keys_of_work,
-    layer_rows,
-    step_rows,
-    totals,
-    tracked_series,
-    unattributed_rows,
-    with_work,
-)
 from profiler_wrapper.analysis.views.collectives import collective_rows
 from profiler_wrapper.analysis.views.experts import adapter_rows, expert_layer_rows
 from profiler_wrapper.analysis.views.kernels import kernel_rows
@@ -86,7 +74,7 @@ def tables(
     attributed: Attributed,
     *,
     run: Mapping[str, Any],
-    track: Sequence[Track] = (),
+    track: Sequence[time_rows.Track] = (),
     work: WorkCount | str | None = None,
     peaks: Given | None = None,
 ) -> Analysis:
@@ -106,23 +94,23 @@ def tables(
     owned = None if memory is None else owned_memory(attributed, memory)
     use = None if owned is None else memory_use(attributed, owned)
     per_call = {} if memory is None else call_memory(attributed, memory)
-    exposed, exposed_total = exposed_communication(recording, charges)
+    exposed, exposed_total = time_rows.exposed_communication(recording, charges)
     work = _work(attributed) if work is None else work
-    ran_elsewhere, work_notes = keys_of_work(tree, work)
+    ran_elsewhere, work_notes = time_rows.keys_of_work(tree, work)
     notes = [*_notes(attributed, memory), *memory_notes, *(use.notes if use is not None else ()), *work_notes]
-    series = tracked_series(attributed, track, notes)
+    series = time_rows.tracked_series(attributed, track, notes)
     shaped = ShapeRows() if isinstance(work, str) else work.shapes
     analysis = Analysis(
         time_basis=charges.basis,
         complete=recording.complete and bool(run.get("complete", True)),
         warnings=(*_strings(run.get("warnings")), *recording.warnings, *attributed.notes, *notes),
         run=cast(Run, {name: value for name, value in run.items() if name not in _OF_USE_WITH_A_TRACE_ONLY}),
-        time=totals(attributed, exposed_total),
-        unattributed=unattributed_rows(attributed),
-        layers=layer_rows(attributed, exposed, per_call, ran_elsewhere),
-        attention=attention_rows(attributed),
-        classes=class_rows(attributed),
-        steps=step_rows(attributed, memory),
+        time=time_rows.totals(attributed, exposed_total),
+        unattributed=time_rows.unattributed_rows(attributed),
+        layers=time_rows.layer_rows(attributed, exposed, per_call, ran_elsewhere),
+        attention=time_rows.attention_rows(attributed),
+        classes=time_rows.class_rows(attributed),
+        steps=time_rows.step_rows(attributed, memory),
         parts=attempt("parts of steps are", lambda: part_rows(attributed), (), notes),
         series=series,
         memory=memory_summary(use),
@@ -133,7 +121,7 @@ def tables(
     )
     analysis = _with_views(analysis, attributed, shaped, owned)
     if not isinstance(work, str):
-        analysis = with_work(analysis, attributed, work, peaks)
+        analysis = time_rows.with_work(analysis, attributed, work, peaks)
     analysis = replace(analysis, adapters=adapter_rows(analysis.layers))
     failed: list[str] = []
     summary = attempt("the summary is", lambda: summary_of(analysis, attributed, failed), Summary(), failed)

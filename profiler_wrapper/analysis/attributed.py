@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from profiler_wrapper.analysis import compiled
 from profiler_wrapper.analysis.attribution import UNKNOWN, Attribution, Place, Role, attribute, role_of
 from profiler_wrapper.analysis.calls import CallTree, find_calls
 from profiler_wrapper.analysis.charges import (
@@ -20,13 +21,6 @@ from profiler_wrapper.analysis.charges import (
     launches,
     unseen_until_ns,
     work_of_ops,
-)
-from profiler_wrapper.analysis.compiled import (
-    SharedKernels,
-    join_calls,
-    layers_without_marks,
-    place_regions,
-    read_graphs,
 )
 from profiler_wrapper.analysis.layer_tree import LayerTree, find_layers
 from profiler_wrapper.analysis.steps import Steps, find_steps
@@ -49,7 +43,7 @@ class Attributed:
     charges: Charges
     calls: CallTree
     steps: Steps
-    shared_kernels: SharedKernels
+    shared_kernels: compiled.SharedKernels
     work_of: WorkOfOps
     shapes: Shapes | None = None  # of the ops that have a formula for FLOPs or a rule for bytes
     notes: tuple[str, ...] = ()  # what is not known of it, and why
@@ -80,17 +74,18 @@ def attributed(
     run = run or {}
     launch = launches(recording)
     nesting, enclosing = _nest_cpu(recording, launch)
-    graphs = read_graphs(run.get("compiled"))
-    regions = join_calls(recording, nesting.parent, graphs)
+    graphs = compiled.read_graphs(run.get("compiled"))
+    regions = compiled.join_calls(recording, nesting.parent, graphs)
     if regions.recording is not recording:
         recording = regions.recording
         launch = launches(recording)
         nesting, enclosing = _nest_cpu(recording, launch)
     spans = recording.spans
     described = run.get("layers") or ()
-    tree = find_layers(recording, nesting.parent, described, layers_without_marks(recording, graphs, described))
+    unmarked = compiled.layers_without_marks(recording, graphs, described)
+    tree = find_layers(recording, nesting.parent, described, unmarked)
     attribution = attribute(recording, nesting, tree)
-    shared_kernels = place_regions(regions, nesting.parent, tree, attribution)
+    shared_kernels = compiled.place_regions(regions, nesting.parent, tree, attribution)
     cpu_ns = cpu_time(recording, nesting, tree)
     work_of = work_of_ops(recording, nesting.parent, tree, attribution)
     if recording.device_mask.any():

@@ -68,16 +68,13 @@ class ForwardOps:
         ends = zip(flows.backward_lane.tolist(), flows.backward_ns.tolist(), strict=True)
         begins = zip(flows.forward_lane.tolist(), flows.forward_ns.tolist(), strict=True)
         self._arrows = dict(zip(ends, begins, strict=True))  # (lane, start) of a node's event -> of its forward op
-        self._lane_of_thread = self._lanes_of_threads(recording)
-
-    def _lanes_of_threads(self, recording: Recording) -> dict[int, int]:
-        """The lane of each of the profiler's thread numbers, as far as arrows tell."""
         spans = recording.spans
         backward = np.flatnonzero((spans.category == Category.CPU_OP) & (spans.forward_thread > 0))
         backward = backward[::-1]  # the first of each thread counts
         events = zip(spans.lane[backward].tolist(), spans.start_ns[backward].tolist(), strict=True)
         threads = zip(spans.forward_thread[backward].tolist(), map(self._arrows.get, events), strict=True)
-        return {thread: arrow[0] for thread, arrow in threads if arrow is not None}
+        # The lane of each of the profiler's thread numbers, as far as arrows tell.
+        self._lane_of_thread = {thread: arrow[0] for thread, arrow in threads if arrow is not None}
 
     def find(self, number: int, forward_thread: int, ends: tuple[tuple[int, int], ...]) -> int:
         """The span of the forward op of the node with this number; -1 if it cannot be told.
@@ -122,12 +119,6 @@ def _view(column: Int64 | Int32) -> memoryview[int]:
 _MODULES = re.compile(r"\((?P<held>[^()]+)\)|prefetch for (?P<prefetched>.+)")
 _BACKWARD = re.compile(r"FSDP::\w*(post_backward|pre_backward|backward_prefetch)")
 _WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
-
-
-def modules_named(name: str) -> list[str]:
-    """The modules an annotation names; none stands for the root."""
-    match = _MODULES.search(name)
-    return (match["held"] or match["prefetched"]).split(", ") if match else []
 
 
 def layer_of_module(module: str, layer_by_name: Mapping[str, int]) -> int:
@@ -453,7 +444,8 @@ class _Walk:
         if self.tree.source == "none":
             return Place(UNKNOWN, phase, NO_LAYERS)
         above = self.parent[span]
-        modules = modules_named(name)
+        match = _MODULES.search(name)
+        modules = (match["held"] or match["prefetched"]).split(", ") if match else []  # none: the root
         if not modules and above >= 0 and self.role[above] == Role.FSDP:
             return around._replace(phase=phase)
         layers = [layer for layer in map(self.layer_of_module, modules) if layer >= 0]

@@ -245,7 +245,9 @@ def work_of_ops(recording: Recording, parent: Int32, tree: LayerTree, attributio
     work_of = _codes(recording.names, classes.class_of_op, classes.CLASSES)[name]
     work_of[work_of == _OTHER] = -1
     backend_of = _codes(recording.names, classes.attention_backend_of_op, classes.BACKENDS)[name]
-    backend_of[_fast_path_parts(recording, parent)] = classes.BACKENDS.index("math")
+    # What attends in the fast path of nn.MultiheadAttention.
+    in_fast_path = at(recording.named(FAST_PATH.__eq__), parent, False) & recording.named(FAST_PATH_PARTS.__contains__)
+    backend_of[in_fast_path & (recording.spans.category == Category.CPU_OP)] = classes.BACKENDS.index("math")
     on_cpu = recording.spans.category <= Category.RUNTIME
     is_mark = marked(len(name), tree.layer_of_span)  # nothing is inherited from beyond a layer's own mark
     work = at(work_of, nearest(parent, on_cpu & ((work_of >= 0) | is_mark)), -1)
@@ -275,15 +277,6 @@ def _work_of_events(recording: Recording, device: Int64, cpu_span: Int64, work_o
 
 def _settled(work: npt.NDArray[Any], backend: Int8) -> Int8:
     return np.where(backend >= 0, _ATTENTION, np.where(work >= 0, work, _OTHER)).astype(np.int8)
-
-
-def _fast_path_parts(recording: Recording, parent: Int32) -> Int64:
-    """The ops that attend in the fast path of nn.MultiheadAttention."""
-    spans = recording.spans
-    parts = np.flatnonzero(recording.named(lambda name: name in FAST_PATH_PARTS))
-    in_whole = at(recording.named(lambda name: name == FAST_PATH), parent[parts], False)
-    found: Int64 = parts[in_whole & (spans.category[parts] == Category.CPU_OP)]
-    return found
 
 
 def _codes(names: Sequence[str], kind_of: Callable[[str], str], kinds: Sequence[str]) -> Int8:

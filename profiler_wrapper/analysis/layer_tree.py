@@ -35,11 +35,7 @@ _NOT_A_BLOCK = re.compile(
     r"ProfilerStep|Optimizer\.|nccl:|gloo:|mpi:|ucc:|xccl:|c10d|FSDP::|FullyShardedDataParallel\.|(Distributed)?DataParallel\.|enumerate\(|"
     r"## Call|Torch-Compiled|TorchDynamo|torch/|torch\.|autograd|Pregraph|CompiledFunction|AOTDispatcher|Inductor|"
     r"\[pytorch|iteration#|PyTorch Profiler|Iteration Start|cudaGraph|record_param_comms|"
-    + re.escape(MEMORY_POINT)
-    + "|"
-    + re.escape(REQUEST)
-    + "|"
-    + re.escape(GARBAGE)
+    + "|".join(map(re.escape, (MEMORY_POINT, REQUEST, GARBAGE)))
 )
 
 

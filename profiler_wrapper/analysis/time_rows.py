@@ -34,8 +34,8 @@ from profiler_wrapper.analysis.work.flops import FlopCount
 from profiler_wrapper.analysis.work.peaks import Given
 from profiler_wrapper.analysis.work.roofline import (
     LayerWork,
-    WorkByLayer,
     WorkCount,
+    WorkOfLayers,
     peaks_of_run,
     utilization,
     work_by_layer,
@@ -499,19 +499,19 @@ def _events_by_block(attributed: Attributed, steps: Steps) -> dict[tuple[str, in
 def with_work(analysis: Analysis, attributed: Attributed, work: WorkCount, peaks: Given | None) -> Analysis:
     """An analysis of times, with the FLOPs and bytes of its ops and what part of the machine they use."""
     roof, warning = peaks_of_run(analysis.run, given=peaks, on_device=analysis.time_basis == "device")
-    asked = work_by_layer(attributed, work, roof)
+    own, inclusive, unattributed = work_by_layer(attributed, work, roof)
     shares, notes = utilization(attributed, work.flops, roof)
     if roof is not None and roof.bandwidth_bytes_per_s is None:
         of = roof.device or "this device"
         notes.insert(0, f"no memory bandwidth is known of {of}: give bandwidth=<GB/s> for the time at the roof")
-    layers = with_layer_work(analysis.layers, asked)
+    layers = with_layer_work(analysis.layers, own, inclusive)
     if shares is not None:  # else the steps with shapes are not like those that are timed
         notes += _faster_than_the_roof(analysis, layers)
     return replace(
         analysis,
         layers=layers,
         classes=with_class_flops(analysis.classes, work.flops),
-        unattributed=with_unattributed_work(analysis.unattributed, asked.unattributed),
+        unattributed=with_unattributed_work(analysis.unattributed, unattributed),
         flops=work.flops.rows,
         uncounted=work.flops.uncounted,
         untold_bytes=work.untold_bytes,
@@ -560,34 +560,33 @@ def keys_of_work(tree: LayerTree, work: WorkCount | str) -> tuple[list[tuple[int
     return [(above, phase) for chain, phase in chains for above in chain], notes
 
 
-def with_layer_work(rows: Sequence[LayerRow], asked: WorkByLayer) -> tuple[LayerRow, ...]:
+def with_layer_work(rows: Sequence[LayerRow], own: WorkOfLayers, inclusive: WorkOfLayers) -> tuple[LayerRow, ...]:
     """The rows of layers; one without work has 0 of it."""
     none = LayerWork()
     return tuple(
         replace(
             row,
-            flops_per_step=inclusive.flops,
-            known_flops_per_step=inclusive.known_flops,
-            self_flops_per_step=own.flops,
-            causal_flops_per_step=inclusive.causal_flops,
-            self_causal_flops_per_step=own.causal_flops,
-            bytes_moved_per_step=inclusive.bytes_moved,
-            self_bytes_moved_per_step=own.bytes_moved,
-            roof_time_per_step_ns=inclusive.time_ns,
-            self_roof_time_per_step_ns=own.time_ns,
-            memory_roof_time_per_step_ns=inclusive.memory_ns,
-            self_memory_roof_time_per_step_ns=own.memory_ns,
-            peak_time_per_step_ns=inclusive.peak_ns,
+            flops_per_step=whole.flops,
+            known_flops_per_step=whole.known_flops,
+            self_flops_per_step=itself.flops,
+            causal_flops_per_step=whole.causal_flops,
+            self_causal_flops_per_step=itself.causal_flops,
+            bytes_moved_per_step=whole.bytes_moved,
+            self_bytes_moved_per_step=itself.bytes_moved,
+            roof_time_per_step_ns=whole.time_ns,
+            self_roof_time_per_step_ns=itself.time_ns,
+            memory_roof_time_per_step_ns=whole.memory_ns,
+            self_memory_roof_time_per_step_ns=itself.memory_ns,
+            peak_time_per_step_ns=whole.peak_ns,
         )
         for row in rows
-        for own, inclusive in [[works.get((row.layer, row.phase), none) for works in (asked.own, asked.inclusive)]]
+        for itself, whole in [[works.get((row.layer, row.phase), none) for works in (own, inclusive)]]
     )
 
 
 def with_class_flops(rows: Sequence[ClassRow], count: FlopCount) -> tuple[ClassRow, ...]:
     """The rows of classes, those with FLOPs but without time at the end."""
-    full: Counter[tuple[str, Phase]] = Counter()
-    causal: Counter[tuple[str, Phase]] = Counter()
+    full, causal = Counter[tuple[str, Phase]](), Counter[tuple[str, Phase]]()
     for row in count.rows:
         full[row.class_name, row.phase] += row.flops_per_step
         causal[row.class_name, row.phase] += row.causal_flops_per_step

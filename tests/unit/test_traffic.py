@@ -29,7 +29,8 @@ def told(found: Traffic) -> list[tuple[int, int]]:
 
 
 def share(found: Traffic) -> tuple[int, int]:
-    return found.known_ns, found.time_ns
+    time_ns = found._found.charges.time_ns
+    return int(time_ns[found.counts & found.has_bytes].sum()), int(time_ns[found.counts].sum())
 
 
 ROW = floats([10])

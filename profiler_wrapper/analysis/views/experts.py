@@ -262,9 +262,8 @@ def expert_layer_rows(
     rows = []
     for place, name in enumerate(held.names):
         is_stacked, own = held.stacked[place] >= 0, [row for row in experts if row.layer == name]
-        members = [name] if is_stacked else sorted({
-            tree.layers[i].name for i in np.flatnonzero((held.holder == place) & (held.number >= 0)).tolist()
-            if expert_number(tree.layers[i].name) is not None})  # fmt: skip
+        entries = np.unique(held.owner[(held.holder == place) & (held.number >= 0)]).tolist()
+        members = [name] if is_stacked else [tree.layers[i].name for i in entries]
         above = name.rpartition(".")[0]
         beside = {other: rows[0].kind for other, rows in by_name.items() if other.rpartition(".")[0] == above}
         routers = [other for other, kind in beside.items() if kind == "router" and "shared" not in other]

@@ -157,8 +157,8 @@ class _Table:
     def _layers(self) -> dict[int, tuple[str, ...]]:
         attribution = self.attributed.attribution
         layer = attribution.layer_of_place[attribution.place_of[self.ops.span]]
-        names = [item.name for item in self.attributed.tree.layers]
-        return {key: tuple(names[i] for i in chosen) for key, chosen in self._largest(layer).items()}
+        layers = self.attributed.tree.layers
+        return {key: tuple(layers[i].name for i in chosen) for key, chosen in self._largest(layer).items()}
 
     def _sources(self) -> dict[int, tuple[str, ...]]:
         sources = PythonSources(self.attributed.recording, self.attributed.attribution)

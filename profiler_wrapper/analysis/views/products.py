@@ -119,7 +119,8 @@ def _described(name: str, shapes: OpShapes) -> _Call | None:
     tensors = [shapes.dims[inputs.query + i] if inputs.query + i < len(shapes.dims) else () for i in range(3)]
     if not all(tensor and all(isinstance(size, int) for size in tensor) for tensor in tensors):
         return None
-    given = _is_given(shapes, inputs.mask)
+    mask = inputs.mask
+    given = None if mask is None else 0 <= mask < len(shapes.types) and shapes.types[mask] not in ("", "Scalar", "None")
     query, key, value = (_sizes(tensor, heads_first=inputs.heads_first) for tensor in tensors)
     return _Call(
         dtype=dtype_of(shapes, inputs.query),
@@ -127,7 +128,7 @@ def _described(name: str, shapes: OpShapes) -> _Call | None:
         key_shape=key,
         value_shape=value,
         mask=given,
-        mask_shape=tuple(shapes.dims[inputs.mask]) if given and inputs.mask is not None else (),
+        mask_shape=tuple(shapes.dims[mask]) if given and mask is not None else (),
         causal=_flag(shapes, inputs.causal),
         dropout=_number(shapes, inputs.dropout),
         strided=any(_is_strided(shapes, inputs.query + i) for i in range(3)),
@@ -141,12 +142,6 @@ def _sizes(tensor: Sequence[int], *, heads_first: bool) -> tuple[int, ...]:
     if len(tensor) == 3:
         tensor = [1, *tensor]
     return (tensor[0], tensor[2], tensor[1], *tensor[3:]) if len(tensor) == 4 else tuple(tensor)
-
-
-def _is_given(shapes: OpShapes, place: int | None) -> bool | None:
-    if place is None:
-        return None
-    return 0 <= place < len(shapes.types) and shapes.types[place] not in ("", "Scalar", "None")
 
 
 def _flag(shapes: OpShapes, place: int | None) -> bool | None:

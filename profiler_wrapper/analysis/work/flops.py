@@ -139,7 +139,6 @@ def _allocates(recording: Recording, span: int) -> bool:
 
 
 NEVER_CALLED = "(no call in the steps with shapes)"
-LayerPhase = tuple[str, Phase]
 Key = TypeVar("Key")
 _COMPILING = "(dynamo_timed)"
 # Triton names a kernel as the function it was; C++ adds its arguments.

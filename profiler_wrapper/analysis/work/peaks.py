@@ -22,7 +22,7 @@ from functools import cache
 from numbers import Real
 
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.trace.measured_peaks import MeasuredPeaks, read_measured_peaks
+from profiler_wrapper.trace.measured_peaks import read_measured_peaks
 
 VARIABLE = "PROFILER_WRAPPER_PEAK_TFLOPS"
 TYPES = ("float64", "float32", "tfloat32", "float16", "bfloat16", "float8", "float4", "int8", "int4")
@@ -249,21 +249,16 @@ def _checked(value: object, what: str, largest: float, unit: str) -> float:
     return number
 
 
-def peaks_of_measurement(measured: MeasuredPeaks) -> Peaks:
-    """A measurement as the roof that it is."""
+def _of_file(path: str | os.PathLike[str]) -> Peaks:
+    measured = read_measured_peaks(path)
+    if unknown := sorted(set(measured.flops) - set(TYPES)):
+        raise WrongUse(f"{os.fspath(path)} has the type {unknown[0]!r}, which is none of {', '.join(TYPES)}.")
     return Peaks(
         device=measured.device,
         flops_per_s={kind: ceiling.per_s for kind, ceiling in measured.flops.items()},
         bandwidth_bytes_per_s=measured.copy.per_s if measured.copy else None,
         source=measured.source,
     )
-
-
-def _of_file(path: str | os.PathLike[str]) -> Peaks:
-    measured = read_measured_peaks(path)
-    if unknown := sorted(set(measured.flops) - set(TYPES)):
-        raise WrongUse(f"{os.fspath(path)} has the type {unknown[0]!r}, which is none of {', '.join(TYPES)}.")
-    return peaks_of_measurement(measured)
 
 
 # --- what the makers say ------------------------------------------------------------------------

@@ -31,7 +31,6 @@ from profiler_wrapper.analysis.views.products import ShapeRows, shape_rows
 from profiler_wrapper.analysis.work.flops import (
     FlopCount,
     FlopOps,
-    LayerPhase,
     calls_ratio,
     count_of_ops,
     per_step,
@@ -217,12 +216,7 @@ class LayerWork:
         return self.peak_ns is not None and not self.unknown_bandwidth and self.bytes_moved is not None
 
 
-class WorkByLayer(NamedTuple):
-    """The work of every layer and phase that has some, its own and with all layers below, and of what has no layer."""
-
-    own: Mapping[LayerPhase, LayerWork]
-    inclusive: Mapping[LayerPhase, LayerWork]
-    unattributed: Mapping[str, LayerWork]  # by reason
+WorkOfLayers = Mapping[tuple[str, Phase], LayerWork]  # by layer and phase
 
 
 def peak_of(peaks: Peaks, dtype: str) -> float | None:
@@ -231,11 +225,16 @@ def peak_of(peaks: Peaks, dtype: str) -> float | None:
     return peaks.flops("float32") if found is None and dtype == "tfloat32" else found
 
 
-def work_by_layer(found: Attributed, work: WorkCount, peaks: Peaks | None) -> WorkByLayer:
-    """Of an attributed recording, whose layers they are named after; without peaks no time at the roof is known."""
+def work_by_layer(
+    found: Attributed, work: WorkCount, peaks: Peaks | None
+) -> tuple[WorkOfLayers, WorkOfLayers, Mapping[str, LayerWork]]:
+    """The work of every layer and phase that has some, its own and with all layers below; by reason that without layer.
+
+    Of an attributed recording, whose layers they are named after; without peaks no time at the roof is known.
+    """
     layers, indices = found.tree.layers, found.tree.by_name()
-    own: dict[LayerPhase, LayerWork] = defaultdict(LayerWork)
-    inclusive: dict[LayerPhase, LayerWork] = defaultdict(LayerWork)
+    own: dict[tuple[str, Phase], LayerWork] = defaultdict(LayerWork)
+    inclusive: dict[tuple[str, Phase], LayerWork] = defaultdict(LayerWork)
     unattributed: dict[str, LayerWork] = defaultdict(LayerWork)
     for (layer, phase, reason), asked in _by_place(work, peaks).items():
         if layer is None:
@@ -245,7 +244,7 @@ def work_by_layer(found: Attributed, work: WorkCount, peaks: Peaks | None) -> Wo
         above = [layers[i].name for i in layers[indices[layer]].ancestors] if layer in indices else [layer]
         for name in above:
             inclusive[name, phase] += asked
-    return WorkByLayer(dict(own), dict(inclusive), dict(unattributed))
+    return dict(own), dict(inclusive), dict(unattributed)
 
 
 def _by_place(work: WorkCount, peaks: Peaks | None) -> dict[LayerPlace, LayerWork]:

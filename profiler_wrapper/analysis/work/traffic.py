@@ -58,7 +58,7 @@ class Traffic:
 
     Attributes:
         units: their spans, in file order.
-        bytes_moved: read and written, one entry per unit. Of a copy over the bus, the device's side alone.
+        read_bytes, written_bytes, bytes_moved: one entry per unit. Of a copy over the bus, the device's side alone.
         unit_of: per span of the recording, the span of the unit that it is or lies in; -1 for none.
         counts: per charge, whether it is that of an op that ran; events whose launch is not in the trace are nobody's.
         has_bytes: per charge, whether it went to a unit, or to an op that moves nothing itself.
@@ -80,7 +80,8 @@ class Traffic:
         self._is_unit = is_unit
         self.units: Int64 = np.flatnonzero(is_unit)
         self.unit_of: Int32 = nearest(self._parent, is_unit)
-        self.bytes_moved: Int64 = (self._read + self._written)[self.units]
+        self.read_bytes, self.written_bytes = self._read[self.units], self._written[self.units]
+        self.bytes_moved = self.read_bytes + self.written_bytes
         self.counts, self.has_bytes = self._coverage()
 
     def _find_units(self, has_flops: Bool) -> Bool:
