@@ -143,8 +143,7 @@ def _work(attributed: Attributed) -> WorkCount | str:
 def _with_views(analysis: Analysis, attributed: Attributed, shaped: ShapeRows, owned: OwnedMemory | None) -> Analysis:
     """With what is said beyond layers. A table that fails is empty, and a warning says so."""
     notes: list[str] = []
-    nothing: tuple[CollectiveRow, ...] = ()
-    collectives = attempt("collectives are", lambda: collective_rows(attributed), nothing, notes)
+    collectives = attempt("collectives are", lambda: collective_rows(attributed), tuple[CollectiveRow, ...](), notes)
     experts, layers = shaped.experts, analysis.layers
     return replace(
         analysis,

@@ -98,8 +98,7 @@ class ForwardOps:
 
 def _ops_of_threads(recording: Recording) -> dict[int, _Ops]:
     spans = recording.spans
-    forward = (spans.category == Category.CPU_OP) & (spans.sequence >= 0) & (spans.forward_thread <= 0)
-    chosen = np.flatnonzero(forward)
+    chosen = np.flatnonzero((spans.category == Category.CPU_OP) & (spans.sequence >= 0) & (spans.forward_thread <= 0))
     threads = {}
     for lane in np.unique(spans.lane[chosen]).tolist():
         ops = chosen[spans.lane[chosen] == lane]
@@ -266,7 +265,11 @@ class _Walk:
         self.numbered_child = self._numbered_children()
         self.recomputing = self._recomputing_nodes()
         self.recomputed = self._recomputed_calls()
-        self.common_layer = self._layers_entered_in_nodes()
+        entered: dict[int, set[int]] = defaultdict(set)
+        for span in self.recomputed:
+            entered[int(self.node_of[span])].add(tree.layer_of_span[span])
+        # Per node that encloses marks: the deepest layer above all of them.
+        self.common_layer = {node: tree.common_ancestor(layers) for node, layers in entered.items()}
         self.forward_ops = ForwardOps(recording)
         self.layer_of_module = cache(partial(layer_of_module, layer_by_name=tree.by_name()))
         held = {layer.parent for layer in tree.layers}
@@ -305,13 +308,6 @@ class _Walk:
     def _without_layer(self, phase: Phase) -> Place:
         """Code outside of all layers; nothing can be said of it in a trace that has none."""
         return Place(UNKNOWN, phase, NO_LAYERS) if self.tree.source == "none" else Place(NO_LAYER, phase)
-
-    def _layers_entered_in_nodes(self) -> dict[int, int]:
-        """Per node that encloses marks: the deepest layer above all of them."""
-        found: dict[int, set[int]] = defaultdict(set)
-        for span in self.recomputed:
-            found[int(self.node_of[span])].add(self.tree.layer_of_span[span])
-        return {node: self.tree.common_ancestor(layers) for node, layers in found.items()}
 
     def _recomputed_calls(self) -> set[int]:
         """Calls of layers in backward. A block with a name is one only where it makes nodes in a recomputation:

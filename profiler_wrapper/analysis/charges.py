@@ -324,8 +324,7 @@ class Union(NamedTuple):
         place = np.searchsorted(self.start_ns, time_ns, side="right")
         last = np.maximum(place - 1, 0)
         partial = np.clip(time_ns - self.start_ns[last], 0, lengths[last])
-        covered: Int64 = np.where(place > 0, before[last] + partial, 0)
-        return covered
+        return np.where(place > 0, before[last] + partial, 0)
 
     def overlap(self, start_ns: Int64, end_ns: Int64) -> Int64:
         """Per given interval: how much of it the union covers."""
@@ -340,8 +339,7 @@ def union(start_ns: Int64, end_ns: Int64) -> Union:
     starts, reach = start_ns[order], end_ns[order]
     np.maximum.accumulate(reach, out=reach)
     del order
-    begins = np.concatenate([[True], starts[1:] > reach[:-1]])
-    first = np.flatnonzero(begins)
+    first = np.flatnonzero(np.concatenate([[True], starts[1:] > reach[:-1]]))
     last = np.append(first[1:] - 1, len(starts) - 1)
     return Union(starts[first], reach[last])
 

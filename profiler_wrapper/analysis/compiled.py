@@ -14,7 +14,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -332,7 +332,7 @@ def place_regions(regions: Regions, parent: Int32, tree: LayerTree, attribution:
         return SharedKernels(frozenset(), np.empty(0, np.int32), {})
     new_place = np.full(len(parent), -1, dtype=np.int32)  # of the pieces
     old_place = np.full(len(parent), -1, dtype=np.int32)
-    layers_of = _LayersOfModules(tree)
+    layers_of = cache(partial(_layers_of_modules, tree))
     ran: set[tuple[int, Phase]] = set()
     sharers = {}
     placed, joined, unplaced = [], set(), set()
@@ -340,22 +340,21 @@ def place_regions(regions: Regions, parent: Int32, tree: LayerTree, attribution:
         if not any(kernel.modules for kernel in piece.graph.kernels):
             continue  # a compiled function
         around = attribution.place(piece.call)
-        layers = layers_of.modules(piece.graph, around.layer)
+        layers = layers_of(piece.graph, around.layer)
         if layers is None:
             unplaced.add(piece.call)
             continue
         placed.append(piece)
         if piece.call not in joined:
             joined.add(piece.call)
-            ran |= layers_of.ran(piece.graph, around)
+            ran |= _ran(tree, piece.graph, layers, around)
         served = {layers[module] for kernel in piece.kernels for module in kernel.modules}
         common = tree.common_ancestor(served)
         charged = common if common >= 0 else around.layer
         below = {layer for one in served for layer in tree.layers[one].ancestors}
         if below := below.difference(tree.layers[charged].ancestors):
             sharers[piece.span] = frozenset(below)
-        place = Place(charged, _phase(piece.kernels, around), around.reason)
-        new_place[piece.span] = attribution.index_of(place)
+        new_place[piece.span] = attribution.index_of(Place(charged, _phase(piece.kernels, around), around.reason))
         old_place[piece.span] = attribution.place_of[piece.call]
     regions.pieces = placed
     if unplaced:
@@ -370,33 +369,25 @@ def _phase(kernels: Sequence[Kernel], around: Place) -> Phase:
     return "recompute" if all(kernel.phase == "recompute" for kernel in kernels) else around.phase
 
 
-class _LayersOfModules:
-    """Which layer each module of a graph is in, where the graph runs in a given layer."""
+def _layers_of_modules(tree: LayerTree, graph: Graph, layer: int) -> list[int] | None:
+    """Layer by number of module, the innermost that is known; None where the graph was not made for this layer."""
+    of_mark = tree.layer_of_mark
+    mark = next((mark for mark, marked in of_mark.items() if marked == layer), None)
+    names = graph.inside.get(mark) if mark is not None else None
+    if mark is None or names is None:
+        return None
+    holders = ([(mark[0], path) for path in (name, *paths_above(name))] for name in names)
+    return [next((of_mark[key] for key in keys if key in of_mark), layer) for keys in holders]
 
-    def __init__(self, tree: LayerTree) -> None:
-        self._tree = tree
-        self._mark_of = {layer: mark for mark, layer in tree.layer_of_mark.items()}
-        self.modules = cache(self._modules)
 
-    def _modules(self, graph: Graph, layer: int) -> list[int] | None:
-        """Layer by number of module, the innermost that is known; None where the graph was not made for this layer."""
-        mark = self._mark_of.get(layer)
-        names = graph.inside.get(mark) if mark is not None else None
-        if mark is None or names is None:
-            return None
-        of_mark = self._tree.layer_of_mark
-        holders = ([(mark[0], path) for path in (name, *paths_above(name))] for name in names)
-        return [next((of_mark[key] for key in keys if key in of_mark), layer) for keys in holders]
-
-    def ran(self, graph: Graph, around: Place) -> set[tuple[int, Phase]]:
-        """The layers inside a call of `graph` in the place `around`, and in which phase."""
-        layers = self.modules(graph, around.layer) or []
-        at_work = {(module, _phase((kernel,), around)) for kernel in graph.kernels for module in kernel.modules}
-        idle = set(range(len(layers))).difference(module for module, _ in at_work)
-        above = self._tree.layers[around.layer].ancestors
-        return {
-            (layer, phase)
-            for module, phase in at_work.union((module, around.phase) for module in idle)
-            for layer in self._tree.layers[layers[module]].ancestors
-            if layer not in above
-        }
+def _ran(tree: LayerTree, graph: Graph, layers: Sequence[int], around: Place) -> set[tuple[int, Phase]]:
+    """The layers inside a call of `graph` in the place `around`, and in which phase; `layers`: of its modules."""
+    at_work = {(module, _phase((kernel,), around)) for kernel in graph.kernels for module in kernel.modules}
+    idle = set(range(len(layers))).difference(module for module, _ in at_work)
+    above = tree.layers[around.layer].ancestors
+    return {
+        (layer, phase)
+        for module, phase in at_work.union((module, around.phase) for module in idle)
+        for layer in tree.layers[layers[module]].ancestors
+        if layer not in above
+    }

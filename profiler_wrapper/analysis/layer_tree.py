@@ -234,8 +234,7 @@ def _from_modules(recording: Recording, modules: Sequence[int], parent: Int32) -
         above = index[holder] if holder else -1
         name = f"{tree.layers[above].name}.{own}" if holder else own
         index[instance] = len(tree.layers)
-        layer = Layer(name, name, class_name, kind_of(class_name, ""), above, len(tree.layers))
-        tree.layers.append(layer)
+        tree.layers.append(Layer(name, name, class_name, kind_of(class_name), above, len(tree.layers)))
     _find_blocks(tree)
     tree.layer_of_span = {span: index[instance] for span, instance in instance_of.items()}
     return tree
@@ -281,7 +280,7 @@ def _from_named_blocks(recording: Recording, annotations: Sequence[int], parent:
         if key not in index:
             index[key] = len(tree.layers)
             full = f"{tree.layers[above_layer].name}.{name}" if above_layer >= 0 else name
-            tree.layers.append(Layer(full, name, "", kind_of(name, ""), above_layer, len(tree.layers)))
+            tree.layers.append(Layer(full, name, "", kind_of(name), above_layer, len(tree.layers)))
         tree.layer_of_span[span] = index[key]
     return tree
 

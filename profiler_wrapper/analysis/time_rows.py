@@ -315,8 +315,7 @@ def communication_and_compute(
 
 def communicating_threads(recording: Recording) -> Bool:
     """Per span, whether it is a collective on a thread of gloo, MPI or UCC: from its begin there until all have met."""
-    chosen: Bool = recording.named(_ON_CPU.match) & (recording.spans.category <= Category.ANNOTATION)
-    return chosen
+    return recording.named(_ON_CPU.match) & (recording.spans.category <= Category.ANNOTATION)
 
 
 def alone_ns(moving: Union, compute: Union) -> int:

@@ -68,8 +68,8 @@ def advise(facts: Facts, notes: list[str], rules: Sequence[Rule] = RULES) -> tup
     found: list[Finding] = []
     for rule in rules:
         name = getattr(rule, "__name__", str(rule)).replace("_", " ")
-        nothing: list[Finding] = []
-        found += attempt(f"the advice on {name} is", partial(lambda asked: list(asked(facts)), rule), nothing, notes)
+        asked = partial(lambda rule: list(rule(facts)), rule)
+        found += attempt(f"the advice on {name} is", asked, list[Finding](), notes)
     worth = [finding for finding in _folded(found) if _worth_it(finding, facts)]
     return tuple(sorted(worth, key=lambda finding: _rank(finding, facts))[:MOST_FINDINGS])
 

@@ -239,8 +239,11 @@ def slow_optimizer(facts: Facts) -> Iterator[Finding]:
 
     Saves at most all of the optimizer's step.
     """
+    listed = facts.analysis.run.get("optimizers")
+    made = [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
     for steps in _steps(facts):
-        settings, calls = _settings(facts, steps.class_name), max(1, len(steps.spans))
+        settings = [one for one in made if one.get("class_name") == steps.class_name]  # as the run tells them
+        calls = max(1, len(steps.spans))
         once = max(steps.ops.values(), default=0) / calls  # an op for each parameter
         parameters = sum(one.get("parameters", 0) for one in settings) or round(once)
         of_lists = any(name.startswith(_OF_LISTS) for name in steps.ops)
@@ -305,13 +308,6 @@ def _saved_ns(facts: Facts, steps: _Steps) -> float:
     of_step = sum_by_key(np.searchsorted(steps.spans, step_of[own]), in_ops[own], len(steps.spans))
     in_ops[steps.spans] = np.maximum(0, steps.wall_ns - of_step)
     return facts.saved_at_most_ns(steps.whole, own_ns=in_ops)
-
-
-def _settings(facts: Facts, class_name: str) -> list[Mapping[str, Any]]:
-    """What the run says of optimizers of this class."""
-    listed = facts.analysis.run.get("optimizers")
-    every = listed if isinstance(listed, list) else []
-    return [one for one in every if isinstance(one, Mapping) and one.get("class_name") == class_name]
 
 
 def _fix(facts: Facts, class_name: str, settings: list[Mapping[str, Any]]) -> str:

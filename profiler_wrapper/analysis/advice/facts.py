@@ -292,8 +292,7 @@ class Facts:
 
     def work_is(self, *names: str) -> Bool:
         """Per charge whether its work is of one of these classes."""
-        chosen: Bool = np.isin(self.found.charges.work, [CLASSES.index(name) for name in names])
-        return chosen
+        return np.isin(self.found.charges.work, [CLASSES.index(name) for name in names])
 
     def within_steps_ns(self, start_ns: Int64, end_ns: Int64) -> float:
         """Per step, how much of it some of these intervals cover: an instant counts once."""

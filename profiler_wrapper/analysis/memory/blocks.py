@@ -76,8 +76,7 @@ class Blocks:
     @property
     def before(self) -> Bool:
         """True for what was there before the recording."""
-        mask: Bool = self.made < 0
-        return mask
+        return self.made < 0
 
     def alive_after(self, event: int) -> Int64:
         """The blocks that are alive after an event."""
@@ -235,8 +234,7 @@ class _Rules:
         blocks = self.blocks
         sizes, size = np.unique(blocks.size_bytes, return_inverse=True)
         kind = (blocks.place.astype(np.int64) * len(blocks.ops) + blocks.op) * len(sizes) + size
-        same: Bool = np.isin(kind, kind[those & ~blocks.before]) & ~blocks.before
-        return same
+        return np.isin(kind, kind[those & ~blocks.before]) & ~blocks.before
 
     def end_of_backward(self) -> Int64:
         """Per block: when the run of backward ended that its making is in, or that came last; its making before all.

@@ -51,8 +51,7 @@ class DeviceMemory(NamedTuple):
         if len(first) == 0:
             return np.empty(0, dtype=np.int64)
         padded = np.append(self.held, self.held[-1])
-        highest: Int64 = np.maximum.reduceat(padded, np.column_stack([first, last + 1]).ravel())[::2]
-        return highest
+        return np.maximum.reduceat(padded, np.column_stack([first, last + 1]).ravel())[::2]
 
 
 def device_memory(

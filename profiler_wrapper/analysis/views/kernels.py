@@ -44,8 +44,7 @@ def occupancy_of(details: Configurations) -> Float64:
     threads = details.block.prod(axis=1)
     warps_per_sm = details.blocks_per_sm * np.where(details.block[:, 0] > 0, threads, 0) / _THREADS_OF_A_WARP
     impossible = (details.occupancy == 0) & (warps_per_sm >= 1)
-    occupancy: Float64 = np.where(impossible, np.nan, details.occupancy)
-    return occupancy
+    return np.where(impossible, np.nan, details.occupancy)
 
 
 OTHERS = "(others)"

@@ -156,12 +156,10 @@ def _of_the_profiler(attributed: Attributed, calls: Int64, around: Int32) -> Boo
 def _chain(recording: Recording, span: Int32, around: Int32, op: int) -> list[int]:
     """The op that waits and those that call it, as spans, as long as they are torch's own, the innermost first."""
     chain: list[int] = []
-    while op >= 0:
-        name = recording.name_of(int(span[op]))
-        if chain and not name.startswith("aten::"):
-            break
-        chain.append(int(span[op]))
-        if not name.startswith("aten::"):
-            break
+    of_torch = True
+    while op >= 0 and of_torch:
+        of_torch = recording.name_of(int(span[op])).startswith("aten::")
+        if of_torch or not chain:
+            chain.append(int(span[op]))
         op = int(around[op])
     return chain

@@ -28,14 +28,7 @@ from profiler_wrapper.analysis.model import GENERATING_PHASES, Phase, UncountedR
 from profiler_wrapper.analysis.statistics import sum_by_key
 from profiler_wrapper.analysis.steps import step_windows
 from profiler_wrapper.analysis.views.products import ShapeRows, shape_rows
-from profiler_wrapper.analysis.work.flops import (
-    FlopCount,
-    FlopOps,
-    calls_ratio,
-    count_of_ops,
-    per_step,
-    shapes_of,
-)
+from profiler_wrapper.analysis.work.flops import FlopCount, FlopOps, calls_ratio, count_of_ops, per_step, shapes_of
 from profiler_wrapper.analysis.work.formulas import OpFlops
 from profiler_wrapper.analysis.work.peaks import VARIABLE, Given, Peaks, find_peaks
 from profiler_wrapper.analysis.work.traffic import Traffic
