@@ -117,11 +117,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "min -> max",
     ): "an input beyond those that the op declares is its output, and has no text",
     (
-        "AttentionFlops",
-        "causal_repeated: int = 0",
-        "0 -> -1",
-    ): _NOT_LEFT,
-    (
         "share_of_peak",
         "at_peak_s += number / peak if peak else 0.0",
         "0.0 -> 0.0",

@@ -44,7 +44,7 @@ ROOMS = {
     "trace": _room(12, 3150, ""),
     "capture": _room(16, 5750, "trace"),
     "run": _room(9, 2325, "__version__ analysis capture reports result trace"),
-    "analysis": _room(47, 13300, "trace"),
+    "analysis": _room(43, 12850, "trace"),
     "reports": _room(16, 4925, "analysis trace"),
     "comparison": _room(9, 2840, "analysis reports result trace"),
     "ranks": _room(16, 7750, "analysis reports trace"),

@@ -53,8 +53,7 @@ class Charges:
 
     def only(self, kept: Bool) -> Charges:
         """Those of them that count."""
-        columns = {name: getattr(self, name)[kept] for name in self.__slots__ if name != "basis"}
-        return replace(self, **columns)
+        return replace(self, **{name: getattr(self, name)[kept] for name in self.__slots__ if name != "basis"})
 
 
 def cpu_time(recording: Recording, nesting: Nesting, tree: LayerTree) -> Int64:

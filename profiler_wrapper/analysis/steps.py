@@ -130,8 +130,7 @@ def _windows(
     kept = np.flatnonzero(starts < ends)
     renumbered = np.full(len(numbers) + 1, -1, dtype=np.int64)  # the last one is for "none"
     renumbered[kept] = np.arange(len(kept))
-    kept_numbers = tuple(numbers[i] for i in kept.tolist())
-    return StepWindows(kept_numbers, starts[kept], ends[kept], renumbered[place])
+    return StepWindows(tuple(numbers[i] for i in kept.tolist()), starts[kept], ends[kept], renumbered[place])
 
 
 _PROFILER_STEP = re.compile(r"ProfilerStep#(\d+)")

@@ -590,8 +590,7 @@ def with_class_flops(rows: Sequence[ClassRow], count: FlopCount) -> tuple[ClassR
         full[row.class_name, row.phase] += row.flops_per_step
         causal[row.class_name, row.phase] += row.causal_flops_per_step
     unknown = {(row.class_name, row.phase) for row in count.uncounted}
-    timed = {(row.class_name, row.phase) for row in rows}
-    untimed = sorted(({*full} | unknown) - timed)
+    untimed = sorted(({*full} | unknown) - {(row.class_name, row.phase) for row in rows})
     every = [*rows, *(ClassRow(class_name=name, phase=phase, time_ns=0, count=0) for name, phase in untimed)]
     return tuple(
         row

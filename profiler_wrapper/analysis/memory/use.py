@@ -149,8 +149,8 @@ def find_leaks(owned: OwnedMemory, steps: Steps) -> tuple[tuple[Leak, Int64], ..
 
     What counts is alive when the recording ends and was made in every step before the last, whose own may yet be
     freed; of five steps or more, in two fifths of them up to the end, without the first: what is made once is kept on
-    purpose. What the model
-    or an optimizer still holds when the recording ends is none either, though it may grow (the history of L-BFGS).
+    purpose. What the model or an optimizer still holds when the recording ends is none either, though it may grow (the
+    history of L-BFGS).
     """
     few = len(steps) < _FEW_STEPS
     first = 0 if few else 1

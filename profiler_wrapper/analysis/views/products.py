@@ -254,8 +254,7 @@ def _shapes_of_op(attributed: Attributed, shapes: Shapes, ops: FlopOps) -> dict[
 
 def _text(shapes: OpShapes) -> str:
     """`float32[2, 16, 64], float32[64]`: the tensors among the inputs; `8 tensors` for a list of them."""
-    parts = (_input(shapes, place, dims) for place, dims in enumerate(shapes.dims))
-    text = ", ".join(part for part in parts if part)
+    text = ", ".join(filter(None, (_input(shapes, place, dims) for place, dims in enumerate(shapes.dims))))
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 

@@ -167,8 +167,7 @@ class FlopOps:
         self.handlers, idle = python_dispatch(found.recording, self._parent, found.charges)
         self.ran = self._really_ran() & ~idle
         working = self._named(has_work) & self.ran
-        formula = np.flatnonzero(working & self._named(has_formula))
-        self._flops = self._evaluate(formula)
+        self._flops = self._evaluate(np.flatnonzero(working & self._named(has_formula)))
         known = marked(len(self._parent), self._flops)
         around = nearest_above(self._parent, nearest(self._parent, known))
         self.is_counted = known.copy()

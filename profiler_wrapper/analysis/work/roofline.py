@@ -33,7 +33,7 @@ from profiler_wrapper.analysis.work.formulas import OpFlops
 from profiler_wrapper.analysis.work.peaks import VARIABLE, Given, Peaks, find_peaks
 from profiler_wrapper.analysis.work.traffic import Traffic
 from profiler_wrapper.errors import WrongUse, attempt
-from profiler_wrapper.trace.recording import Float64, Shapes
+from profiler_wrapper.trace.recording import Float64
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed
@@ -91,19 +91,15 @@ def work_of_recording(found: Attributed, timed: Attributed | None = None) -> Wor
     ops = FlopOps(found, shapes)
     flops = count_of_ops(found, ops, timed)
     traffic = Traffic(found, shapes, ops)
+    notes: list[str] = []
+    shaped = attempt("sizes of products and attention are", lambda: shape_rows(found, shapes, ops), ShapeRows(), notes)
     return WorkCount(
         flops=flops,
         demands=_demands(found, ops, traffic, calls_ratio(found, timed)),
         coverage=_coverage(found, traffic),
         untold_bytes=traffic.unknown(flops.steps),
-        shapes=_shape_rows(found, shapes, ops),
+        shapes=replace(shaped, notes=tuple(notes)),
     )
-
-
-def _shape_rows(found: Attributed, shapes: Shapes, ops: FlopOps) -> ShapeRows:
-    notes: list[str] = []
-    rows = attempt("sizes of products and attention are", lambda: shape_rows(found, shapes, ops), ShapeRows(), notes)
-    return replace(rows, notes=tuple(notes))
 
 
 def _demands(
