@@ -98,14 +98,16 @@ def fit(database: Database) -> Clocks:
     )
 
 
-def write_table(database: Database, clocks: Clocks) -> None:
-    """Table `clocks` for queries: rank, reference_ns, offset_ns, drift, of ranks whose clock is known.
+def write_table(database: Database, clocks: Clocks | None) -> None:
+    """Table `clocks` for queries: rank, reference_ns, offset_ns, drift, of ranks whose clock is known; None: of none.
 
     aligned = own - offset_ns - drift * (own - reference_ns)
     """
     database.execute(
         "CREATE OR REPLACE TABLE clocks(rank INTEGER, reference_ns BIGINT, offset_ns DOUBLE, drift DOUBLE)"
     )
+    if clocks is None:
+        return
     known = np.isfinite(clocks.offset_ns)
     columns = (clocks.ranks[known].tolist(), clocks.offset_ns[known].tolist(), clocks.drift[known].tolist())
     reference = round(clocks.reference_ns)

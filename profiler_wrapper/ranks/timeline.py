@@ -17,9 +17,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from profiler_wrapper.ranks.database import Database, has_table, literal, to_arrays
+from profiler_wrapper.ranks.database import Database, literal, to_arrays
 from profiler_wrapper.ranks.model import Bool, Float, Int, RanksReport
-from profiler_wrapper.ranks.times import label_key
+from profiler_wrapper.ranks.times import ON_MAIN, label_key
 from profiler_wrapper.trace.spans import KINDS, SPAN_KINDS, ranges
 
 # --------------------------------------------------------------------------------------------------
@@ -70,6 +70,10 @@ def chosen_ranks(report: RanksReport, most: int) -> list[int]:
 
 
 LaneSpans = Mapping[str, Int]
+# Of spans `s`: when each begins by aligned clocks, as far as they are known, and what tells it.
+_START = """s.start_ns
+    - coalesce(round(c.offset_ns + c.drift * (s.start_ns - c.reference_ns))::BIGINT, 0) AS start_ns"""
+_CLOCKS = "LEFT JOIN clocks c ON c.rank = s.rank"
 
 
 def lane_spans(
@@ -95,31 +99,19 @@ def lane_spans(
     ]
     where = conditions[_first_small(database, conditions, most)]
     kinds = " ".join(f"WHEN '{kind}' THEN {place}" for place, kind in enumerate(KINDS))
-    start, clocks = _aligned_start(database)
     found = to_arrays(
         database,
-        f"""SELECT s.rank, s.step, CASE s.kind {kinds} ELSE {len(KINDS) - 1} END AS kind, {start},
+        f"""SELECT s.rank, s.step, CASE s.kind {kinds} ELSE {len(KINDS) - 1} END AS kind, {_START},
             s.duration_ns, coalesce(s.duration_ns - t.shortest_ns, -1) AS waiting_ns, s.depth,
-            (m.thread IS NULL OR s.thread IS NULL OR s.thread = m.thread) AS on_main,
+            {ON_MAIN} AS on_main,
             coalesce(s.layer = {_text(layer)}, false) AS is_marked
-        FROM spans s LEFT JOIN main_threads m ON m.rank = s.rank {clocks}
+        FROM spans s LEFT JOIN main_threads m ON m.rank = s.rank {_CLOCKS}
             LEFT JOIN labels_of_names l ON s.kind = 'communication' AND l.key = {label_key("s")}
             LEFT JOIN matched t ON t.label = l.label AND t.step = s.step AND t.sequence = s.sequence
         WHERE {where}""",
     )
     order = np.lexsort((found["start_ns"], found["rank"]))
     return {name: values[order].astype(np.int64) for name, values in found.items()}
-
-
-def _aligned_start(database: Database) -> tuple[str, str]:
-    """(start, join) of spans `s`: their `start_ns` by aligned clocks where there are any, and the tables it needs."""
-    if not has_table(database, "clocks"):
-        return "s.start_ns", ""
-    shift = "c.offset_ns + c.drift * (s.start_ns - c.reference_ns)"
-    return (
-        f"s.start_ns - coalesce(round({shift})::BIGINT, 0) AS start_ns",
-        "LEFT JOIN clocks c ON c.rank = s.rank",
-    )
 
 
 def _numbers(values: Sequence[int]) -> str:
@@ -297,11 +289,8 @@ def write_ranks_trace(
     Of more than `most` spans only a few steps are written, and what is left out stands in the trace.
     """
     where, left_out = _chosen(report, database, ranks, most)
-    start, clocks = _aligned_start(database)
-    (base,) = database.execute(
-        f"SELECT min(start_ns) FROM (SELECT {start} FROM spans s {clocks} WHERE {where})"
-    ).fetchone()
-    base = int(base or 0)
+    first = f"SELECT min(start_ns) FROM (SELECT {_START} FROM spans s {_CLOCKS} WHERE {where})"
+    base = int(database.execute(first).fetchone()[0] or 0)
     head = {
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": base,
@@ -323,13 +312,12 @@ def write_ranks_trace(
 def _events(report: RanksReport, database: Database, where: str, base: int) -> Iterator[Event]:
     yield from _processes(report)
     columns = ", ".join(f's."{name}"' for name in _COLUMNS)
-    start, clocks = _aligned_start(database)
     found = database.execute(
         f"""SELECT {columns}, coalesce(m.thread = s.thread, false) AS is_main, l.label, s.sequence,
-            {start}
+            {_START}
         FROM spans s LEFT JOIN main_threads m ON m.rank = s.rank
             LEFT JOIN labels_of_names l ON s.kind = 'communication' AND l.key = {label_key("s")}
-            {clocks} WHERE {where}
+            {_CLOCKS} WHERE {where}
         ORDER BY s.rank, is_main DESC, s.thread, s.kind = 'communication' AND s.thread IS NULL, start_ns,
             s.duration_ns DESC"""
     )
