@@ -40,9 +40,6 @@ class Choice:
     progress: Progress | None = None  # is told how far the reduction of traces has come
 
 
-EVERYTHING = Choice()
-
-
 def load_ranks(
     path: str | os.PathLike[str],
     *,
@@ -79,7 +76,7 @@ def load_ranks(
 
 
 @contextmanager
-def open_ranks(path: str | os.PathLike[str], choice: Choice = EVERYTHING) -> Iterator[tuple[LoadedSpans, RanksReport]]:
+def open_ranks(path: str | os.PathLike[str], choice: Choice = Choice()) -> Iterator[tuple[LoadedSpans, RanksReport]]:
     """As `load_ranks`, with the database of the spans still open, for what draws them; it is gone at the end."""
     path = Path(path)
     table = path if choice.spans is None and db.is_table(path) else choice.spans
@@ -91,8 +88,7 @@ def open_ranks(path: str | os.PathLike[str], choice: Choice = EVERYTHING) -> Ite
                 loaded = db.read_table(database, table, choice.columns, choice.ranks)
             else:
                 loaded = _load_run(database, path, choice, Path(folder))
-            report = ranks_report(loaded)
-            yield loaded, report
+            yield loaded, ranks_report(loaded)
         except db.import_duckdb().Error as error:
             why = str(error).strip().split("\n")[0]
             raise BrokenTrace(f"{table or path}: its spans cannot be read: {why}") from error
@@ -618,10 +614,7 @@ def _trace_in(place: Path, run: Mapping[str, Any] | None) -> Path | None:
     named = run.get("trace") if run else None
     if isinstance(named, str) and named:
         stem = place / Path(named).name.removesuffix(".gz")
-        for file in (stem, stem.with_name(f"{stem.name}.gz")):
-            if file.is_file():
-                return file
-        return None
+        return next((file for file in (stem, stem.with_name(f"{stem.name}.gz")) if file.is_file()), None)
     traces = [file for file in sorted(place.iterdir()) if _may_be_trace(file) and "trace" in file.name]
     return next((file for file in traces if "_full_trace" not in file.name), traces[0] if traces else None)
 
@@ -633,9 +626,8 @@ def _may_be_trace(file: Path) -> bool:
 
 def add_place(ranks: dict[int, dict[str, Any]], rank: int, known: Mapping[str, Any]) -> None:
     """Add to what is known of each rank, as columns of `RANK_COLUMNS`, what else is known of one."""
-    place = ranks.setdefault(rank, {"rank": rank})
-    place.update({key: value for key, value in known.items() if key in RANK_COLUMNS and value is not None})
-    place["rank"] = rank
+    columns = {key: value for key, value in known.items() if key in RANK_COLUMNS and value is not None}
+    ranks.setdefault(rank, {}).update(columns, rank=rank)
 
 
 def place_in_header(path: Path, gaps: list[Gap]) -> dict[str, Any]:

@@ -367,7 +367,7 @@ def layer_of_rank(layers: LayerTimes, rank: int, excess_ns: float) -> SlowLayer 
     at = np.flatnonzero(layers.ranks == rank)
     if not len(at):
         return None
-    times = _in_all_phases(layers)
+    times = layers.all_phases_ns
     others = np.flatnonzero((layers.stages == layers.stages[at[0]]) & (layers.ranks != rank))
     if len(others):
         of_stage = " of its stage" if len(np.unique(layers.stages)) > 1 else ""
@@ -379,7 +379,7 @@ def layer_of_rank(layers: LayerTimes, rank: int, excess_ns: float) -> SlowLayer 
 
 def outlier_layer(layers: LayerTimes, step_ns: float, least: float) -> SlowLayer | None:
     """The layer that takes longer than its equals on all ranks, by `least` of a step's time or more."""
-    times = _in_all_phases(layers)
+    times = layers.all_phases_ns
     if not times.size:
         return None
     own = median(times, axis=0)
@@ -392,12 +392,6 @@ def outlier_layer(layers: LayerTimes, step_ns: float, least: float) -> SlowLayer
         return None
     own = np.where(outlier, own, typical)
     return _one(layers.layers, own, typical, "in the layers like it", float(excess[outlier].max()))
-
-
-def _in_all_phases(layers: LayerTimes) -> Float:
-    """(R, L); nan where a rank has no such layer."""
-    known = np.isfinite(layers.self_ns)
-    return np.where(known.any(axis=2), layers.self_ns.sum(axis=2, where=known), np.nan)
 
 
 def _one(names: tuple[str, ...], own: Float, typical: Float, beside: str, excess_ns: float) -> SlowLayer | None:

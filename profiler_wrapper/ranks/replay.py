@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from profiler_wrapper.ranks import operations as ops
+from profiler_wrapper.ranks.database import Database
 from profiler_wrapper.ranks.model import Bool, Float, Int, Replay
 from profiler_wrapper.ranks.operations import (
     COORDINATES,
@@ -32,10 +33,6 @@ from profiler_wrapper.ranks.operations import (
     Transfers,
     match_transfers,
 )
-
-if TYPE_CHECKING:
-    from duckdb import DuckDBPyConnection
-
 
 # --------------------------------------------------------------------------------------------------
 # What waits for what in a step: the operations of all stages with their dependencies, sorted so that none comes early.
@@ -557,14 +554,14 @@ LONGEST: Final = 1.2  # times the recorded time: what takes longer when replayed
 GAPS: Final = 0.1  # of the recorded time, from which on they are said
 
 
-def what_if(connection: DuckDBPyConnection, *, align: Align | None = None, most_rows: int = MOST_ROWS) -> Replay | str:
+def what_if(database: Database, *, align: Align | None = None, most_rows: int = MOST_ROWS) -> Replay | str:
     """The replay of the job in the tables `spans` and `ranks`, or why there is none.
 
     `align` gives times by a common clock; without it the ranks' clocks are taken as they are.
     """
     try:
         cells = ops.read_cells(
-            connection,
+            database,
             most_rows=most_rows,
             most_rows_of_one_stage=min(most_rows, MOST_ROWS_OF_ONE_STAGE),
             align=align,

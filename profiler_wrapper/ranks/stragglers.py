@@ -266,7 +266,6 @@ def _stages(ideal: IdealSteps, layers: LayerTimes | None) -> Iterator[ScoredSusp
         and typical[place] >= _SLOWER_STAGE * others
         and beyond >= lost_time.LEAST_LOSS * step
         and longest >= lost_time.nearly_all(steps)
-        and steps >= FEWEST_STEPS
     )
     cost = replace(cost, typical_gain=max(cost.typical_gain, beyond / step))
     members = groups[place]
@@ -368,7 +367,7 @@ def _outlier_layers(ideal: IdealSteps, layers: LayerTimes | None) -> Iterator[Sc
         "stage",
         "slow layer",
         cost,
-        lost_time.worth_naming(cost) and steps >= FEWEST_STEPS,
+        lost_time.worth_naming(cost),
         (str(outlier), "it is as slow on all ranks"),
         stage=int(ideal.own.stages[0]),
         layer=outlier.layer,
@@ -378,7 +377,6 @@ def _outlier_layers(ideal: IdealSteps, layers: LayerTimes | None) -> Iterator[Sc
 # --- ranks ---
 
 
-FEWEST_STEPS = 3
 PERSISTENT = 0.05  # of the lost time, where the typical step has it
 MEASURED = 0.3  # of it, where it comes and goes
 OF_A_KIND = 0.6  # of a rank's excess: more is that kind's
@@ -413,7 +411,7 @@ def rank_suspects(
     step = float(np.median(ideal.step_ns))
     if len(slow):
         cost = lost_time.cost_of(ideal, ideal.gain_of_ranks(slow))
-        certain = cost.typical_share >= PERSISTENT and len(cost.hit) >= FEWEST_STEPS
+        certain = cost.typical_share >= PERSISTENT
         cost = replace(cost, typical_gain=max(cost.typical_gain, float(beyond[slow[0]]) / step))
         yield _rank_suspect(ideal, slow, cost, certain, arrivals, layers)
         return

@@ -17,6 +17,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from profiler_wrapper.analysis.statistics import median
 from profiler_wrapper.ranks.database import Database, literal, to_arrays
 from profiler_wrapper.ranks.model import Bool, Float, Int, RanksReport
 from profiler_wrapper.ranks.times import ON_MAIN, label_key
@@ -45,8 +46,7 @@ def drawn_steps(report: RanksReport) -> list[int]:
         if len(first):
             windows = np.convolve(times, np.ones(width), mode="valid")[first]
             at = windows.argmax() if gc else np.abs(windows - np.median(windows)).argmin()
-            found: list[int] = steps[first[at] : first[at] + width].tolist()
-            return found
+            return [int(step) for step in steps[first[at] : first[at] + width]]
     return []
 
 
@@ -91,7 +91,8 @@ def lane_spans(
 
     Of more than `most` spans one step in the middle is left, and then of that what lies in no other span.
     """
-    within = f"(s.depth = 0 OR s.kind IN {_NESTED} OR coalesce(s.layer = {_text(layer)}, false))"
+    is_marked = "false" if layer is None else f"coalesce(s.layer = {literal(layer)}, false)"
+    within = f"(s.depth = 0 OR s.kind IN {_NESTED} OR {is_marked})"
     one = steps[len(steps) // 2 :][:1]
     conditions = [
         f"s.rank IN ({_numbers(ranks)}) AND {_of_steps(chosen)} AND s.kind <> 'step' AND {depth}"
@@ -104,7 +105,7 @@ def lane_spans(
         f"""SELECT s.rank, s.step, CASE s.kind {kinds} ELSE {len(KINDS) - 1} END AS kind, {_START},
             s.duration_ns, coalesce(s.duration_ns - t.shortest_ns, -1) AS waiting_ns, s.depth,
             {ON_MAIN} AS on_main,
-            coalesce(s.layer = {_text(layer)}, false) AS is_marked
+            {is_marked} AS is_marked
         FROM spans s LEFT JOIN main_threads m ON m.rank = s.rank {_CLOCKS}
             LEFT JOIN labels_of_names l ON s.kind = 'communication' AND l.key = {label_key("s")}
             LEFT JOIN matched t ON t.label = l.label AND t.step = s.step AND t.sequence = s.sequence
@@ -116,10 +117,6 @@ def lane_spans(
 
 def _numbers(values: Sequence[int]) -> str:
     return ", ".join(str(int(value)) for value in values) or "NULL"
-
-
-def _text(value: str | None) -> str:
-    return "NULL" if value is None else literal(value)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -334,8 +331,7 @@ def _arrows(parts: Parts, report: RanksReport) -> Iterator[Event]:
 
     An arrow leads from the middle of the last rank's transfer to the same instant within the span of who waited.
     """
-    known = report.own.wall_ns[np.isfinite(report.own.wall_ns)]
-    least_us = _LEAST_WAIT * float(np.median(known)) / 1000 if len(known) else np.inf
+    least_us = _LEAST_WAIT * float(median(report.own.wall_ns.reshape(-1))) / 1000  # nan, that nothing reaches, of none
     waits = []
     for ranks in parts.values():
         ordered = sorted(ranks, key=lambda part: (part["dur"], part["ts"], part["pid"], part["tid"]))
