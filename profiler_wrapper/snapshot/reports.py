@@ -146,13 +146,9 @@ def _details(
         if one.history is not None:
             yield from wrap(_peak_line(one.history), width, 2)
         if at_failure is None or one.history is None or at_failure.moment.state < one.history.entries:
-            yield from _now(one, width, most["now"], unicode)
-
-
-def _now(one: DeviceMemory, width: int, most: int, unicode: bool) -> Iterator[str]:
-    yield ""
-    yield f"Now: {_mib(one.allocated_bytes)} in {one.blocks} blocks (as given), by the line that asked for them"
-    yield from _owner_table(one.owners, one.allocated_bytes, width, most, unicode)
+            yield ""
+            yield f"Now: {_mib(one.allocated_bytes)} in {one.blocks} blocks (as given), by the line that asked for them"
+            yield from _owner_table(one.owners, one.allocated_bytes, width, most["now"], unicode)
 
 
 def _held(one: DeviceMemory) -> str:

@@ -187,10 +187,9 @@ def _write_step(log: SpanLog, step: SeenStep) -> None:
 @functools.lru_cache(maxsize=4096)
 def _fixed(kind: str, name: str, layer: str | None, depth: int, parent: str | None) -> tuple[bytes, bytes]:
     """What of its line of text, and of its JSON line, is the same in each step."""
-    fields: dict[str, Any] = {"name": name, "kind": kind}
-    if layer is not None:
-        fields["layer"] = layer
-    fields |= {"depth": depth, "parent": parent}
+    fields = {"name": name, "kind": kind, "layer": layer, "depth": depth, "parent": parent}
+    if layer is None:
+        del fields["layer"]
     return text_name(name), msgspec.json.encode(fields)[1:-1] + b","
 
 

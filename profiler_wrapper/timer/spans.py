@@ -155,9 +155,10 @@ class SpanRecorder:
         self._notices, self._device, self._watch_garbage = notices, device, watch_garbage
         self.log = span_log(place, notices)
         self._garbage: Any = None  # in gc.callbacks
-        self._reset()
+        self.reset()
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
+        """As before the first span, also in a forked child: it has none of the parent's spans, and no device."""
         self.here = _Local()
         self._stacks: dict[int, weakref.ref[Stack]] = {}
         self.events: EventPool | None = None
@@ -167,10 +168,6 @@ class SpanRecorder:
         self._step = b"null"  # as JSON lines have it
         self._step_begin_ns: int | None = None
         self._sequences: dict[bytes, dict[Any, Iterator[int]]] = {}  # of communication, by step
-
-    def after_fork(self) -> None:
-        """In the child: the parent's spans are not its own, and it has no device."""
-        self._reset()
 
     # --- begin and end ---
 
@@ -227,8 +224,7 @@ class SpanRecorder:
             self.log.number_lines(0)
         self._steps_begun = True
         if self._number is not None and self._step_begin_ns is not None:
-            stack = self.here.stack
-            self._write("step", self._step_begin_ns, now, within=None if stack is None else stack[0])
+            self._write("step", self._step_begin_ns, now, within=0)
         self._step_begin_ns = now
         self._set_step(number if number is not None else 0 if self._number is None else self._number + 1)
 
@@ -289,16 +285,16 @@ class SpanRecorder:
         mine, name = self.here.stack, str(wanted)
         stacks = [stack for reference in list(self._stacks.values()) if (stack := reference()) is not None]
         found = [
-            (span.begin_ns, number, span)
-            for number, stack in enumerate(stacks)
+            (span, stack)
+            for stack in reversed(stacks)
             if stack is not mine
             for span in stack[1:]
             if span is wanted or span.label.name == name
         ]
         if not found:
             return None
-        _, number, span = max(found, key=lambda one: one[:2])
-        return stacks[number].remove_span(span)
+        span, stack = max(found, key=lambda one: one[0].begin_ns)
+        return stack.remove_span(span)
 
     def _drop_left_open(self, stack: Stack, name: str) -> None:
         """Forget spans that nobody stopped: of that name and a step before, or all where there are too many."""
@@ -379,9 +375,10 @@ class SpanRecorder:
 
         events.add(span.event, last, write_device_time)
 
-    def _write(self, name: str, begin_ns: int, end_ns: int, *, within: OpenSpan | None) -> None:
-        """A span that nobody began, as a step."""
-        span = OpenSpan(_label(name), within, True, _NOTHING)
+    def _write(self, name: str, begin_ns: int, end_ns: int, *, within: int) -> None:
+        """A span that nobody began, as a step, within that one of the thread's stack."""
+        stack = self.here.stack
+        span = OpenSpan(_label(name), None if stack is None else stack[within], True, _NOTHING)
         span.begin_ns = begin_ns
         self._end(span, end_ns)
 
@@ -398,10 +395,8 @@ class SpanRecorder:
 
     def _pause(self, begin_ns: int, end_ns: int) -> None:
         """A pause of the garbage collector, on this thread."""
-        if self.log.owner is None:  # there are no files yet, or this thread is just making them
-            return
-        stack = self.here.stack
-        self._write("gc", begin_ns, end_ns, within=None if stack is None else stack[-1])
+        if self.log.owner is not None:  # else there are no files yet, or this thread is just making them
+            self._write("gc", begin_ns, end_ns, within=-1)
 
 
 def _pauses(long_pause: weakref.WeakMethod[Callable[[int, int], None]]) -> Callable[[str, dict[str, Any]], None]:
