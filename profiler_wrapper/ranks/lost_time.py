@@ -159,6 +159,10 @@ class Cost:
     def steps(self) -> int:
         return int(self.hit.sum())
 
+    @property
+    def worth_naming(self) -> bool:
+        return self.typical_gain >= LEAST_LOSS
+
 
 def cost_of(ideal: IdealSteps, gain_ns: Float) -> Cost:
     """A suspect's part in the lost time. A step that is far out counts no more than others."""
@@ -194,10 +198,6 @@ def nearly_all(steps: Int | int) -> Float:
     Of n steps it has n/2, give or take sqrt(n)/2: seven in ten, and half a step and 1.74 such deviations above n/2.
     """
     return np.minimum(steps, np.maximum(0.7 * steps, steps / 2 + 0.5 + 0.87 * np.sqrt(steps)))
-
-
-def worth_naming(cost: Cost) -> bool:
-    return cost.typical_gain >= LEAST_LOSS
 
 
 def too_often(hits: int, steps: int, ranks: int) -> bool:
@@ -405,8 +405,7 @@ def _one(names: tuple[str, ...], own: Float, typical: Float, beside: str, excess
     apart = [at for at in parts if not (f"{names[at]}.".startswith(within) or within.startswith(f"{names[at]}."))]
     if apart and excess[apart].max() > _NEXT * excess[deepest]:
         return None
-    excess_of, self_of, typical_of = (float(values[deepest]) for values in (excess, own, typical))
-    return SlowLayer(names[deepest], excess_of, self_of, typical_of, beside)
+    return SlowLayer(names[deepest], float(excess[deepest]), float(own[deepest]), float(typical[deepest]), beside)
 
 
 def _holds_the_model(names: tuple[str, ...], at: int) -> bool:

@@ -68,6 +68,7 @@ def read_places(database: Database, present: Int) -> dict[str, Int]:
 Align = Callable[[Int, Int], Int]  # (ranks, own times) -> times by the common clock
 
 ROWS_AT_ONCE: Final = 500_000
+MOST_ROWS_OF_ONE_STAGE: Final = 400_000
 _OPERATIONS: Final = "coalesce(depth, 0) = 0 AND kind <> 'step' AND step IS NOT NULL AND duration_ns >= 0"
 
 
@@ -91,7 +92,7 @@ class Cells:
     waiting_share: float  # of forwards and backwards that is communication within them
 
 
-def read_cells(database: Database, *, most_rows: int, most_rows_of_one_stage: int, align: Align | None = None) -> Cells:
+def read_cells(database: Database, *, most_rows: int, align: Align | None) -> Cells:
     """The operations of depth 0 of all ranks.
 
     Steps are left out evenly beyond `most_rows` operations, sooner where there is no pipeline: all ranks are equal.
@@ -105,7 +106,8 @@ def read_cells(database: Database, *, most_rows: int, most_rows_of_one_stage: in
         raise NotReplayable("no operation has a step")
     places = read_places(database, np.unique(found[:, 0]))
     ranks = places["ranks"].tolist()
-    all_steps = _choose_steps(database, found, most_rows if len(places["stages"]) > 1 else most_rows_of_one_stage)
+    most_rows = most_rows if len(places["stages"]) > 1 else min(most_rows, MOST_ROWS_OF_ONE_STAGE)
+    all_steps = _choose_steps(database, found, most_rows)
     database.execute(
         "CREATE OR REPLACE TEMP TABLE replay_ranks AS "
         "SELECT unnest(?::INTEGER[]) AS rank, unnest(?::INTEGER[]) AS place",

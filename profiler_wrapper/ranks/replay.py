@@ -546,7 +546,6 @@ def by_slowness(cells: Cells, of_pipeline: Float, of_stage: Float) -> Int:
 
 
 MOST_ROWS: Final = 2_000_000  # operations replayed; beyond it steps are left out evenly
-MOST_ROWS_OF_ONE_STAGE: Final = 400_000
 MOST_CLASSES: Final = 24  # of steps with different numbers of microbatches
 LEAST_LOST: Final = 1e-6  # of T, below which there is nothing to share out
 MOST_WAITING: Final = 0.05  # of forwards and backwards
@@ -560,12 +559,7 @@ def what_if(database: Database, *, align: Align | None = None, most_rows: int = 
     `align` gives times by a common clock; without it the ranks' clocks are taken as they are.
     """
     try:
-        cells = ops.read_cells(
-            database,
-            most_rows=most_rows,
-            most_rows_of_one_stage=min(most_rows, MOST_ROWS_OF_ONE_STAGE),
-            align=align,
-        )
+        cells = ops.read_cells(database, most_rows=most_rows, align=align)
         roles = [ops.role_of(name, kind) for name, kind in cells.names]
         _check(cells, roles)
         classes = ops.classes_of_steps(cells, roles)

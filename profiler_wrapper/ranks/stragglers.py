@@ -217,8 +217,6 @@ def _scored(
 def _kinds(ideal: IdealSteps) -> Iterator[ScoredSuspect]:
     """Data loading and garbage collection, on whatever ranks."""
     for kind in ("data", "gc"):
-        if kind not in ideal.own.kinds:
-            continue
         cost = lost_time.cost_of(ideal, ideal.gain_of_kind(kind))
         if not cost.gain_ns.any():
             continue
@@ -235,7 +233,7 @@ def _kinds(ideal: IdealSteps) -> Iterator[ScoredSuspect]:
             verdict,
             cause,
             cost,
-            comes_back and lost_time.worth_naming(cost) and cost.typical_share >= MEASURED,
+            comes_back and cost.worth_naming and cost.typical_share >= MEASURED,
             (
                 f"{cause}: up to {ms(float(excess.max()))} in a step beyond "
                 + ("none" if kind == "gc" else "the typical rank"),
@@ -323,7 +321,7 @@ def _moving(ideal: IdealSteps) -> Iterator[ScoredSuspect]:
             f"the same rank has the longest forward and the longest backward in {moved.same_rank} of {moved.steps} "
             "steps, and it is another one from step to step"
         )
-        certain = half and lost_time.worth_naming(cost) and cost.typical_share >= MOST
+        certain = half and cost.worth_naming and cost.typical_share >= MOST
         yield _scored("imbalance", "data imbalance", cost, certain, [said])
         return
     for cause, kinds in _MOVING:
@@ -367,7 +365,7 @@ def _outlier_layers(ideal: IdealSteps, layers: LayerTimes | None) -> Iterator[Sc
         "stage",
         "slow layer",
         cost,
-        lost_time.worth_naming(cost),
+        cost.worth_naming,
         (str(outlier), "it is as slow on all ranks"),
         stage=int(ideal.own.stages[0]),
         layer=outlier.layer,
@@ -423,7 +421,7 @@ def rank_suspects(
         return
     lossy = int((ideal.lost_ns >= lost_time.LEAST_LOSS * ideal.step_ns).sum())
     often = lost_time.recurs(cost) and lost_time.too_often(cost.steps, lossy, len(ideal.own.ranks))
-    certain = often and lost_time.worth_naming(cost) and cost.typical_share >= MEASURED
+    certain = often and cost.worth_naming and cost.typical_share >= MEASURED
     yield _rank_suspect(ideal, np.array([place]), cost, certain, arrivals, layers)
 
 
