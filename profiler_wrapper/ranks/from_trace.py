@@ -367,21 +367,14 @@ def phases(
         else:
             joined.append(piece)
     return [
-        Row(
-            step=piece.step,
-            name=piece.name if piece.kind in _APART else piece.kind,
-            kind=piece.kind,
-            start_ns=piece.start_ns,
-            duration_ns=piece.end_ns - piece.start_ns,
-            thread=thread,
-        )
+        Row(piece.step, piece.name, piece.kind, piece.start_ns, piece.end_ns - piece.start_ns, thread=thread)
         for piece in joined
         if piece.end_ns > piece.start_ns
     ]
 
 
 def _with_kinds(pieces: Sequence[_Piece], gaps: Sequence[tuple[int, int]]) -> list[_Piece]:
-    """The same, with a kind for each."""
+    """The same, with a kind for each, which is the name of what may be joined."""
     found: list[_Piece] = []
     runs = [list(run) for _, run in groupby(pieces, key=lambda piece: (bool(piece.kind), piece.step))]
     for at, run in enumerate(runs):
@@ -393,7 +386,8 @@ def _with_kinds(pieces: Sequence[_Piece], gaps: Sequence[tuple[int, int]]) -> li
             gap_ns, waited_ns = gaps[len(found)]
             if not within and gap_ns - waited_ns > LONG_GAP_NS:
                 kind = ""
-            found.append(piece._replace(kind=piece.kind or kind or "other"))
+            of = piece.kind or kind or "other"
+            found.append(piece._replace(kind=of, name=piece.name if of in _APART else of))
     return found
 
 
@@ -474,16 +468,9 @@ def garbage_rows(found: Attributed, steps: Steps) -> list[Row]:
         lambda name: name == GARBAGE or (is_named_block(name) and kind_of_span(name) == "gc")
     )
     chosen = outermost_of(found, collects & (spans.category == Category.ANNOTATION) & on_training_threads(found))
+    depth, thread = 0 if found.charges.basis == "device" else 1, main_thread(found)
     return [
-        Row(
-            step=step,
-            name="gc",
-            kind="gc",
-            start_ns=int(spans.start_ns[span]),
-            duration_ns=int(spans.duration_ns[span]),
-            depth=0 if found.charges.basis == "device" else 1,
-            thread=main_thread(found),
-        )
+        Row(step, "gc", "gc", int(spans.start_ns[span]), int(spans.duration_ns[span]), depth=depth, thread=thread)
         for span, step in with_steps(found, steps, chosen)
     ]
 

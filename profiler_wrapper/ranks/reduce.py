@@ -250,21 +250,13 @@ def _cpu_collectives(found: Attributed, steps: Steps) -> list[Row]:
             above = int(found.nesting.parent[above])
 
     def rows(chosen: Bool, depth: int) -> list[Row]:
-        return _with_sequence(
-            [
-                _collective_row(
-                    found,
-                    span,
-                    step,
-                    details.get(span),
-                    thread=thread if depth else from_trace.thread_of(found, span),
-                    depth=depth,
-                )
-                for span, step in from_trace.with_steps(found, steps, outermost & chosen)
-            ]
-        )
+        made = []
+        for span, step in from_trace.with_steps(found, steps, outermost & chosen):
+            thread = main_thread if depth else from_trace.thread_of(found, span)
+            made.append(_collective_row(found, span, step, details.get(span), thread=thread, depth=depth))
+        return _with_sequence(made)
 
-    thread = from_trace.main_thread(found)
+    main_thread = from_trace.main_thread(found)
     by_backend, by_call = rows(~training, 0), rows(training, 1)
     if by_backend:
         by_call = [row._replace(sequence=None, group=None) for row in by_call]

@@ -651,11 +651,7 @@ def _answers(scenarios: Scenarios, notes: list[str]) -> Replay:
 
 
 def _gaps(replayed: float, recorded: float) -> list[str]:
-    """What lies between operations and is not replayed.
-
-    Raises:
-        NotReplayable: the replay takes much longer than the job did.
-    """
+    """What lies between operations and is not replayed. NotReplayable: the replay takes much longer than the job."""
     if replayed > LONGEST * recorded:
         raise NotReplayable(
             f"replayed, the job takes {replayed / recorded:.2f} times as long as recorded: it waits for something else"

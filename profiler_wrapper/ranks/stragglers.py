@@ -188,9 +188,8 @@ _HEAVY = 0.15  # of the step's time
 
 def suspects(ideal: IdealSteps, arrivals: Arrivals | None, layers: LayerTimes | None) -> list[ScoredSuspect]:
     """All of them, the one that costs the typical step most first."""
-    slow, beyond = lost_time.slow_ranks(ideal)
     scored = [
-        *rank_suspects(ideal, slow, beyond, arrivals, layers),
+        *_ranks(ideal, arrivals, layers),
         *_kinds(ideal),
         *_stages(ideal, layers),
         *_moving(ideal),
@@ -282,16 +281,9 @@ def _stages(ideal: IdealSteps, layers: LayerTimes | None) -> Iterator[ScoredSusp
             evidence.append(str(outlier))
     if alone is not None:
         evidence.append(f"rank {alone} is alone in it: its machine may be the cause as well")
-    yield _scored(
-        "stage",
-        "slow layer" if slow else "slow stage",
-        cost,
-        bool(certain),
-        evidence,
-        rank=alone,
-        stage=stage,
-        layer=outlier.layer if outlier and slow else None,
-    )
+    cause: Cause = "slow layer" if slow else "slow stage"
+    layer = outlier.layer if outlier and slow else None
+    yield _scored("stage", cause, cost, bool(certain), evidence, rank=alone, stage=stage, layer=layer)
 
 
 _MOVING: tuple[tuple[Cause, tuple[str, ...]], ...] = (
@@ -361,15 +353,8 @@ def _outlier_layers(ideal: IdealSteps, layers: LayerTimes | None) -> Iterator[Sc
         typical_gain=excess / step,
         hit=np.ones(steps, dtype=np.bool_),
     )
-    yield _scored(
-        "stage",
-        "slow layer",
-        cost,
-        cost.worth_naming,
-        (str(outlier), "it is as slow on all ranks"),
-        stage=int(ideal.own.stages[0]),
-        layer=outlier.layer,
-    )
+    evidence, stage = (str(outlier), "it is as slow on all ranks"), int(ideal.own.stages[0])
+    yield _scored("stage", "slow layer", cost, cost.worth_naming, evidence, stage=stage, layer=outlier.layer)
 
 
 # --- ranks ---
@@ -402,15 +387,13 @@ class ScoredSuspect:
     certain: bool
 
 
-def rank_suspects(
-    ideal: IdealSteps, slow: Int, beyond: model.Float, arrivals: Arrivals | None, layers: LayerTimes | None
-) -> Iterator[ScoredSuspect]:
+def _ranks(ideal: IdealSteps, arrivals: Arrivals | None, layers: LayerTimes | None) -> Iterator[ScoredSuspect]:
     """The ranks that are slow in the typical step; else the one that cost most, in many steps or by chance."""
-    step = float(np.median(ideal.step_ns))
+    slow, beyond = lost_time.slow_ranks(ideal)
     if len(slow):
         cost = lost_time.cost_of(ideal, ideal.gain_of_ranks(slow))
         certain = cost.typical_share >= PERSISTENT
-        cost = replace(cost, typical_gain=max(cost.typical_gain, float(beyond[slow[0]]) / step))
+        cost = replace(cost, typical_gain=max(cost.typical_gain, float(beyond[slow[0]] / np.median(ideal.step_ns))))
         yield _rank_suspect(ideal, slow, cost, certain, arrivals, layers)
         return
     gains = ideal.gain_of_each_rank()

@@ -233,9 +233,9 @@ def read_timeline(
     )
 
 
-def telling_ranks(report: RanksReport, *, most: int = MOST_LANES) -> list[int]:
+def telling_ranks(report: RanksReport) -> list[int]:
     """The ranks of the lanes where nobody chose them: all, or those of many that tell most; a slow stage's together."""
-    ranks = chosen_ranks(report, most)
+    ranks = chosen_ranks(report, MOST_LANES)
     if report.verdict.verdict != "stage":
         return ranks
     stages = dict(zip(report.own.ranks.tolist(), report.own.stages.tolist(), strict=True))

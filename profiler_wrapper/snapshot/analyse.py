@@ -371,16 +371,14 @@ def _device(number: int, segments: Sequence[Segment], events: AllocatorEvents | 
     )
 
 
-def _sums(segments: Iterable[Segment]) -> dict[str, int]:
+def _sums(segments: Sequence[Segment]) -> dict[str, int]:
     """The fields of `Reserved`."""
     sizes: dict[str, list[int]] = {"allocated": [], "awaiting_free": [], "free": []}
-    reserved = 0
-    for segment in segments:
-        reserved += segment.size_bytes
-        for block in segment.blocks:
-            sizes[block.state].append(block.size_bytes)
+    for block in (block for segment in segments for block in segment.blocks):
+        sizes[block.state].append(block.size_bytes)
     sums = {f"{state}_bytes": sum(of_state) for state, of_state in sizes.items()}
-    return {"reserved_bytes": reserved, **sums, "largest_free_bytes": max(sizes["free"], default=0)}
+    sums["reserved_bytes"] = sum(segment.size_bytes for segment in segments)
+    return {**sums, "largest_free_bytes": max(sizes["free"], default=0)}
 
 
 def _pools(segments: Iterable[Segment]) -> tuple[PoolMemory, ...]:

@@ -224,8 +224,7 @@ def _whole_stacks(owners: Sequence[MemoryOwner], when: str) -> Iterator[str]:
 
 
 def _note_lines(report: AllocatorReport, unicode: bool, width: int, most: int) -> list[str]:
-    lines = [line for note in report.notes for line in wrap(f"note: {clean(note, unicode=unicode)}", width, 2)]
-    return lines[:most]
+    return [line for note in report.notes for line in wrap(f"note: {clean(note, unicode=unicode)}", width, 2)][:most]
 
 
 def _mib(size_bytes: int | None) -> str:

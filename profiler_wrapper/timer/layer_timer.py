@@ -89,17 +89,9 @@ def _parts(step: SeenStep, numbered: bool) -> Iterator[Span]:
             seen[part] += 1
         for end, group in step.seen.ends if part == "backward" else ():
             if group is not None and span.begin[0] <= end[0] <= span.end[0]:
-                yield Span(
-                    "communication",
-                    AFTER_BACKWARD,
-                    end,
-                    span.end,
-                    step.thread,
-                    depth=1,
-                    parent=part,
-                    sequence=sequence,
-                    group=group,
-                )
+                rest = Span("communication", AFTER_BACKWARD, end, span.end, step.thread, sequence=sequence, group=group)
+                rest.depth, rest.parent = 1, part
+                yield rest
                 sequence += 1
                 span.waiting_ns = span.end[0] - end[0]
         yield span
@@ -150,11 +142,7 @@ def _finder(spans: Iterable[Span]) -> Callable[[Wait], Span | None]:
 
 
 def _write_step(log: SpanLog, step: SeenStep) -> None:
-    """Lines of a step that the device has come to the end of; what it has not come to has no time there.
-
-    Raises:
-        OSError: the files cannot be made.
-    """
+    """Lines of a step that the device has come to the end of; what it has not come to has no time. Raises OSError."""
     now = perf_counter_ns()
     if now >= log.look_at:
         log.look(now)
@@ -227,13 +215,9 @@ class LayerWatch:
         self._stages = max(1, len(stages))
         # What a schedule calls are its stages' modules; nobody else holds this list. A model is not held.
         self._called = None if isinstance(model, nn.Module) else nn.ModuleList(stage.module for stage in stages)
+        called = model if isinstance(model, nn.Module) else self._called
         self.parts = self.layers.parts = Breakdown(
-            mark,
-            on_failure,
-            model=model if isinstance(model, nn.Module) else self._called,
-            optimizers=optimizers,
-            notices=notices,
-            listener=self.layers,
+            mark, on_failure, model=called, optimizers=optimizers, notices=notices, listener=self.layers
         )
         self._waiting: deque[SeenStep] = deque()
         self._log = span_log(_with_coordinates(place, model), notices)
@@ -261,8 +245,7 @@ class LayerWatch:
         self.layers.stop()
         self.parts.stop()
         self.pass_on(everything=True)
-        if self._log.owner is not None:
-            self._log.flush()
+        self._log.flush()
         self._log.release()
 
     def flush(self) -> Path | None:
