@@ -252,11 +252,10 @@ class _Fit:
 
     def next_of(self, groups: list[SharedEvents]) -> SharedEvents | None:
         """The first group in which some clock is known, taken from the others; None: there is none."""
-        connected = (
-            at for at, group in enumerate(groups) if not self.lines or self.lines.keys() & {*group.ranks.tolist()}
-        )
-        at = next(connected, None)
-        return None if at is None else groups.pop(at)
+        for at, group in enumerate(groups):
+            if not self.lines or self.lines.keys() & {*group.ranks.tolist()}:
+                return groups.pop(at)
+        return None
 
     def use(self, group: SharedEvents) -> None:
         """Fit the clocks of a group that are not known yet to the median of those that are."""

@@ -371,16 +371,14 @@ def _ending(path: Path) -> str:
 
 def _tables_in(path: Path) -> list[Path]:
     """The file, or those of a directory that have one ending."""
-    if not path.is_dir():
-        path.stat()  # raises where there is none
+    path.stat()  # raises where there is none
     files = (
         [path] if path.is_file() else [one for one in sorted(path.rglob("*")) if one.is_file() and one.name[0] != "."]
     )
-    found = ([file for file in files if _ending(file) == ending] for ending in _READERS)
-    chosen = next((some for some in found if some), None)
-    if chosen is None:
-        raise WrongUse(f"{path}: a table of spans ends in {', '.join(_READERS)}, and this does not")
-    return chosen
+    for ending in _READERS:
+        if chosen := [file for file in files if _ending(file) == ending]:
+            return chosen
+    raise WrongUse(f"{path}: a table of spans ends in {', '.join(_READERS)}, and this does not")
 
 
 def view_spans(database: Database, relation: str, *, ranks: Iterable[int] | None = None) -> tuple[int, int]:

@@ -28,7 +28,6 @@ from profiler_wrapper.trace.nesting import nearest, nearest_above
 from profiler_wrapper.trace.recording import Bool, Category, Int64
 from profiler_wrapper.trace.spans import SPAN_KINDS, kind_of_span
 
-STEP = "ProfilerStep#"
 COMPUTE_THREAD = -1  # stands for the compute streams of a device
 COMMUNICATION = classes.CLASSES.index("communication")
 _BACKWARD = ("backward", "accumulate_grad")
@@ -99,7 +98,7 @@ def _main_lane(found: Attributed) -> int:
 
 
 def _is_step(name: str) -> bool:
-    return name.startswith(STEP)
+    return name.startswith("ProfilerStep#")
 
 
 def main_thread(found: Attributed) -> int:

@@ -454,6 +454,9 @@ def match_transfers(orders: list[StageOrder], first: list[int]) -> Transfers:
     ends: dict[tuple[int, Verb, Direction], list[End]] = {}
     for stage, order in enumerate(orders):
         found.chunk_of.update({first[stage] + index: chunk for index, chunk in chunks[stage].items()})
+        parts_known = all(
+            order.operations[at].chunk >= 0 or order.operations[at].microbatch >= 0 for at in chunks[stage]
+        )
         directions: tuple[Direction, ...] = ("forward", "backward")
         for direction in directions:
             computes = [
@@ -465,8 +468,6 @@ def match_transfers(orders: list[StageOrder], first: list[int]) -> Transfers:
             for verb in verbs:
                 needing = [each for each in computes if 0 <= _other_part(each.part, verb, direction) < parts]
                 matched = _match(order, first[stage], verb, direction, computes, needing)
-                computing = [each for each in order.operations if each.role.what == "compute"]
-                parts_known = all(each.chunk >= 0 or each.microbatch >= 0 for each in computing)
                 if matched and not needing and not parts_known:
                     raise NotReplayable("whether a stage has several parts of the model is not known")
                 (found.sends if verb == "send" else found.receives).extend(

@@ -286,9 +286,8 @@ def _device_collectives(found: Attributed, steps: Steps) -> list[Row]:
     rows = []
     columns = (charges.span[chosen].tolist(), charges.cpu_span[chosen].tolist(), exposed[chosen].tolist())
     for span, around, exposed_ns, step in zip(*columns, steps.numbers_of_charges(chosen), strict=True):
-        if span not in details:
-            while around >= 0 and around not in details:  # the innermost event around the launch that knows it
-                around = int(found.nesting.parent[around])
+        while around >= 0 and around not in details:  # the innermost event around the launch that knows it
+            around = int(found.nesting.parent[around])
         known = details.get(span) or details.get(around)
         row = _collective_row(found, span, step, known, thread=int(spans.stream[span]), depth=0)
         rows.append(row._replace(overlapped_ns=row.duration_ns - int(exposed_ns)))

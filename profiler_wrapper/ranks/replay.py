@@ -564,13 +564,10 @@ def what_if(database: Database, *, align: Align | None = None, most_rows: int = 
         _check(cells, roles)
         classes = ops.classes_of_steps(cells, roles)
         replayed = [_class(cells, roles, steps) for steps in classes[:MOST_CLASSES]]
-        typical = typical_lengths(replayed)
-        scenarios = Scenarios(cells, tuple(replayed), typical)
+        scenarios = Scenarios(cells, tuple(replayed), typical_lengths(replayed))
         for each in replayed:
             fill_unknown(each, scenarios.typical_of(each))
-        notes = _notes(cells, classes, replayed)
-        notes += _gaps(scenarios.recorded(), sum(float(each.recorded_ns.sum()) for each in replayed))
-        return _answers(scenarios, notes)
+        return _answers(scenarios, _notes(cells, classes, replayed))
     except NotReplayable as reason:
         return str(reason)
 
@@ -617,7 +614,9 @@ def _groups(cells: Cells, steps: Int, operation: Operation) -> Int | None:
 def _answers(scenarios: Scenarios, notes: list[str]) -> Replay:
     cells = scenarios.cells
     recorded = sum(float(each.recorded_ns.sum()) for each in scenarios.classes)
-    total, ideal = scenarios.recorded(), scenarios.ideal()
+    total = scenarios.recorded()
+    notes += _gaps(total, recorded)
+    ideal = scenarios.ideal()
     if not ideal > 0:
         raise NotReplayable("its operations take no time")
     lost = total - ideal if total - ideal > LEAST_LOST * total else float("nan")

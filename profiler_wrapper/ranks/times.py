@@ -252,14 +252,13 @@ def _sweep(database: Database, grid: Grid, own: Float, beside: Float, duration: 
     running = " ".join(
         f"WHEN (running // {weight}) % {1 << _BITS} > 0 THEN {place}" for place, weight in enumerate(weights)
     )
-    relevant = f"kind <> 'step' AND {_RELEVANT}"
     for first, last in _rank_ranges(database):
         found = to_arrays(
             database,
             f"""WITH relevant AS (
                 SELECT s.rank, s.step, greatest(s.start_ns, w.begin_ns) AS begin_ns,
                     least(s.start_ns + s.duration_ns, w.end_ns) AS end_ns, CASE {whens} END AS weight
-                FROM (SELECT * FROM spans WHERE {relevant} AND rank BETWEEN {first} AND {last}) s
+                FROM (SELECT * FROM spans WHERE kind <> 'step' AND {_RELEVANT} AND rank BETWEEN {first} AND {last}) s
                 JOIN (SELECT * FROM step_windows WHERE overlapping) w USING (rank, step)
                 LEFT JOIN main_threads m ON m.rank = s.rank),
             counted AS (SELECT * FROM relevant WHERE weight IS NOT NULL AND end_ns > begin_ns),
@@ -520,7 +519,7 @@ def score(own: SelfTimes, *, window: int | None = None) -> model.Scores:
     """Scores over windows of `window` steps; by default a hundred windows at most, six at least where steps suffice."""
     steps = len(own.steps)
     width = window or max(1, min(10, steps // _FEWEST_WINDOWS), -(-steps // _MOST_WINDOWS))
-    count = steps // width if steps >= width else 0
+    count = steps // width
     times = own.self_ns.sum(axis=2)[: count * width].reshape(count, width, len(own.ranks))
     typical = median(times, axis=1)  # (W, R)
     relative = np.full_like(typical, np.nan)

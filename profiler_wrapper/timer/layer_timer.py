@@ -33,8 +33,9 @@ from profiler_wrapper.timer.device_events import (
 )
 from profiler_wrapper.timer.layer_spans import LayerSpans, Span, StepSpans, Wait
 from profiler_wrapper.timer.log import SpanLog, SpanPlace, span_log, text_line, text_name
+from profiler_wrapper.timer.spans import weakly
 from profiler_wrapper.timer.steps import Boundaries, Breakdown
-from profiler_wrapper.timer.timer import harmless, weakly
+from profiler_wrapper.timer.timer import harmless
 
 # --- a step as spans: the step, its parts, the layers in them, and the waits for other ranks in all of these ---
 

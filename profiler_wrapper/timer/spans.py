@@ -231,7 +231,7 @@ class SpanRecorder:
     def watch_garbage(self) -> None:
         """The pauses of the garbage collector are spans from now on."""
         if self._garbage is None:
-            self._garbage = _pauses(weakref.WeakMethod(self._pause))
+            self._garbage = _pauses(weakly(self._pause))
             gc.callbacks.append(self._garbage)
 
     def dump(self) -> Path | None:
@@ -278,7 +278,7 @@ class SpanRecorder:
         if self._watch_garbage:
             self.watch_garbage()
         if multiprocessing.parent_process() is not None:  # such a process ends without the functions of atexit
-            multiprocessing.util.Finalize(None, _dump, (weakref.ref(self),), exitpriority=10)
+            multiprocessing.util.Finalize(None, weakly(self.dump), exitpriority=10)
 
     def _take_elsewhere(self, wanted: Any) -> OpenSpan | None:
         """Remove the span of that name that was begun last on another thread, or exactly that one."""
@@ -399,8 +399,19 @@ class SpanRecorder:
             self._write("gc", begin_ns, end_ns, within=-1)
 
 
-def _pauses(long_pause: weakref.WeakMethod[Callable[[int, int], None]]) -> Callable[[str, dict[str, Any]], None]:
-    """For `gc.callbacks`: calls `long_pause()(begin_ns, end_ns)` after each long one, on the thread that had it."""
+def weakly(method: Callable[..., object]) -> Callable[..., None]:
+    """Calls a method of an object that may be gone, and does not hold it."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> None:
+        if (there := reference()) is not None:
+            there(*args)
+
+    return call
+
+
+def _pauses(long_pause: Callable[[int, int], None]) -> Callable[[str, dict[str, Any]], None]:
+    """For `gc.callbacks`: calls `long_pause(begin_ns, end_ns)` after each long one, on the thread that had it."""
     begin_ns = 0
 
     def heard(phase: str, info: dict[str, Any]) -> None:
@@ -408,8 +419,8 @@ def _pauses(long_pause: weakref.WeakMethod[Callable[[int, int], None]]) -> Calla
         now = perf_counter_ns()
         if phase == "start":
             begin_ns = now
-        elif begin_ns and now - begin_ns >= _SHORTEST_PAUSE_NS and (method := long_pause()) is not None:
-            method(begin_ns, now)
+        elif begin_ns and now - begin_ns >= _SHORTEST_PAUSE_NS:
+            long_pause(begin_ns, now)
 
     keep_dynamo_off(heard, and_below=True)  # it may be called in the midst of a function that is compiled
     return heard
@@ -421,9 +432,3 @@ def _ended_by() -> str | None:
         return None
     error = getattr(sys, "last_type", None)  # of what nobody caught
     return error.__name__ if isinstance(error, type) else None
-
-
-def _dump(recorder: weakref.ref[SpanRecorder]) -> None:
-    there = recorder()
-    if there is not None:
-        there.dump()
