@@ -232,6 +232,10 @@ class Timer:
     def __reduce__(self) -> tuple[Callable[..., Timer], tuple[()]]:
         return functools.partial(Timer, **{**self._arguments, "device_mesh": None}), ()
 
+    def after_fork(self) -> None:
+        """In a forked child, which writes files of its own."""
+        self._recorder.reset()
+
     def _failed(self, what: str, error: Exception) -> None:
         """Something has failed: one warning, and the timer is off."""
         if not self._off and not isinstance(error, RecursionError):  # the program is too deep here, and soon is not
@@ -308,9 +312,8 @@ def _finish(recorder: SpanRecorder, notices: Notices) -> None:
 
 
 def _after_fork() -> None:
-    """A child writes files of its own."""
     for timer in list(_timers):
-        timer._recorder.reset()
+        timer.after_fork()
 
 
 if hasattr(os, "register_at_fork"):
