@@ -354,8 +354,6 @@ def classes_of_steps(cells: Cells, roles: list[Role]) -> list[Int]:
     for members in cells.grid:
         known = members[members >= 0]
         columns += [(~np.isnan(cells.length_ns[slots][:, known])).sum(axis=0).max(axis=0) for slots in computes]
-    if not columns:
-        return [np.arange(len(cells.steps))]
     _, of_step = np.unique(np.stack(columns), axis=1, return_inverse=True)
     of_step = of_step.reshape(-1)
     sizes = np.bincount(of_step)

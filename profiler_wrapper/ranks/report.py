@@ -422,8 +422,6 @@ def named_spans(database: Database, own: SelfTimes) -> tuple[NamedSpan, ...]:
 
     A rank without such a span took nothing for it. What lies within another of its name is in that one's time.
     """
-    if not len(own.steps) or not len(own.ranks):
-        return ()
     database.execute("CREATE OR REPLACE TABLE steps_of_named_spans (step BIGINT)")
     insert(database, "steps_of_named_spans", [(step,) for step in own.steps.tolist()])
     rows = database.execute(

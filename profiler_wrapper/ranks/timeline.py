@@ -396,21 +396,18 @@ def _lanes(
     rows: Sequence[dict[str, Any]], rank: int, base: int, threads: Iterator[int], parts: Parts
 ) -> Iterator[Event]:
     """Events of one thread; what overlaps another without lying within it is put into a lane of its own."""
-    stacks: list[list[int]] = []
-    lanes: list[list[dict[str, Any]]] = []
+    lanes: list[tuple[list[int], list[dict[str, Any]]]] = []  # ends of the spans that are open, and all of its spans
     for row in rows:
         start, end = row["start_ns"], row["start_ns"] + row["duration_ns"]
-        for stack in stacks:
-            while stack and stack[-1] <= start:
-                stack.pop()
-        free = (at for at, stack in enumerate(stacks) if not stack or end <= stack[-1])
-        at = next(free, len(stacks))
-        if at == len(stacks):
-            stacks.append([])
-            lanes.append([])
-        stacks[at].append(end)
-        lanes[at].append(row)
-    for number, lane in enumerate(lanes):
+        for ends, _ in lanes:
+            while ends and ends[-1] <= start:
+                ends.pop()
+        ends, lane = next((one for one in lanes if not one[0] or end <= one[0][-1]), ([], []))
+        if not lane:
+            lanes.append((ends, lane))
+        ends.append(end)
+        lane.append(row)
+    for number, (_, lane) in enumerate(lanes):
         tid = next(threads)
         yield _named("thread_name", rank, tid, name=_thread_name(lane[0], number))
         yield _named("thread_sort_index", rank, tid, sort_index=tid)

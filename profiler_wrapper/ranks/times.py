@@ -549,8 +549,6 @@ def _ratio(best: Float, now: Float) -> Float:
 def _flagged(scores: Float) -> Bool:
     """Under SLOW in three windows in a row."""
     low = scores < SLOW  # nan is not
-    if len(low) < WINDOWS:
-        return np.zeros(scores.shape[1], dtype=np.bool_)
     runs = np.logical_and.reduce([low[at : len(low) - WINDOWS + 1 + at] for at in range(WINDOWS)])
     return np.asarray(runs.any(axis=0))
 
