@@ -392,8 +392,6 @@ def _with_kinds(pieces: Sequence[_Piece], gaps: Sequence[tuple[int, int]]) -> li
 
 def _gaps(pieces: Sequence[_Piece], collectives: Union) -> list[tuple[int, int]]:
     """Per piece: how long nothing ran before it, and how much of that a collective did; nothing before the first."""
-    if not pieces:
-        return []
     start: Int64 = np.array([piece.start_ns for piece in pieces], dtype=np.int64)
     reached = np.maximum.accumulate(np.array([piece.end_ns for piece in pieces], dtype=np.int64))
     before = np.minimum(np.concatenate([start[:1], reached[:-1]]), start)
