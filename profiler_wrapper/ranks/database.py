@@ -375,10 +375,11 @@ def _tables_in(path: Path) -> list[Path]:
     files = (
         [path] if path.is_file() else [one for one in sorted(path.rglob("*")) if one.is_file() and one.name[0] != "."]
     )
-    for ending in _READERS:
-        if chosen := [file for file in files if _ending(file) == ending]:
-            return chosen
-    raise WrongUse(f"{path}: a table of spans ends in {', '.join(_READERS)}, and this does not")
+    found = ([file for file in files if _ending(file) == ending] for ending in _READERS)
+    chosen = next((some for some in found if some), None)
+    if chosen is None:
+        raise WrongUse(f"{path}: a table of spans ends in {', '.join(_READERS)}, and this does not")
+    return chosen
 
 
 def view_spans(database: Database, relation: str, *, ranks: Iterable[int] | None = None) -> tuple[int, int]:
