@@ -17,15 +17,7 @@ from profiler_wrapper.analysis.statistics import mean, median, outliers
 from profiler_wrapper.ranks.database import Database
 from profiler_wrapper.ranks.model import Float, Int, LayerTimes, RanksReport
 from profiler_wrapper.ranks.report import layers_over_ranks
-from profiler_wrapper.ranks.timeline import (
-    LAYER,
-    Bars,
-    Timeline,
-    chosen_ranks,
-    drawn_steps,
-    read_timeline,
-    telling_ranks,
-)
+from profiler_wrapper.ranks.timeline import LAYER, Bars, Timeline, chosen_ranks, read_timeline, telling_ranks
 from profiler_wrapper.ranks.times import comparable, typical
 from profiler_wrapper.reports import figures
 from profiler_wrapper.reports.figures import PHASE_COLORS, SPLIT_COLORS
@@ -395,9 +387,8 @@ def draw_timeline(
 
     `ranks` are those of the lanes; None: all, or of many those that tell most.
     """
-    steps = drawn_steps(report)
     lanes = telling_ranks(report) if ranks is None else ranks
-    drawn = read_timeline(report, database, lanes, steps, pixels=PIXELS)
+    drawn = read_timeline(report, database, lanes, pixels=PIXELS)
     with figures.own_style():
         if not drawn.steps:
             figures.say(path, report.run, "No span of these ranks lies in these steps.")
@@ -561,11 +552,10 @@ def page_data(
 
 def _timeline(report: RanksReport, database: Database, ranks: Sequence[int] | None) -> dict[str, Any]:
     """Lanes and what is drawn in them: of each kind the lanes, starts and lengths in microseconds, undermost first."""
-    steps = drawn_steps(report)
     ranks = telling_ranks(report) if ranks is None else list(ranks)
     if len(ranks) > _MOST_PAGE_LANES:
         ranks = [rank for rank in chosen_ranks(report, _MOST_PAGE_LANES) if rank in set(ranks)]
-    drawn = read_timeline(report, database, ranks, steps, pixels=_PAGE_PIXELS)
+    drawn = read_timeline(report, database, ranks, pixels=_PAGE_PIXELS)
     return {
         "ranks": drawn.lanes,
         "lanes": drawn.names,

@@ -203,11 +203,9 @@ class Timeline:
     clocks: str  # by which clocks
 
 
-def read_timeline(
-    report: RanksReport, database: Database, lanes: Sequence[int], steps: Sequence[int], *, pixels: int
-) -> Timeline:
+def read_timeline(report: RanksReport, database: Database, lanes: Sequence[int], *, pixels: int) -> Timeline:
     """What lies closer together than a picture of `pixels` columns shows is one bar."""
-    spans = lane_spans(database, lanes, steps, layer=report.verdict.layer)
+    spans = lane_spans(database, lanes, drawn_steps(report), layer=report.verdict.layer)
     end = spans["start_ns"] + spans["duration_ns"]
     first = int(spans["start_ns"].min(initial=end.max(initial=0)))
     gap_ns = float(end.max(initial=first) - first) / pixels
