@@ -47,7 +47,7 @@ ROOMS = {
     "analysis": _room(47, 13300, "trace"),
     "reports": _room(16, 4925, "analysis trace"),
     "comparison": _room(9, 2840, "analysis reports result trace"),
-    "ranks": _room(16, 7550, "analysis reports trace"),
+    "ranks": _room(16, 7525, "analysis reports trace"),
     "snapshot": _room(4, 1225, "reports trace"),
     "timer": _room(8, 3100, "capture trace"),
     "config_flops": _room(3, 1100, ""),
