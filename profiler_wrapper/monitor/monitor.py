@@ -19,7 +19,8 @@ from profiler_wrapper.monitor.records import RunStatistics, StepRecord
 from profiler_wrapper.monitor.sinks import Sink
 from profiler_wrapper.monitor.steps import MonitorArgs, StepWatch
 from profiler_wrapper.timer.device_events import find_accelerator
-from profiler_wrapper.timer.timer import harmless, weakly
+from profiler_wrapper.timer.spans import weakly
+from profiler_wrapper.timer.timer import harmless
 from profiler_wrapper.trace.run_directory import given_directory
 
 # --------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -67,7 +67,6 @@ def fit(database: Database) -> Clocks:
         parts.append(_Fit())
         while (group := parts[-1].next_of(groups)) is not None:  # the largest, then those that share ranks with others
             parts[-1].use(group)
-    source: Literal["collectives", "steps"] = "collectives" if parts else "steps"
     fitted = max(parts, key=lambda part: len(part.lines), default=_Fit())
     alone = {*owner.values()}.difference(*(part.lines for part in parts))
     others = [part for part in parts if part is not fitted] + [_Fit({clock: Line(0.0, 0.0)}) for clock in sorted(alone)]
@@ -81,8 +80,7 @@ def fit(database: Database) -> Clocks:
             notes.append(f"{joined} ranks share no collective with the others: compared by the ends of steps")
     if not fitted.lines:
         return _unknown(ranks, base, "the ranks have neither collectives nor steps in common")
-    unknown = (np.nan, np.nan)
-    lines = np.array([fitted.lines.get(owner[rank], unknown) for rank in ranks.tolist()])
+    lines = np.array([fitted.lines.get(owner[rank], (np.nan, np.nan)) for rank in ranks.tolist()])
     reference = lines[np.isfinite(lines[:, 0])][0]  # the first rank's clock, as far as it is known
     if missing := int(np.isnan(lines[:, 0]).sum()):
         notes.append(f"{missing} ranks share nothing with the others: their clocks are taken as they are")
@@ -92,20 +90,22 @@ def fit(database: Database) -> Clocks:
         offset_ns=(lines[:, 0] - reference[0]) / (1 - reference[1]),
         drift=1 - (1 - lines[:, 1]) / (1 - reference[1]),
         residual_ns=np.array([fitted.residual_ns.get(owner[rank], np.nan) for rank in ranks.tolist()]),
-        source=source,
+        source="collectives" if parts else "steps",
         events=fitted.events,
         notes=tuple(notes),
     )
 
 
-def write_table(database: Database, clocks: Clocks) -> None:
-    """Table `clocks` for queries: rank, reference_ns, offset_ns, drift, of ranks whose clock is known.
+def write_table(database: Database, clocks: Clocks | None) -> None:
+    """Table `clocks` for queries: rank, reference_ns, offset_ns, drift, of ranks whose clock is known; None: of none.
 
     aligned = own - offset_ns - drift * (own - reference_ns)
     """
     database.execute(
         "CREATE OR REPLACE TABLE clocks(rank INTEGER, reference_ns BIGINT, offset_ns DOUBLE, drift DOUBLE)"
     )
+    if clocks is None:
+        return
     known = np.isfinite(clocks.offset_ns)
     columns = (clocks.ranks[known].tolist(), clocks.offset_ns[known].tolist(), clocks.drift[known].tolist())
     reference = round(clocks.reference_ns)
@@ -252,11 +252,10 @@ class _Fit:
 
     def next_of(self, groups: list[SharedEvents]) -> SharedEvents | None:
         """The first group in which some clock is known, taken from the others; None: there is none."""
-        connected = (
-            at for at, group in enumerate(groups) if not self.lines or self.lines.keys() & {*group.ranks.tolist()}
-        )
-        at = next(connected, None)
-        return None if at is None else groups.pop(at)
+        for at, group in enumerate(groups):
+            if not self.lines or self.lines.keys() & {*group.ranks.tolist()}:
+                return groups.pop(at)
+        return None
 
     def use(self, group: SharedEvents) -> None:
         """Fit the clocks of a group that are not known yet to the median of those that are."""

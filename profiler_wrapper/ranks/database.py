@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from profiler_wrapper.errors import MissingPackage, WrongUse
+from profiler_wrapper.ranks.model import Float, Int
 from profiler_wrapper.trace.spans import (
     ALL,
     EMBEDDING,
@@ -146,8 +147,6 @@ def columns_of(database: Database, relation: str) -> dict[str, str]:
 
 
 Arrays = Mapping[str, npt.NDArray[Any]]
-Float = npt.NDArray[np.float64]
-Int = npt.NDArray[np.int64]
 
 
 def to_arrays(database: Database, sql: str) -> Arrays:
@@ -166,12 +165,6 @@ def to_rows(database: Database, sql: str) -> list[dict[str, Any]]:
 def column(database: Database, sql: str) -> Int:
     """The first column of an answer."""
     return np.asarray(next(iter(to_arrays(database, sql).values())), dtype=np.int64)
-
-
-def has_table(database: Database, table: str) -> bool:
-    """Whether there is such a table."""
-    found = database.execute("SELECT count(*) FROM information_schema.tables WHERE table_name = ?", [table]).fetchone()
-    return bool(found[0])
 
 
 class Grid:
@@ -339,7 +332,7 @@ def read_table(
             database.execute(f"CREATE OR REPLACE VIEW spans AS SELECT * FROM foreign_spans{where}")
             places = to_rows(database, f"SELECT * FROM ({_RANKS}){where}")
             stages = f"SELECT rank FROM foreign_rows{where} GROUP BY rank HAVING count(DISTINCT stage) > 1"
-            several = _one(database, f"SELECT count(*) FROM ({stages})")[0]
+            several = database.execute(f"SELECT count(*) FROM ({stages})").fetchone()[0]
             database.execute("DROP TABLE foreign_rows")
     except import_duckdb().Error as error:
         first_line = str(error).strip().split("\n")[0]
@@ -378,8 +371,7 @@ def _ending(path: Path) -> str:
 
 def _tables_in(path: Path) -> list[Path]:
     """The file, or those of a directory that have one ending."""
-    if not path.is_dir():
-        path.stat()  # raises where there is none
+    path.stat()  # raises where there is none
     files = (
         [path] if path.is_file() else [one for one in sorted(path.rglob("*")) if one.is_file() and one.name[0] != "."]
     )
@@ -394,7 +386,8 @@ def view_spans(database: Database, relation: str, *, ranks: Iterable[int] | None
     """Makes the view `spans` of a relation that has columns of ours: (rows, those left out since they are no spans)."""
     there = {name: quoted(name) for name in columns_of(database, relation) if name in SPAN_COLUMNS}
     select = span_select(relation, {**there, "depth": "coalesce(TRY_CAST(depth AS SMALLINT), 0)"})
-    rows, bad = _one(database, f"SELECT count(*), count(*) FILTER (NOT coalesce({USABLE}, false)) FROM ({select})")
+    count = f"SELECT count(*), count(*) FILTER (NOT coalesce({USABLE}, false)) FROM ({select})"
+    rows, bad = database.execute(count).fetchone()
     where = f" WHERE {USABLE} AND {of_ranks(ranks)}" if bad or ranks is not None else ""
     database.execute(f"CREATE OR REPLACE VIEW spans AS SELECT * FROM ({select}){where}")
     return rows, bad
@@ -469,7 +462,8 @@ def _read_rows(database: Database, relation: str, found: Mapping[str, Column], *
     database.execute(f"CREATE OR REPLACE TABLE foreign_rows AS SELECT {select} FROM {rows}")
     database.execute("DROP TABLE IF EXISTS foreign_texts")
     usable = f"coalesce(step IS NOT NULL AND {USABLE.replace('kind', 'name')}, false)"
-    total, bad = _one(database, f"SELECT count(*), count(*) FILTER (NOT {usable}) FROM foreign_rows")
+    count = f"SELECT count(*), count(*) FILTER (NOT {usable}) FROM foreign_rows"
+    total, bad = database.execute(count).fetchone()
     database.execute(f"DELETE FROM foreign_rows WHERE NOT {usable}")
     # What kind each name is of: as the table says, where it says one of ours, else as the name tells.
     names = database.execute("SELECT name, any_value(kind) FROM foreign_rows GROUP BY name").fetchall()
@@ -491,14 +485,13 @@ def _lay_end_to_end(database: Database) -> bool:
     They do where most steps begin before the step before them is half done, which no job does. Steps of one rank are
     compared with one another: clocks of two may be hours apart.
     """
-    anew, pairs = _one(
-        database,
+    anew, pairs = database.execute(
         """SELECT count(*) FILTER (begin_ns < before_begin + (before_end - before_begin) / 2), count(before_begin)
         FROM (SELECT begin_ns, lag(begin_ns) OVER steps AS before_begin, lag(end_ns) OVER steps AS before_end
             FROM (SELECT rank, step, min(start_ns) AS begin_ns, max(start_ns + duration_ns) AS end_ns
                 FROM foreign_rows GROUP BY rank, step)
-            WINDOW steps AS (PARTITION BY rank ORDER BY step))""",
-    )
+            WINDOW steps AS (PARTITION BY rank ORDER BY step))"""
+    ).fetchone()
     if not pairs or anew < pairs / 2:
         return False
     database.execute(
@@ -512,7 +505,7 @@ def _lay_end_to_end(database: Database) -> bool:
 
 
 def _make_spans(database: Database, found: Mapping[str, Column]) -> None:
-    stages = _one(database, "SELECT coalesce(max(stage), 0) + 1 FROM foreign_rows")[0]
+    (stages,) = database.execute("SELECT coalesce(max(stage), 0) + 1 FROM foreign_rows").fetchone()
     group = '"group"' if "group" in found else _group(stages)
     expressions = {name: f"f.{quoted(name)}" for name in SPAN_COLUMNS if name != "overlapped_ns"} | {
         "kind": "n.kind",
@@ -548,8 +541,3 @@ _DEPTH: Final = f"""CASE WHEN n.kind <> 'step' AND NOT {_COMMUNICATES} AND f.dur
     max(CASE WHEN n.kind <> 'step' AND NOT {_COMMUNICATES} THEN f.start_ns + f.duration_ns END) OVER (
         PARTITION BY f.rank, f.step, f.thread ORDER BY f.start_ns, f.duration_ns DESC
         ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) >= f.start_ns + f.duration_ns THEN 1 ELSE 0 END"""
-
-
-def _one(database: Database, sql: str) -> tuple[Any, ...]:
-    row: tuple[Any, ...] = database.execute(sql).fetchone()
-    return row

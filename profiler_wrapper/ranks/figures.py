@@ -13,19 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from profiler_wrapper.analysis.statistics import mean, outliers
+from profiler_wrapper.analysis.statistics import mean, median, outliers
 from profiler_wrapper.ranks.database import Database
 from profiler_wrapper.ranks.model import Float, Int, LayerTimes, RanksReport
 from profiler_wrapper.ranks.report import layers_over_ranks
-from profiler_wrapper.ranks.timeline import (
-    LAYER,
-    Bars,
-    Timeline,
-    chosen_ranks,
-    drawn_steps,
-    read_timeline,
-    telling_ranks,
-)
+from profiler_wrapper.ranks.timeline import LAYER, Bars, Timeline, chosen_ranks, read_timeline, telling_ranks
 from profiler_wrapper.ranks.times import comparable, typical
 from profiler_wrapper.reports import figures
 from profiler_wrapper.reports.figures import PHASE_COLORS, SPLIT_COLORS
@@ -116,6 +108,7 @@ _LETTERS = 110
 _LEAST_SHARE = 0.05  # of a step: a difference of less never gets the darkest colour
 _WHOLE_MODEL = 0.9  # of the time of all other layers: a layer with so much is the model itself
 _BLANK = "#ECECEC"
+_BLOCK = re.compile(r"(?:(?!\d+\.)[^.]*\.)+\d+")  # its name ends in its first number: `model.layers.3`
 
 
 # --------------------------------------------------------------------------------------------------
@@ -142,8 +135,7 @@ def heat_maps(report: RanksReport) -> list[HeatMap]:
     own = report.own
     used = [at for at in range(len(own.kinds)) if np.nansum(np.abs(own.self_ns[:, :, at])) > 0]
     blocks, of_blocks = layers_beyond(report)
-    known = own.wall_ns[np.isfinite(own.wall_ns)]
-    least_ms = _LEAST_SHARE * float(np.median(known)) / 1e6 if len(known) else 0.0
+    least_ms = _LEAST_SHARE * float(np.nan_to_num(median(own.wall_ns.reshape(-1)))) / 1e6
     kinds = [own.kinds[at] for at in used]
     found = []
     for title, names, values, least in (
@@ -225,7 +217,7 @@ def blocks(layers: LayerTimes) -> list[int]:
     names = layers.layers
     within = {name: _prefixes(name) for name in names}
     holders = set().union(*within.values())
-    numbered = {name for name in names if _is_block(name)}
+    numbered = {name for name in names if _BLOCK.fullmatch(name)}
     if len(numbered) < 2:
         numbered = set()
     found = [
@@ -234,11 +226,6 @@ def blocks(layers: LayerTimes) -> list[int]:
     total = np.nansum(layers.self_ns, axis=(0, 2))
     whole = total[found].sum()
     return [at for at in found if "." in names[at] or len(found) == 1 or total[at] < _WHOLE_MODEL * (whole - total[at])]
-
-
-def _is_block(name: str) -> bool:
-    """Whether a name ends in its first number: `model.layers.3`."""
-    return re.fullmatch(r"(?:(?!\d+\.)[^.]*\.)+\d+", name) is not None
 
 
 def _prefixes(name: str) -> set[str]:
@@ -251,8 +238,7 @@ def layers_beyond(report: RanksReport) -> tuple[list[str], Float]:
     if layers is None or not len(layers.layers):
         return [], np.zeros((len(ranks), 0))
     places = blocks(layers)
-    known = np.isfinite(layers.self_ns[:, places])
-    times = np.where(known.any(axis=2), np.where(known, layers.self_ns[:, places], 0.0).sum(axis=2), np.nan)
+    times = layers.all_phases_ns[:, places]
     beyond = np.full((len(ranks), len(places)), np.nan)
     at = np.searchsorted(ranks, layers.ranks)
     shared = np.isfinite(times).sum(axis=0) > 1
@@ -293,9 +279,7 @@ def heat_map_figure(report: RanksReport) -> Figure:
     """The figure; axes are kinds, then blocks and mesh where there are any, then memory and MFU where known."""
     maps, uses = heat_maps(report), uses_of_ranks(report)
     heights = [1.1 + _ROW_IN * max(2, min(len(one.rows), 32)) for one in maps] + [USE_IN] * len(uses)
-    figure = figures.new_figure(100, height_in=1.0 + sum(heights))
-    figure.set_figwidth(WIDTH_IN)
-    verdict_title(figure, report)
+    figure = _figure(report, 1.0 + sum(heights))
     all_axes = list(figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
     firsts = column_firsts(len(report.own.ranks), MOST_COLUMNS)
     for shown in maps:
@@ -348,21 +332,13 @@ def _draw_map(figure: Figure, axes: Axes, report: RanksReport, shown: HeatMap, f
         axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=NAMED_COLOR, linewidth=3, gid="named"))
 
 
-def marked_columns(report: RanksReport, firsts: Int) -> list[int]:
-    """Columns with a rank that the verdict names; `firsts`: the place of the first rank of each column."""
-    named = np.isin(report.own.ranks, sorted(report.named_ranks))
-    places = np.searchsorted(firsts, np.flatnonzero(named), side="right") - 1
-    return [int(place) for place in np.unique(places)]
-
-
 def _name_ranks(axes: Axes, report: RanksReport, firsts: Int) -> None:
-    """Numbers below the columns, red of those that the verdict names."""
+    """Numbers below the columns, red of those that the verdict names; `firsts`: the place of each one's first rank."""
     ranks = report.own.ranks
-    named = np.isin(ranks, sorted(report.named_ranks))
+    columns = np.split(np.isin(ranks, sorted(report.named_ranks)), firsts[1:])
     # The first rank of a column, or the one in it that is named.
-    within = [int(part.argmax()) for part in np.split(named, firsts[1:])]
-    labels = [str(rank) for rank in ranks[firsts + np.array(within, dtype=np.int64)].tolist()]
-    _name_places(axes.xaxis, labels, 32, marked_columns(report, firsts))
+    labels = [str(ranks[first + column.argmax()]) for first, column in zip(firsts, columns, strict=True)]
+    _name_places(axes.xaxis, labels, 32, [at for at, column in enumerate(columns) if column.any()])
     axes.set_xlabel("rank", fontsize=figures.FONT_SIZE)
 
 
@@ -379,20 +355,15 @@ def _name_places(axis: Axis, names: Sequence[str], most: int, marked: Sequence[i
             label.set_fontweight("bold")
 
 
-def verdict_title(figure: Figure, report: RanksReport) -> None:
-    """The verdict as the title of a figure, in red where somebody is to blame."""
+def _figure(report: RanksReport, height_in: float) -> Figure:
+    """An empty one; the verdict is its title, in red where somebody is to blame."""
+    figure = figures.new_figure(100, height_in=height_in)
+    figure.set_figwidth(WIDTH_IN)
     text = shorten(clean(report.verdict.sentence, unicode=True), 3 * _LETTERS, ellipsis="…")
-    letters = int(10.4 * figure.get_figwidth())
-    lines = textwrap.wrap(text, letters) or [""]
+    title = figures.literal(textwrap.fill(text, int(10.4 * WIDTH_IN)))
     color = figures.INK if report.verdict.verdict == "none" else NAMED_COLOR
-    figure.suptitle(
-        figures.literal("\n".join(lines)),
-        fontsize=figures.FONT_SIZE + 2,
-        fontweight="bold",
-        color=color,
-        x=0.01,
-        ha="left",
-    )
+    figure.suptitle(title, fontsize=figures.FONT_SIZE + 2, fontweight="bold", color=color, x=0.01, ha="left")
+    return figure
 
 
 # --------------------------------------------------------------------------------------------------
@@ -416,9 +387,8 @@ def draw_timeline(
 
     `ranks` are those of the lanes; None: all, or of many those that tell most.
     """
-    steps = drawn_steps(report)
     lanes = telling_ranks(report) if ranks is None else ranks
-    drawn = read_timeline(report, database, lanes, steps, pixels=PIXELS)
+    drawn = read_timeline(report, database, lanes, pixels=PIXELS)
     with figures.own_style():
         if not drawn.steps:
             figures.say(path, report.run, "No span of these ranks lies in these steps.")
@@ -429,9 +399,7 @@ def draw_timeline(
 def timeline_figure(report: RanksReport, drawn: Timeline) -> Figure:
     """The figure; of its one axes, x is milliseconds and y the place of a rank in the lanes."""
     count = len(drawn.lanes)
-    figure = figures.new_figure(100, height_in=1.6 + lane_in(count) * max(3, count))
-    figure.set_figwidth(WIDTH_IN)
-    verdict_title(figure, report)
+    figure = _figure(report, 1.6 + lane_in(count) * max(3, count))
     axes = figure.subplots()
     marked = [place for place, rank in enumerate(drawn.lanes) if rank in report.named_ranks]
     _name_places(axes.yaxis, drawn.names, _MOST_LABELS, marked)
@@ -584,11 +552,10 @@ def page_data(
 
 def _timeline(report: RanksReport, database: Database, ranks: Sequence[int] | None) -> dict[str, Any]:
     """Lanes and what is drawn in them: of each kind the lanes, starts and lengths in microseconds, undermost first."""
-    steps = drawn_steps(report)
     ranks = telling_ranks(report) if ranks is None else list(ranks)
     if len(ranks) > _MOST_PAGE_LANES:
         ranks = [rank for rank in chosen_ranks(report, _MOST_PAGE_LANES) if rank in set(ranks)]
-    drawn = read_timeline(report, database, ranks, steps, pixels=_PAGE_PIXELS)
+    drawn = read_timeline(report, database, ranks, pixels=_PAGE_PIXELS)
     return {
         "ranks": drawn.lanes,
         "lanes": drawn.names,

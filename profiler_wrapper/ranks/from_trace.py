@@ -8,14 +8,14 @@ a collective runs is none of a phase: it is that collective's.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 
-from profiler_wrapper.analysis import classes
+from profiler_wrapper.analysis import classes, statistics
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.attribution import Place, Role, role_of
 from profiler_wrapper.analysis.charges import Union, union
@@ -28,7 +28,6 @@ from profiler_wrapper.trace.nesting import nearest, nearest_above
 from profiler_wrapper.trace.recording import Bool, Category, Int64
 from profiler_wrapper.trace.spans import SPAN_KINDS, kind_of_span
 
-STEP = "ProfilerStep#"
 COMPUTE_THREAD = -1  # stands for the compute streams of a device
 COMMUNICATION = classes.CLASSES.index("communication")
 _BACKWARD = ("backward", "accumulate_grad")
@@ -68,36 +67,27 @@ def bounds(rows: Sequence[Row]) -> tuple[Int64, Int64]:
 # Events chosen by their names, their threads and what is around them.
 
 
-def named(found: Attributed, is_chosen: Callable[[str], bool]) -> Bool:
-    """Per event whether its name is one of these."""
-    of_name = np.array([is_chosen(name) for name in found.recording.names], dtype=np.bool_)
-    chosen: Bool = of_name[found.recording.spans.name]
-    return chosen
-
-
 def collective_calls(found: Attributed) -> Bool:
     """Per event whether it is a call that communicates."""
-    return named(found, is_collective_call) & (found.recording.spans.category <= Category.ANNOTATION)
+    return found.recording.named(is_collective_call) & (found.recording.spans.category <= Category.ANNOTATION)
 
 
 def outermost_of(found: Attributed, chosen: Bool) -> Bool:
     """Those of the chosen events that are within no other."""
     parent = found.nesting.parent
-    outermost: Bool = chosen & (nearest_above(parent, nearest(parent, chosen)) < 0)
-    return outermost
+    return chosen & (nearest_above(parent, nearest(parent, chosen)) < 0)
 
 
 def on_training_threads(found: Attributed) -> Bool:
     """Per event whether it is on the main thread or on one on which backward runs."""
     lane = found.recording.spans.lane
-    on_them: Bool = np.isin(lane, [_main_lane(found), *np.unique(lane[found.attribution.is_node])])
-    return on_them
+    return np.isin(lane, [_main_lane(found), *np.unique(lane[found.attribution.is_node])])
 
 
 def _main_lane(found: Attributed) -> int:
     """Where steps are, else where the first layer is entered, else where most ops are."""
     spans = found.recording.spans
-    marked = np.flatnonzero(named(found, _is_step) & (spans.category <= Category.ANNOTATION))
+    marked = np.flatnonzero(found.recording.named(_is_step) & (spans.category <= Category.ANNOTATION))
     if len(marked):
         return int(spans.lane[marked[np.argmin(spans.start_ns[marked])]])
     outside = [span for span in found.tree.layer_of_span if found.attribution.node_of[span] < 0]
@@ -108,7 +98,7 @@ def _main_lane(found: Attributed) -> int:
 
 
 def _is_step(name: str) -> bool:
-    return name.startswith(STEP)
+    return name.startswith("ProfilerStep#")
 
 
 def main_thread(found: Attributed) -> int:
@@ -149,11 +139,10 @@ class Steps(NamedTuple):
 
     def rows(self) -> list[Row]:
         """A span per step."""
+        columns = (self.number, self.windows.start_ns.tolist(), self.windows.end_ns.tolist())
         return [
             Row(number, "step", "step", start, end - start, thread=self.thread)
-            for number, start, end in zip(
-                self.number, self.windows.start_ns.tolist(), self.windows.end_ns.tolist(), strict=True
-            )
+            for number, start, end in zip(*columns, strict=True)
         ]
 
 
@@ -191,12 +180,10 @@ def layer_rows(found: Attributed, steps: Steps, waits: Union) -> list[Row]:
 
 def _kept_layers(tree: LayerTree) -> list[bool]:
     """Per layer whether it has rows."""
-    kept = []
-    for i, layer in enumerate(tree.layers):
-        above = tree.layers[layer.parent] if layer.parent >= 0 else None
-        in_block = layer.block >= 0 and layer.block != i
-        kept.append(not in_block or layer.parent == layer.block or (above is not None and above.kind == "block"))
-    return kept
+    return [
+        layer.block in (-1, i) or tree.layers[layer.parent].kind == "block"  # what is in a block has a parent
+        for i, layer in enumerate(tree.layers)
+    ]
 
 
 def _call_rows(found: Attributed, steps: Steps, kept: list[bool], waits: Union) -> list[Row]:
@@ -244,9 +231,8 @@ def _waiting(found: Attributed, waits: Union) -> Int64:
     """Per call the time of the collectives that were called in it, on its thread, and of its waits for others."""
     calls, spans = found.calls, found.recording.spans
     outermost = np.flatnonzero(outermost_of(found, collective_calls(found)))
-    time = np.zeros(len(calls), dtype=np.int64)
     inside = outermost[calls.call_of_span[outermost] >= 0]
-    np.add.at(time, calls.call_of_span[inside], spans.duration_ns[inside])
+    time = statistics.sum_by_key(calls.call_of_span[inside], spans.duration_ns[inside], len(calls))
     within: Int64 = waits.overlap(spans.start_ns[calls.span], spans.end_ns[calls.span])
     return _with_below(time, calls.parent.tolist()) + within
 
@@ -258,8 +244,7 @@ def _device_time(found: Attributed) -> Int64 | None:
         return None
     launched = np.flatnonzero((charges.cpu_span >= 0) & (charges.work != COMMUNICATION))
     call = calls.call_of_span[charges.cpu_span[launched]]
-    time = np.zeros(len(calls), dtype=np.int64)
-    np.add.at(time, call[call >= 0], charges.time_ns[launched[call >= 0]])
+    time = statistics.sum_by_key(call[call >= 0], charges.time_ns[launched[call >= 0]], len(calls))
     return _with_below(time, calls.parent.tolist())
 
 
@@ -331,7 +316,7 @@ def _node_times(found: Attributed, waits: Union) -> tuple[dict[int, int], dict[i
         if int(calls.parent[call]) not in recomputed and node in node_time:
             node_time[node] -= int(spans.duration_ns[span])
             node_wait[node] -= int(waits.overlap(spans.start_ns[[span]], spans.end_ns[[span]])[0])
-    communicates = named(found, lambda name: role_of(name) == Role.COLLECTIVE or is_collective_call(name))
+    communicates = found.recording.named(lambda name: role_of(name) == Role.COLLECTIVE or is_collective_call(name))
     collective = communicates & (spans.category <= Category.ANNOTATION) & (top >= 0)
     for span in np.flatnonzero(outermost_of(found, collective)).tolist():
         node_wait[int(top[span])] += int(spans.duration_ns[span])
@@ -381,21 +366,14 @@ def phases(
         else:
             joined.append(piece)
     return [
-        Row(
-            step=piece.step,
-            name=piece.name if piece.kind in _APART else piece.kind,
-            kind=piece.kind,
-            start_ns=piece.start_ns,
-            duration_ns=piece.end_ns - piece.start_ns,
-            thread=thread,
-        )
+        Row(piece.step, piece.name, piece.kind, piece.start_ns, piece.end_ns - piece.start_ns, thread=thread)
         for piece in joined
         if piece.end_ns > piece.start_ns
     ]
 
 
 def _with_kinds(pieces: Sequence[_Piece], gaps: Sequence[tuple[int, int]]) -> list[_Piece]:
-    """The same, with a kind for each."""
+    """The same, with a kind for each, which is the name of what may be joined."""
     found: list[_Piece] = []
     runs = [list(run) for _, run in groupby(pieces, key=lambda piece: (bool(piece.kind), piece.step))]
     for at, run in enumerate(runs):
@@ -407,14 +385,13 @@ def _with_kinds(pieces: Sequence[_Piece], gaps: Sequence[tuple[int, int]]) -> li
             gap_ns, waited_ns = gaps[len(found)]
             if not within and gap_ns - waited_ns > LONG_GAP_NS:
                 kind = ""
-            found.append(piece._replace(kind=piece.kind or kind or "other"))
+            of = piece.kind or kind or "other"
+            found.append(piece._replace(kind=of, name=piece.name if of in _APART else of))
     return found
 
 
 def _gaps(pieces: Sequence[_Piece], collectives: Union) -> list[tuple[int, int]]:
     """Per piece: how long nothing ran before it, and how much of that a collective did; nothing before the first."""
-    if not pieces:
-        return []
     start: Int64 = np.array([piece.start_ns for piece in pieces], dtype=np.int64)
     reached = np.maximum.accumulate(np.array([piece.end_ns for piece in pieces], dtype=np.int64))
     before = np.minimum(np.concatenate([start[:1], reached[:-1]]), start)
@@ -456,7 +433,7 @@ def cpu_pieces(found: Attributed, steps: Steps) -> list[_Piece]:
     is_layer = np.zeros(len(spans), dtype=np.bool_)
     is_layer[list(found.tree.layer_of_span)] = True
     is_layer &= (blocks == "") | (blocks == "forward")
-    is_step = named(found, lambda name: _is_step(name) or is_server_step(name))
+    is_step = found.recording.named(lambda name: _is_step(name) or is_server_step(name))
     counts = (spans.category == Category.CPU_OP) | is_layer | np.isin(blocks, OF_CPU) | (roles != Role.PLAIN)
     outermost = outermost_of(found, counts & (spans.category <= Category.MODULE) & ~is_step & training)
     has_node = np.zeros(len(spans), dtype=np.bool_)
@@ -484,18 +461,13 @@ def _forward_ops(found: Attributed) -> Int64:
 def garbage_rows(found: Attributed, steps: Steps) -> list[Row]:
     """The collections of garbage on the training threads, in whatever phase each lies."""
     spans = found.recording.spans
-    collects = named(found, lambda name: name == GARBAGE or (is_named_block(name) and kind_of_span(name) == "gc"))
+    collects = found.recording.named(
+        lambda name: name == GARBAGE or (is_named_block(name) and kind_of_span(name) == "gc")
+    )
     chosen = outermost_of(found, collects & (spans.category == Category.ANNOTATION) & on_training_threads(found))
+    depth, thread = 0 if found.charges.basis == "device" else 1, main_thread(found)
     return [
-        Row(
-            step=step,
-            name="gc",
-            kind="gc",
-            start_ns=int(spans.start_ns[span]),
-            duration_ns=int(spans.duration_ns[span]),
-            depth=0 if found.charges.basis == "device" else 1,
-            thread=main_thread(found),
-        )
+        Row(step, "gc", "gc", int(spans.start_ns[span]), int(spans.duration_ns[span]), depth=depth, thread=thread)
         for span, step in with_steps(found, steps, chosen)
     ]
 
@@ -509,7 +481,7 @@ def _kind_of(found: Attributed, span: int, role: int, *, runs_forward: bool) -> 
         return "optimizer"
     if role == Role.COLLECTIVE or is_collective_call(name):
         return "communication"
-    if phase in ("backward", "accumulate_grad") or name.startswith("torch.distributed.ddp.reducer"):
+    if phase in _BACKWARD or name.startswith("torch.distributed.ddp.reducer"):
         return "backward"
     if runs_forward or phase in FORWARD_PHASES:
         return "forward"
@@ -533,13 +505,10 @@ def device_pieces(found: Attributed, steps: Steps) -> list[_Piece]:
     makes_node[_forward_ops(found)] = True
     launch = charges.cpu_span[chosen]
     forward = (launch >= 0) & (nearest(found.nesting.parent, makes_node)[launch] >= 0)
-    columns = (start, end, charges.place[chosen], forward)
-    numbers = steps.numbers_of_charges(chosen)
+    columns = (column.tolist() for column in (start, end, charges.place[chosen], forward))
     return [
         _Piece(begin, stop, kinds[place] or ("forward" if in_forward else ""), number, "")
-        for (begin, stop, place, in_forward), number in zip(
-            zip(*(column.tolist() for column in columns), strict=True), numbers, strict=True
-        )
+        for begin, stop, place, in_forward, number in zip(*columns, steps.numbers_of_charges(chosen), strict=True)
     ]
 
 
@@ -566,8 +535,7 @@ def _computes(found: Attributed) -> Int64:
     device[lane] = spans.device[charges.span[candidates]]
     most = int(np.argmax(busy))
     computing = (busy >= _LEAST_OF_COMPUTE * busy[most]) & (device == device[most])
-    chosen: Int64 = candidates[computing[lane]]
-    return chosen
+    return np.asarray(candidates[computing[lane]])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -589,7 +557,7 @@ def waits_within_events(found: Attributed) -> Union:
     collectives = np.flatnonzero(calls & ~training)
     if found.charges.basis == "device" or not len(collectives):
         return union(np.empty(0, np.int64), np.empty(0, np.int64))
-    may_wait = named(found, lambda name: name.startswith(_ENGINE))
+    may_wait = found.recording.named(lambda name: name.startswith(_ENGINE))
     may_wait[list(found.tree.layer_of_span)] = True
     around = parent[np.flatnonzero(calls & training)]
     while len(around := np.unique(around[around >= 0])):
@@ -623,8 +591,4 @@ def without_waits(rows: Iterable[Row], waits: Union) -> list[Row]:
 
 def _last(starts: Int64, values: Int64, at_ns: Int64) -> Int64:
     """Per instant the value of the interval that began last before it; the lowest of all where none did."""
-    if not len(starts):
-        return np.full(len(at_ns), np.iinfo(np.int64).min, dtype=np.int64)
-    place = np.searchsorted(starts, at_ns, side="left") - 1
-    found: Int64 = np.where(place >= 0, values[np.maximum(place, 0)], np.iinfo(np.int64).min)
-    return found
+    return statistics.at(values, np.searchsorted(starts, at_ns, side="left") - 1, np.iinfo(np.int64).min)

@@ -18,8 +18,9 @@ from profiler_wrapper.ranks import database as db
 from profiler_wrapper.ranks.database import Database, LoadedSpans
 from profiler_wrapper.ranks.model import RanksReport
 from profiler_wrapper.ranks.reduce import Done, Reduced, Task, problem_of_table, read_summary, reduce_traces, table_rows
-from profiler_wrapper.ranks.report import RANK_DIRECTORY, rank_of_directory, ranks_report
-from profiler_wrapper.trace.run_directory import RUN_FILE
+from profiler_wrapper.ranks.report import ranks_report
+from profiler_wrapper.trace.run_directory import RUN_FILE, rank_number
+from profiler_wrapper.trace.spans import DIRECTORY as TIMERS
 from profiler_wrapper.trace.spans import RANK_COLUMNS, SPAN_COLUMNS, Gap, absent_ranks, ranges
 
 Progress = Callable[[str, int, int], None]  # what is done, how many of it, of how many
@@ -37,9 +38,6 @@ class Choice:
     use: Use | None = None  # None: what tells of more ranks
     output: Path | None = None  # where reduced traces go if they cannot lie beside the traces
     progress: Progress | None = None  # is told how far the reduction of traces has come
-
-
-EVERYTHING = Choice()
 
 
 def load_ranks(
@@ -78,7 +76,7 @@ def load_ranks(
 
 
 @contextmanager
-def open_ranks(path: str | os.PathLike[str], choice: Choice = EVERYTHING) -> Iterator[tuple[LoadedSpans, RanksReport]]:
+def open_ranks(path: str | os.PathLike[str], choice: Choice = Choice()) -> Iterator[tuple[LoadedSpans, RanksReport]]:
     """As `load_ranks`, with the database of the spans still open, for what draws them; it is gone at the end."""
     path = Path(path)
     table = path if choice.spans is None and db.is_table(path) else choice.spans
@@ -90,8 +88,7 @@ def open_ranks(path: str | os.PathLike[str], choice: Choice = EVERYTHING) -> Ite
                 loaded = db.read_table(database, table, choice.columns, choice.ranks)
             else:
                 loaded = _load_run(database, path, choice, Path(folder))
-            report = ranks_report(loaded)
-            yield loaded, report
+            yield loaded, ranks_report(loaded)
         except db.import_duckdb().Error as error:
             why = str(error).strip().split("\n")[0]
             raise BrokenTrace(f"{table or path}: its spans cannot be read: {why}") from error
@@ -115,8 +112,10 @@ def run_of(path: Path) -> Path | None:
 
 
 def _load_run(database: Database, path: Path, choice: Choice, folder: Path) -> LoadedSpans:
-    rank = rank_of_directory(path.name)
-    if rank >= 0 and (path / RUN_FILE).is_file():  # of one rank of a run: its steps are those of the run's report
+    rank = rank_of_directory(path)
+    if (
+        rank is not None and (path / RUN_FILE).is_file()
+    ):  # of one rank of a run: its steps are those of the run's report
         choice = replace(choice, ranks=(rank,) if choice.ranks is None else choice.ranks, use=choice.use or "traces")
         path = path.parent
     sources = find_sources(path)
@@ -130,9 +129,7 @@ def _load_run(database: Database, path: Path, choice: Choice, folder: Path) -> L
         where = (choice.output or folder) / "reduced"
         done = None if choice.progress is None else partial(choice.progress, "reducing traces")
         loaded = _load_traces(database, traces, sources, where, scheduler=choice.scheduler, done=done)
-    there = set[int]()
-    if loaded.ranks:
-        there = set(db.column(database, "SELECT DISTINCT rank FROM spans").tolist())
+    there = set(db.column(database, "SELECT DISTINCT rank FROM spans").tolist() if loaded.ranks else ())
     if not there:
         raise BrokenTrace(f"{path}: no spans of any rank in it{_why(loaded.gaps)}")
     db.write_ranks(database, (loaded.ranks[rank] for rank in sorted(loaded.ranks)))
@@ -174,8 +171,7 @@ def _chosen(sources: SpanSources, uses: Use, ranks: Sequence[int] | None) -> tup
     traces = [trace for trace in sources.traces if wanted is None or trace.rank is None or trace.rank in wanted]
     if not (logs if uses == "timers" else traces):
         there = {log.rank for log in sources.logs} if uses == "timers" else {trace.rank for trace in sources.traces}
-        known = ranges(rank for rank in there if rank is not None)
-        raise WrongUse(f"{sources.root}: no spans of ranks {ranges(ranks or ())}; there are those of {known or 'none'}")
+        db.ranks_not_there(set(ranks or ()), {rank for rank in there if rank is not None}, sources.root)  # raises
     return logs, traces
 
 
@@ -238,9 +234,7 @@ def _load_traces(
     places: dict[int, Mapping[str, Any]] = {}
     for one in kept:
         rank = int(one.rank or 0)
-        place = {"rank": rank, "world_size": one.world_size, "host": one.host}
-        known = sources.ranks.get(rank, {})
-        places[rank] = {**place, **{key: value for key, value in known.items() if value is not None}}
+        places[rank] = {"rank": rank, "world_size": one.world_size, "host": one.host, **sources.ranks.get(rank, {})}
     return _Loaded(places, gaps)
 
 
@@ -440,7 +434,6 @@ def _find_steps(database: Database, spans: str) -> str | None:
 # --- what a run's ranks wrote: whose it is, and whose is missing ---
 
 
-TIMERS = "timers"
 REDUCED_FILE = "spans.parquet"
 
 _TIMER_LOG = re.compile(r"timer_rank(\d+)\.jsonl$")
@@ -502,7 +495,7 @@ def find_sources(path: Path) -> SpanSources:
     gaps: list[Gap] = []
     root, attempt = _last_attempt(path, gaps)
     logs = _logs_in(root)
-    directories = sorted(_rank_directories(root), key=lambda place: rank_of_directory(place.name))
+    directories = sorted(_rank_directories(root))
     if not logs and not directories:
         inner = _runs_in(root)
         if len(inner) == 1:
@@ -518,8 +511,8 @@ def find_sources(path: Path) -> SpanSources:
     for log in logs:
         add_place(ranks, log.rank, {**place_in_header(log.path, gaps), "attempt": attempt})
     traces_found: list[TraceFile] = []
-    for directory in directories:
-        traces_found += _of_rank(directory, ranks, gaps, attempt)
+    for rank, directory in directories:
+        traces_found += _of_rank(rank, directory, ranks, gaps, attempt)
     return SpanSources(root, tuple(logs), tuple(traces_found), ranks, tuple(gaps))
 
 
@@ -535,9 +528,8 @@ def _of_files(root: Path, files: Iterable[Path], gaps: list[Gap]) -> SpanSources
             logs.append(TimerLog(rank, file))
             add_place(ranks, rank, place)
         elif file.name.endswith(_TRACE_ENDINGS):
-            of_directory = rank_of_directory(file.parent.name)
             rank = rank_in_name(file.name)
-            rank = of_directory if rank is None and of_directory >= 0 else rank
+            rank = rank_of_directory(file.parent) if rank is None else rank
             stem = file.name.removesuffix(".gz").removesuffix(".json")
             traces.append(TraceFile(file, rank, file.parent / f"{stem}_{REDUCED_FILE}"))
         elif file.name.endswith(".parquet"):
@@ -578,8 +570,9 @@ def _runs_in(path: Path) -> list[Path]:
     )
 
 
-def _rank_directories(path: Path) -> Iterator[Path]:
-    return (place for place in path.iterdir() if place.is_dir() and RANK_DIRECTORY.match(place.name))
+def _rank_directories(path: Path) -> Iterator[tuple[int, Path]]:
+    ranks = ((rank_of_directory(place), place) for place in path.iterdir() if place.is_dir())
+    return ((rank, place) for rank, place in ranks if rank is not None)
 
 
 def _logs_in(root: Path) -> list[TimerLog]:
@@ -588,9 +581,10 @@ def _logs_in(root: Path) -> list[TimerLog]:
     return sorted(found)
 
 
-def _of_rank(directory: Path, ranks: dict[int, dict[str, Any]], gaps: list[Gap], attempt: int) -> list[TraceFile]:
+def _of_rank(
+    rank: int, directory: Path, ranks: dict[int, dict[str, Any]], gaps: list[Gap], attempt: int
+) -> list[TraceFile]:
     """The traces of a rank's directory, of its later windows too."""
-    rank = rank_of_directory(directory.name)
     add_place(ranks, rank, {"attempt": attempt})
     windows = sorted((p for p in directory.glob("steps_*") if p.is_dir()), key=lambda p: digits_in(p.name))
     found: list[TraceFile] = []
@@ -620,10 +614,7 @@ def _trace_in(place: Path, run: Mapping[str, Any] | None) -> Path | None:
     named = run.get("trace") if run else None
     if isinstance(named, str) and named:
         stem = place / Path(named).name.removesuffix(".gz")
-        for file in (stem, stem.with_name(f"{stem.name}.gz")):
-            if file.is_file():
-                return file
-        return None
+        return next((file for file in (stem, stem.with_name(f"{stem.name}.gz")) if file.is_file()), None)
     traces = [file for file in sorted(place.iterdir()) if _may_be_trace(file) and "trace" in file.name]
     return next((file for file in traces if "_full_trace" not in file.name), traces[0] if traces else None)
 
@@ -635,9 +626,8 @@ def _may_be_trace(file: Path) -> bool:
 
 def add_place(ranks: dict[int, dict[str, Any]], rank: int, known: Mapping[str, Any]) -> None:
     """Add to what is known of each rank, as columns of `RANK_COLUMNS`, what else is known of one."""
-    place = ranks.setdefault(rank, {"rank": rank})
-    place.update({key: value for key, value in known.items() if key in RANK_COLUMNS and value is not None})
-    place["rank"] = rank
+    columns = {key: value for key, value in known.items() if key in RANK_COLUMNS and value is not None}
+    ranks.setdefault(rank, {}).update(columns, rank=rank)
 
 
 def place_in_header(path: Path, gaps: list[Gap]) -> dict[str, Any]:
@@ -692,6 +682,11 @@ def run_file_in(place: Path, rank: int, gaps: list[Gap]) -> dict[str, Any] | Non
 def rank_in_name(name: str) -> int | None:
     """`"trace.rank-3.json"` -> 3."""
     return int(match[1]) if (match := _RANK_IN_NAME.search(name)) else None
+
+
+def rank_of_directory(path: Path) -> int | None:
+    """`rank3_dp1/` -> 3; None: it is none of a rank."""
+    return _number(rank_number(path.name))
 
 
 def digits_in(name: str) -> int:

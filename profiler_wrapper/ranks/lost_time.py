@@ -20,7 +20,6 @@ from profiler_wrapper.analysis.statistics import OPEN, mad, median, split_number
 from profiler_wrapper.ranks.model import COMPUTE, SELF_KINDS, Bool, Float, Int, LayerTimes, SelfTimes
 from profiler_wrapper.ranks.times import comparable, largest
 
-_AVOIDABLE = ("gc",)  # ideal: none of it
 _OF_ITS_STAGE = (*COMPUTE, "optimizer", "communication")  # what differs from stage to stage by nature
 
 
@@ -89,7 +88,7 @@ def ideal_steps(own: SelfTimes) -> IdealSteps:
     alone = np.concatenate([members for members in groups if len(members) == 1] or [np.empty(0, dtype=np.int64)])
     for members in groups:
         base[:, members] = _typical(own, members, alone)
-    base[:, :, [own.kinds.index(kind) for kind in _AVOIDABLE if kind in own.kinds]] = 0.0
+    base[:, :, own.kinds.index("gc")] = 0.0  # ideal: none of it
     base[~np.isfinite(own.self_ns)] = np.nan
     sums, ideals = own.self_ns.sum(axis=2), base.sum(axis=2)
     stage_ns = np.stack([largest(ideals[:, members], axis=1) for members in groups], axis=1)
@@ -159,6 +158,10 @@ class Cost:
     def steps(self) -> int:
         return int(self.hit.sum())
 
+    @property
+    def worth_naming(self) -> bool:
+        return self.typical_gain >= LEAST_LOSS
+
 
 def cost_of(ideal: IdealSteps, gain_ns: Float) -> Cost:
     """A suspect's part in the lost time. A step that is far out counts no more than others."""
@@ -194,10 +197,6 @@ def nearly_all(steps: Int | int) -> Float:
     Of n steps it has n/2, give or take sqrt(n)/2: seven in ten, and half a step and 1.74 such deviations above n/2.
     """
     return np.minimum(steps, np.maximum(0.7 * steps, steps / 2 + 0.5 + 0.87 * np.sqrt(steps)))
-
-
-def worth_naming(cost: Cost) -> bool:
-    return cost.typical_gain >= LEAST_LOSS
 
 
 def too_often(hits: int, steps: int, ranks: int) -> bool:
@@ -367,7 +366,7 @@ def layer_of_rank(layers: LayerTimes, rank: int, excess_ns: float) -> SlowLayer 
     at = np.flatnonzero(layers.ranks == rank)
     if not len(at):
         return None
-    times = _in_all_phases(layers)
+    times = layers.all_phases_ns
     others = np.flatnonzero((layers.stages == layers.stages[at[0]]) & (layers.ranks != rank))
     if len(others):
         of_stage = " of its stage" if len(np.unique(layers.stages)) > 1 else ""
@@ -379,7 +378,7 @@ def layer_of_rank(layers: LayerTimes, rank: int, excess_ns: float) -> SlowLayer 
 
 def outlier_layer(layers: LayerTimes, step_ns: float, least: float) -> SlowLayer | None:
     """The layer that takes longer than its equals on all ranks, by `least` of a step's time or more."""
-    times = _in_all_phases(layers)
+    times = layers.all_phases_ns
     if not times.size:
         return None
     own = median(times, axis=0)
@@ -394,12 +393,6 @@ def outlier_layer(layers: LayerTimes, step_ns: float, least: float) -> SlowLayer
     return _one(layers.layers, own, typical, "in the layers like it", float(excess[outlier].max()))
 
 
-def _in_all_phases(layers: LayerTimes) -> Float:
-    """(R, L); nan where a rank has no such layer."""
-    known = np.isfinite(layers.self_ns)
-    return np.where(known.any(axis=2), layers.self_ns.sum(axis=2, where=known), np.nan)
-
-
 def _one(names: tuple[str, ...], own: Float, typical: Float, beside: str, excess_ns: float) -> SlowLayer | None:
     excess = np.nan_to_num(own - typical, nan=0.0)
     parts = [at for at in range(len(names)) if not _holds_the_model(names, at)]
@@ -411,8 +404,7 @@ def _one(names: tuple[str, ...], own: Float, typical: Float, beside: str, excess
     apart = [at for at in parts if not (f"{names[at]}.".startswith(within) or within.startswith(f"{names[at]}."))]
     if apart and excess[apart].max() > _NEXT * excess[deepest]:
         return None
-    excess_of, self_of, typical_of = (float(values[deepest]) for values in (excess, own, typical))
-    return SlowLayer(names[deepest], excess_of, self_of, typical_of, beside)
+    return SlowLayer(names[deepest], float(excess[deepest]), float(own[deepest]), float(typical[deepest]), beside)
 
 
 def _holds_the_model(names: tuple[str, ...], at: int) -> bool:

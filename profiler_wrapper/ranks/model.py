@@ -95,6 +95,12 @@ class LayerTimes:
     kinds: tuple[str, ...]  # of COMPUTE
     self_ns: Float  # (R, L, K) median over steps; nan where the rank has no such layer
 
+    @property
+    def all_phases_ns(self) -> Float:
+        """(R, L); nan where a rank has no such layer."""
+        known = np.isfinite(self.self_ns)
+        return np.where(known.any(axis=2), self.self_ns.sum(axis=2, where=known), np.nan)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Replay:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from profiler_wrapper.analysis.statistics import median
+from profiler_wrapper.ranks.database import Database, to_arrays
 from profiler_wrapper.ranks.model import Bool, Float, Int
-
-if TYPE_CHECKING:
-    from duckdb import DuckDBPyConnection
-
 
 # --------------------------------------------------------------------------------------------------
 # Where ranks are in a job: which are the stages of one pipeline, which replicas of one stage.
@@ -27,14 +24,14 @@ class NotReplayable(Exception):
     """What the replay would need is not in the table; the message says what."""
 
 
-def read_places(connection: DuckDBPyConnection, present: Int) -> dict[str, Int]:
+def read_places(database: Database, present: Int) -> dict[str, Int]:
     """Where the ranks that are present are in the job: fields of `Cells`.
 
     Raises:
         NotReplayable: which ranks belong together is not known.
     """
     wanted = ", ".join(f"max({name})" for name in COORDINATES)
-    rows = connection.execute(
+    rows = database.execute(
         f"SELECT rank, max(coalesce(stage, 0)), {wanted} FROM ranks GROUP BY rank ORDER BY rank"
     ).fetchall()
     there = set(present.tolist())
@@ -71,8 +68,8 @@ def read_places(connection: DuckDBPyConnection, present: Int) -> dict[str, Int]:
 Align = Callable[[Int, Int], Int]  # (ranks, own times) -> times by the common clock
 
 ROWS_AT_ONCE: Final = 500_000
+MOST_ROWS_OF_ONE_STAGE: Final = 400_000
 _OPERATIONS: Final = "coalesce(depth, 0) = 0 AND kind <> 'step' AND step IS NOT NULL AND duration_ns >= 0"
-_OF_SPANS: Final = "coalesce(s.depth, 0) = 0 AND s.kind <> 'step' AND duration_ns >= 0"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,9 +92,7 @@ class Cells:
     waiting_share: float  # of forwards and backwards that is communication within them
 
 
-def read_cells(
-    connection: DuckDBPyConnection, *, most_rows: int, most_rows_of_one_stage: int, align: Align | None = None
-) -> Cells:
+def read_cells(database: Database, *, most_rows: int, align: Align | None) -> Cells:
     """The operations of depth 0 of all ranks.
 
     Steps are left out evenly beyond `most_rows` operations, sooner where there is no pipeline: all ranks are equal.
@@ -106,28 +101,28 @@ def read_cells(
         NotReplayable: the table has no operations, or ranks whose places in the job are not known.
     """
     query = f"SELECT rank, step, count(*), min(start_ns) FROM spans WHERE {_OPERATIONS} GROUP BY rank, step"
-    columns = connection.execute(query).fetchnumpy().values()
-    found = np.stack([np.asarray(column).astype(np.int64) for column in columns], axis=1)
+    found = np.stack([np.asarray(column).astype(np.int64) for column in to_arrays(database, query).values()], axis=1)
     if not len(found):
         raise NotReplayable("no operation has a step")
-    places = read_places(connection, np.unique(found[:, 0]))
+    places = read_places(database, np.unique(found[:, 0]))
     ranks = places["ranks"].tolist()
-    all_steps = _choose_steps(connection, found, most_rows if len(places["stages"]) > 1 else most_rows_of_one_stage)
-    connection.execute(
+    most_rows = most_rows if len(places["stages"]) > 1 else min(most_rows, MOST_ROWS_OF_ONE_STAGE)
+    all_steps = _choose_steps(database, found, most_rows)
+    database.execute(
         "CREATE OR REPLACE TEMP TABLE replay_ranks AS "
         "SELECT unnest(?::INTEGER[]) AS rank, unnest(?::INTEGER[]) AS place",
         [ranks, list(range(len(ranks)))],
     )
-    _read_rows(connection)
-    cells, count = _filled(connection, places, all_steps, align, by_order=False)
+    _read_rows(database)
+    cells, count = _filled(database, places, all_steps, align, by_order=False)
     if int((~np.isnan(cells.length_ns)).sum()) < count:  # two had one number: all by their order, then
-        cells, _ = _filled(connection, places, all_steps, align, by_order=True)
-    connection.execute("DROP TABLE replay_rows")
-    connection.execute("DROP TABLE replay_slots")
+        cells, _ = _filled(database, places, all_steps, align, by_order=True)
+    database.execute("DROP TABLE replay_rows")
+    database.execute("DROP TABLE replay_slots")
     return cells
 
 
-def _choose_steps(connection: DuckDBPyConnection, found: Int, most_rows: int) -> int:
+def _choose_steps(database: Database, found: Int, most_rows: int) -> int:
     """A table of chosen steps with the first start in each, of (rank, step, count, first start); how many there are."""
     steps, place = np.unique(found[:, 1], return_inverse=True)
     bases = np.full(len(steps), np.iinfo(np.int64).max)
@@ -135,7 +130,7 @@ def _choose_steps(connection: DuckDBPyConnection, found: Int, most_rows: int) ->
     typical = max(1, int(found[:, 2].sum()) // len(steps))
     count = max(1, min(len(steps), most_rows // typical))
     chosen = np.unique(np.linspace(0, len(steps) - 1, count).round().astype(int))
-    connection.execute(
+    database.execute(
         "CREATE OR REPLACE TEMP TABLE replay_steps AS SELECT unnest(?::BIGINT[]) AS step, unnest(?::BIGINT[]) AS base,"
         " unnest(?::INTEGER[]) AS place",
         [steps[chosen].tolist(), bases[chosen].tolist(), list(range(len(chosen)))],
@@ -143,25 +138,25 @@ def _choose_steps(connection: DuckDBPyConnection, found: Int, most_rows: int) ->
     return len(steps)
 
 
-def _read_rows(connection: DuckDBPyConnection) -> None:
+def _read_rows(database: Database) -> None:
     """A table of the operations of the chosen steps: the spans may lie in many files, which are read once."""
-    computes = "s.kind IN ('forward', 'backward')"
-    connection.execute(
+    computes = "kind IN ('forward', 'backward')"
+    database.execute(
         f"""CREATE OR REPLACE TEMP TABLE replay_rows AS
         SELECT r.place AS rank, t.place AS step, name, kind, start_ns, duration_ns::FLOAT AS length, sequence,
             coalesce(microbatch, -1)::SMALLINT AS microbatch,
             coalesce(chunk, -1)::SMALLINT AS chunk,
-            CASE WHEN s.kind = 'communication' AND "group" IS NOT NULL
+            CASE WHEN kind = 'communication' AND "group" IS NOT NULL
                 THEN (hash("group") >> 1)::BIGINT ELSE -1 END AS of,
             CASE WHEN {computes} THEN coalesce(waiting_ns, 0) ELSE 0 END::FLOAT AS waiting,
             CASE WHEN {computes} THEN duration_ns ELSE 0 END::FLOAT AS computing
-        FROM spans s JOIN replay_steps t ON s.step = t.step JOIN replay_ranks r ON s.rank = r.rank
-        WHERE {_OF_SPANS}"""
+        FROM spans JOIN replay_steps t USING (step) JOIN replay_ranks r USING (rank)
+        WHERE {_OPERATIONS}"""
     )
 
 
 def _filled(
-    connection: DuckDBPyConnection, places: dict[str, Int], all_steps: int, align: Align | None, *, by_order: bool
+    database: Database, places: dict[str, Int], all_steps: int, align: Align | None, *, by_order: bool
 ) -> tuple[Cells, int]:
     """The cells, and how many operations there were to fill in.
 
@@ -171,22 +166,22 @@ def _filled(
     numbered = (
         "false" if by_order else "coalesce(bool_and(known = n AND low >= 0) AND max(high) < 2 * max(n) + 4, false)"
     )
-    connection.execute(
+    database.execute(
         f"""CREATE OR REPLACE TEMP TABLE replay_names AS
         SELECT name, kind, numbered, slots, sum(slots) OVER (ORDER BY name, kind) - slots AS first_slot FROM (
             SELECT name, kind, {numbered} AS numbered, CASE WHEN {numbered} THEN max(high) + 1 ELSE max(n) END AS slots
             FROM (SELECT name, kind, count(*) AS n, count(sequence) AS known, min(sequence) AS low,
                 max(sequence) AS high FROM replay_rows GROUP BY rank, step, name, kind) GROUP BY name, kind)"""
     )
-    connection.execute(
+    database.execute(
         """CREATE OR REPLACE TEMP TABLE replay_slots AS
         SELECT rank, step, start_ns, length, microbatch, chunk, of, (first_slot + CASE WHEN numbered THEN sequence ELSE
             row_number() OVER (PARTITION BY rank, step, name, kind ORDER BY start_ns) - 1 END)::INTEGER AS slot
         FROM replay_rows JOIN replay_names USING (name, kind)"""
     )
-    names = connection.execute("SELECT name, kind, slots::INTEGER FROM replay_names ORDER BY first_slot").fetchall()
-    steps = connection.execute("SELECT step, base FROM replay_steps ORDER BY place").fetchall()
-    count, waiting = connection.execute(
+    names = database.execute("SELECT name, kind, slots::INTEGER FROM replay_names ORDER BY first_slot").fetchall()
+    steps = database.execute("SELECT step, base FROM replay_steps ORDER BY place").fetchall()
+    count, waiting = database.execute(
         "SELECT count(*), sum(waiting) / greatest(1, sum(computing)) FROM replay_rows"
     ).fetchone() or (0, 0.0)
     shape = (sum(slots for *_, slots in names), len(places["ranks"]), len(steps))
@@ -206,7 +201,7 @@ def _filled(
     bases = np.array([base for _, base in steps], dtype=np.int64)
     for first in range(0, count, ROWS_AT_ONCE):
         where = f"rowid >= {first} AND rowid < {first + ROWS_AT_ONCE}"
-        _place(cells, connection.execute(f"SELECT * FROM replay_slots WHERE {where}").fetchnumpy(), bases, align)
+        _place(cells, database.execute(f"SELECT * FROM replay_slots WHERE {where}").fetchnumpy(), bases, align)
     return cells, count
 
 
@@ -227,7 +222,8 @@ def _place(cells: Cells, rows: dict[str, Any], bases: Int, align: Align | None) 
 
 Direction = Literal["forward", "backward", ""]
 Scope = Literal["itself", "tensor", "replicas", "ends", "all"]
-Part = tuple[Literal["send", "receive"], Direction]
+Verb = Literal["send", "receive"]
+Part = tuple[Verb, Direction]
 
 _DIRECTIONS: Final[dict[str, Direction]] = {
     "forward": "forward",
@@ -235,7 +231,7 @@ _DIRECTIONS: Final[dict[str, Direction]] = {
     "backward": "backward",
     "bwd": "backward",
 }
-_VERBS: Final[dict[str, Literal["send", "receive"]]] = {
+_VERBS: Final[dict[str, Verb]] = {
     "send": "send",
     "isend": "send",
     "recv": "receive",
@@ -286,16 +282,11 @@ def role_of(name: str, kind: str) -> Role:
 def _parts(words: list[str]) -> tuple[Part, ...]:
     """Of "forward-send-backward-recv" (timers) or "send_forward_recv_backward" (functions)."""
     known = [word for word in words if word in _VERBS or word in _DIRECTIONS]
-    verbs = [word for word in known if word in _VERBS]
-    if len(verbs) == len(known):
-        return tuple((_VERBS[word], "") for word in verbs)
-    if len(known) != 2 * len(verbs):
-        return ()
-    pairs = [(known[i], known[i + 1]) for i in range(0, len(known), 2)]
-    if all(first in _VERBS and second in _DIRECTIONS for first, second in pairs):
-        return tuple((_VERBS[first], _DIRECTIONS[second]) for first, second in pairs)
-    if all(first in _DIRECTIONS and second in _VERBS for first, second in pairs):
-        return tuple((_VERBS[second], _DIRECTIONS[first]) for first, second in pairs)
+    if all(word in _VERBS for word in known):
+        return tuple((_VERBS[word], "") for word in known)
+    for verbs, directions in ((known[::2], known[1::2]), (known[1::2], known[::2])):
+        if len(verbs) == len(directions) and all(map(_VERBS.get, verbs)) and all(map(_DIRECTIONS.get, directions)):
+            return tuple((_VERBS[verb], _DIRECTIONS[way]) for verb, way in zip(verbs, directions, strict=True))
     return ()
 
 
@@ -363,8 +354,6 @@ def classes_of_steps(cells: Cells, roles: list[Role]) -> list[Int]:
     for members in cells.grid:
         known = members[members >= 0]
         columns += [(~np.isnan(cells.length_ns[slots][:, known])).sum(axis=0).max(axis=0) for slots in computes]
-    if not columns:
-        return [np.arange(len(cells.steps))]
     _, of_step = np.unique(np.stack(columns), axis=1, return_inverse=True)
     of_step = of_step.reshape(-1)
     sizes = np.bincount(of_step)
@@ -420,10 +409,8 @@ def _usual(values: npt.NDArray[np.int16]) -> int:
 # Which send belongs to which receive, and both to which forward or backward.
 #
 # Activations of a microbatch go from each part of the model to the next one, gradients the other way. With several
-# parts
-# (chunks) per stage the last stage's part is followed by the first stage's next one.
+# parts (chunks) per stage the last stage's part is followed by the first stage's next one.
 
-Verb = Literal["send", "receive"]
 SLACK_NS: Final = 50_000.0  # two starts that belong together are recorded this far apart
 
 
@@ -465,6 +452,9 @@ def match_transfers(orders: list[StageOrder], first: list[int]) -> Transfers:
     ends: dict[tuple[int, Verb, Direction], list[End]] = {}
     for stage, order in enumerate(orders):
         found.chunk_of.update({first[stage] + index: chunk for index, chunk in chunks[stage].items()})
+        parts_known = all(
+            order.operations[at].chunk >= 0 or order.operations[at].microbatch >= 0 for at in chunks[stage]
+        )
         directions: tuple[Direction, ...] = ("forward", "backward")
         for direction in directions:
             computes = [
@@ -476,8 +466,6 @@ def match_transfers(orders: list[StageOrder], first: list[int]) -> Transfers:
             for verb in verbs:
                 needing = [each for each in computes if 0 <= _other_part(each.part, verb, direction) < parts]
                 matched = _match(order, first[stage], verb, direction, computes, needing)
-                computing = [each for each in order.operations if each.role.what == "compute"]
-                parts_known = all(each.chunk >= 0 or each.microbatch >= 0 for each in computing)
                 if matched and not needing and not parts_known:
                     raise NotReplayable("whether a stage has several parts of the model is not known")
                 (found.sends if verb == "send" else found.receives).extend(
@@ -545,14 +533,9 @@ def _transfer_parts(order: StageOrder, index: int) -> tuple[tuple[str, str], ...
     """What a transfer sends and receives; where no direction is known, that of the compute before or after it."""
     parts = []
     for verb, direction in order.operations[index].role.parts:
-        near = direction
-        if not near:
-            after = range(index + 1, len(order.operations))
-            for other in range(index - 1, -1, -1) if verb == "send" else after:
-                if order.operations[other].role.what == "compute":
-                    near = order.operations[other].role.direction
-                    break
-        parts.append((verb, near))
+        others = order.operations[:index][::-1] if verb == "send" else order.operations[index + 1 :]
+        near = (other.role.direction for other in others if other.role.what == "compute")
+        parts.append((verb, direction or next(near, direction)))
     return tuple(parts)
 
 

@@ -149,7 +149,7 @@ def _run_beside(trace: Path) -> dict[str, Any]:
 # --- files ---
 
 
-def write_spans(path: Path, rows: Iterable[Row], summary: Reduced) -> Reduced:
+def write_spans(path: Path, rows: Sequence[Row], summary: Reduced) -> Reduced:
     """Write a table whole or not at all.
 
     Raises:
@@ -157,21 +157,14 @@ def write_spans(path: Path, rows: Iterable[Row], summary: Reduced) -> Reduced:
         OSError: it cannot be written.
     """
     arrow, parquet = _arrow()
-    rows = list(rows)
     columns = list(zip(*rows, strict=True)) or [()] * len(Row._fields)
-    values: dict[str, Sequence[Any]] = dict(zip(Row._fields, columns, strict=True))
     stored = summary.rank if summary.rank is not None else 0
-    values["rank"] = [stored] * len(rows)
+    values = {**dict(zip(Row._fields, columns, strict=True)), "rank": [stored] * len(rows)}
     schema = arrow.schema([(name, getattr(arrow, _ARROW[kind])()) for name, (kind, _) in SPAN_COLUMNS.items()])
-    arrays = [arrow.array(list(values[name]), type=schema.field(name).type) for name in SPAN_COLUMNS]
-    trace = Path(summary.trace)
-    done = summary._replace(spans=str(path), rows=len(rows), stored_rank=stored)
-    metadata = {
-        **done._asdict(),
-        "schema_version": SCHEMA_VERSION,
-        "columns": list(SPAN_COLUMNS),
-        **_state(trace),
-    }
+    arrays = [arrow.array(values[name], type=schema.field(name).type) for name in SPAN_COLUMNS]
+    done = summary._replace(spans=str(path), stored_rank=stored)
+    ours = {"schema_version": SCHEMA_VERSION, "columns": list(SPAN_COLUMNS)}
+    metadata = {**done._asdict(), **ours, **_state(Path(summary.trace))}
     table = arrow.Table.from_arrays(arrays, schema=schema.with_metadata({_KEY: json.dumps(metadata).encode()}))
     with replacing(path) as beside:
         parquet.write_table(table, beside, compression="zstd")
@@ -257,21 +250,13 @@ def _cpu_collectives(found: Attributed, steps: Steps) -> list[Row]:
             above = int(found.nesting.parent[above])
 
     def rows(chosen: Bool, depth: int) -> list[Row]:
-        return _with_sequence(
-            [
-                _collective_row(
-                    found,
-                    span,
-                    step,
-                    details.get(span),
-                    thread=thread if depth else from_trace.thread_of(found, span),
-                    depth=depth,
-                )
-                for span, step in from_trace.with_steps(found, steps, outermost & chosen)
-            ]
-        )
+        made = []
+        for span, step in from_trace.with_steps(found, steps, outermost & chosen):
+            thread = main_thread if depth else from_trace.thread_of(found, span)
+            made.append(_collective_row(found, span, step, details.get(span), thread=thread, depth=depth))
+        return _with_sequence(made)
 
-    thread = from_trace.main_thread(found)
+    main_thread = from_trace.main_thread(found)
     by_backend, by_call = rows(~training, 0), rows(training, 1)
     if by_backend:
         by_call = [row._replace(sequence=None, group=None) for row in by_call]
@@ -301,9 +286,8 @@ def _device_collectives(found: Attributed, steps: Steps) -> list[Row]:
     rows = []
     columns = (charges.span[chosen].tolist(), charges.cpu_span[chosen].tolist(), exposed[chosen].tolist())
     for span, around, exposed_ns, step in zip(*columns, steps.numbers_of_charges(chosen), strict=True):
-        if span not in details:
-            while around >= 0 and around not in details:  # the innermost event around the launch that knows it
-                around = int(found.nesting.parent[around])
+        while around >= 0 and around not in details:  # the innermost event around the launch that knows it
+            around = int(found.nesting.parent[around])
         known = details.get(span) or details.get(around)
         row = _collective_row(found, span, step, known, thread=int(spans.stream[span]), depth=0)
         rows.append(row._replace(overlapped_ns=row.duration_ns - int(exposed_ns)))
@@ -517,13 +501,10 @@ def _summaries(
 
 def _there(task: Task) -> Reduced | None:
     """What was made of the trace as it is now by this version, if it was."""
-    try:
+    with suppress(OSError):  # the trace is gone: reducing it says so
         for place in (task.target, task.otherwise):
-            there = read_summary(Path(place), trace=Path(task.trace))
-            if there is not None:
+            if (there := read_summary(Path(place), trace=Path(task.trace))) is not None:
                 return there._replace(reused=True)
-    except OSError:  # the trace is gone: reducing it says so
-        return None
     return None
 
 

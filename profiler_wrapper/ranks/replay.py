@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from profiler_wrapper.ranks import operations as ops
+from profiler_wrapper.ranks.database import Database
 from profiler_wrapper.ranks.model import Bool, Float, Int, Replay
 from profiler_wrapper.ranks.operations import (
     COORDINATES,
@@ -32,10 +33,6 @@ from profiler_wrapper.ranks.operations import (
     Transfers,
     match_transfers,
 )
-
-if TYPE_CHECKING:
-    from duckdb import DuckDBPyConnection
-
 
 # --------------------------------------------------------------------------------------------------
 # What waits for what in a step: the operations of all stages with their dependencies, sorted so that none comes early.
@@ -549,7 +546,6 @@ def by_slowness(cells: Cells, of_pipeline: Float, of_stage: Float) -> Int:
 
 
 MOST_ROWS: Final = 2_000_000  # operations replayed; beyond it steps are left out evenly
-MOST_ROWS_OF_ONE_STAGE: Final = 400_000
 MOST_CLASSES: Final = 24  # of steps with different numbers of microbatches
 LEAST_LOST: Final = 1e-6  # of T, below which there is nothing to share out
 MOST_WAITING: Final = 0.05  # of forwards and backwards
@@ -557,29 +553,21 @@ LONGEST: Final = 1.2  # times the recorded time: what takes longer when replayed
 GAPS: Final = 0.1  # of the recorded time, from which on they are said
 
 
-def what_if(connection: DuckDBPyConnection, *, align: Align | None = None, most_rows: int = MOST_ROWS) -> Replay | str:
+def what_if(database: Database, *, align: Align | None = None, most_rows: int = MOST_ROWS) -> Replay | str:
     """The replay of the job in the tables `spans` and `ranks`, or why there is none.
 
     `align` gives times by a common clock; without it the ranks' clocks are taken as they are.
     """
     try:
-        cells = ops.read_cells(
-            connection,
-            most_rows=most_rows,
-            most_rows_of_one_stage=min(most_rows, MOST_ROWS_OF_ONE_STAGE),
-            align=align,
-        )
+        cells = ops.read_cells(database, most_rows=most_rows, align=align)
         roles = [ops.role_of(name, kind) for name, kind in cells.names]
         _check(cells, roles)
         classes = ops.classes_of_steps(cells, roles)
         replayed = [_class(cells, roles, steps) for steps in classes[:MOST_CLASSES]]
-        typical = typical_lengths(replayed)
-        scenarios = Scenarios(cells, tuple(replayed), typical)
+        scenarios = Scenarios(cells, tuple(replayed), typical_lengths(replayed))
         for each in replayed:
             fill_unknown(each, scenarios.typical_of(each))
-        notes = _notes(cells, classes, replayed)
-        notes += _gaps(scenarios.recorded(), sum(float(each.recorded_ns.sum()) for each in replayed))
-        return _answers(scenarios, notes)
+        return _answers(scenarios, _notes(cells, classes, replayed))
     except NotReplayable as reason:
         return str(reason)
 
@@ -626,7 +614,9 @@ def _groups(cells: Cells, steps: Int, operation: Operation) -> Int | None:
 def _answers(scenarios: Scenarios, notes: list[str]) -> Replay:
     cells = scenarios.cells
     recorded = sum(float(each.recorded_ns.sum()) for each in scenarios.classes)
-    total, ideal = scenarios.recorded(), scenarios.ideal()
+    total = scenarios.recorded()
+    notes += _gaps(total, recorded)
+    ideal = scenarios.ideal()
     if not ideal > 0:
         raise NotReplayable("its operations take no time")
     lost = total - ideal if total - ideal > LEAST_LOST * total else float("nan")
@@ -660,11 +650,7 @@ def _answers(scenarios: Scenarios, notes: list[str]) -> Replay:
 
 
 def _gaps(replayed: float, recorded: float) -> list[str]:
-    """What lies between operations and is not replayed.
-
-    Raises:
-        NotReplayable: the replay takes much longer than the job did.
-    """
+    """What lies between operations and is not replayed. NotReplayable: the replay takes much longer than the job."""
     if replayed > LONGEST * recorded:
         raise NotReplayable(
             f"replayed, the job takes {replayed / recorded:.2f} times as long as recorded: it waits for something else"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -24,7 +23,7 @@ from profiler_wrapper.ranks.replay import what_if
 from profiler_wrapper.ranks.stragglers import LATE, OUTSIDE, diagnose
 from profiler_wrapper.ranks.times import Basis
 from profiler_wrapper.trace.atomic import finite
-from profiler_wrapper.trace.run_directory import RESULT_FILE
+from profiler_wrapper.trace.run_directory import RESULT_FILE, rank_number
 from profiler_wrapper.trace.spans import Gap, ranges
 
 _COORDINATES = ("dp", "tp", "cp", "ep", "pp")
@@ -46,8 +45,7 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
     database = loaded.database
     times.prepare(database)
     clocks = fit(database) if loaded.has_clocks else None
-    if clocks is not None:
-        write_table(database, clocks)
+    write_table(database, clocks)
     basis, arrived = _basis(loaded), times.match_collectives(database)
     own = times.with_waiting_of_one(times.subtract_transfer_waiting(times.self_times(database, basis=basis)))
     if not len(own.steps):
@@ -128,12 +126,6 @@ def _coordinates(about: list[dict[str, Any]]) -> dict[str, Int]:
 _NO_FILES = "no rank has a result.json: ProfilerWrapper writes them, timers and span tables alone do not"
 _NO_PEAK = "no allocation was recorded"
 _NO_MFU = "the FLOPs of a step, or the device's peak, are not known"
-RANK_DIRECTORY = re.compile(r"rank(\d{1,9})(_|$)")
-
-
-def rank_of_directory(name: str) -> int:
-    """`"rank3_dp1"` -> 3; -1: it is none of a rank."""
-    return int(match[1]) if (match := RANK_DIRECTORY.match(name)) else -1
 
 
 class _Peak(msgspec.Struct):
@@ -171,7 +163,7 @@ def results_of(root: Path, ranks: Int) -> dict[str, Any]:
 
     None where none says anything. What is wrong with a file is a reason, and no error.
     """
-    files = {rank_of_directory(file.parent.name): file for file in root.glob(f"rank*/{RESULT_FILE}")}
+    files = {rank_number(file.parent.name): file for file in root.glob(f"rank*/{RESULT_FILE}")}
     results = [_read(files.get(rank)) for rank in ranks.tolist()]
     found: dict[str, Any] = {}
     for name in ("peak_bytes", "mfu"):
@@ -430,8 +422,6 @@ def named_spans(database: Database, own: SelfTimes) -> tuple[NamedSpan, ...]:
 
     A rank without such a span took nothing for it. What lies within another of its name is in that one's time.
     """
-    if not len(own.steps) or not len(own.ranks):
-        return ()
     database.execute("CREATE OR REPLACE TABLE steps_of_named_spans (step BIGINT)")
     insert(database, "steps_of_named_spans", [(step,) for step in own.steps.tolist()])
     rows = database.execute(

@@ -188,9 +188,8 @@ _HEAVY = 0.15  # of the step's time
 
 def suspects(ideal: IdealSteps, arrivals: Arrivals | None, layers: LayerTimes | None) -> list[ScoredSuspect]:
     """All of them, the one that costs the typical step most first."""
-    slow, beyond = lost_time.slow_ranks(ideal)
     scored = [
-        *rank_suspects(ideal, slow, beyond, arrivals, layers),
+        *_ranks(ideal, arrivals, layers),
         *_kinds(ideal),
         *_stages(ideal, layers),
         *_moving(ideal),
@@ -217,8 +216,6 @@ def _scored(
 def _kinds(ideal: IdealSteps) -> Iterator[ScoredSuspect]:
     """Data loading and garbage collection, on whatever ranks."""
     for kind in ("data", "gc"):
-        if kind not in ideal.own.kinds:
-            continue
         cost = lost_time.cost_of(ideal, ideal.gain_of_kind(kind))
         if not cost.gain_ns.any():
             continue
@@ -235,7 +232,7 @@ def _kinds(ideal: IdealSteps) -> Iterator[ScoredSuspect]:
             verdict,
             cause,
             cost,
-            comes_back and lost_time.worth_naming(cost) and cost.typical_share >= MEASURED,
+            comes_back and cost.worth_naming and cost.typical_share >= MEASURED,
             (
                 f"{cause}: up to {ms(float(excess.max()))} in a step beyond "
                 + ("none" if kind == "gc" else "the typical rank"),
@@ -266,7 +263,6 @@ def _stages(ideal: IdealSteps, layers: LayerTimes | None) -> Iterator[ScoredSusp
         and typical[place] >= _SLOWER_STAGE * others
         and beyond >= lost_time.LEAST_LOSS * step
         and longest >= lost_time.nearly_all(steps)
-        and steps >= FEWEST_STEPS
     )
     cost = replace(cost, typical_gain=max(cost.typical_gain, beyond / step))
     members = groups[place]
@@ -285,16 +281,9 @@ def _stages(ideal: IdealSteps, layers: LayerTimes | None) -> Iterator[ScoredSusp
             evidence.append(str(outlier))
     if alone is not None:
         evidence.append(f"rank {alone} is alone in it: its machine may be the cause as well")
-    yield _scored(
-        "stage",
-        "slow layer" if slow else "slow stage",
-        cost,
-        bool(certain),
-        evidence,
-        rank=alone,
-        stage=stage,
-        layer=outlier.layer if outlier and slow else None,
-    )
+    cause: Cause = "slow layer" if slow else "slow stage"
+    layer = outlier.layer if outlier and slow else None
+    yield _scored("stage", cause, cost, bool(certain), evidence, rank=alone, stage=stage, layer=layer)
 
 
 _MOVING: tuple[tuple[Cause, tuple[str, ...]], ...] = (
@@ -324,7 +313,7 @@ def _moving(ideal: IdealSteps) -> Iterator[ScoredSuspect]:
             f"the same rank has the longest forward and the longest backward in {moved.same_rank} of {moved.steps} "
             "steps, and it is another one from step to step"
         )
-        certain = half and lost_time.worth_naming(cost) and cost.typical_share >= MOST
+        certain = half and cost.worth_naming and cost.typical_share >= MOST
         yield _scored("imbalance", "data imbalance", cost, certain, [said])
         return
     for cause, kinds in _MOVING:
@@ -364,21 +353,13 @@ def _outlier_layers(ideal: IdealSteps, layers: LayerTimes | None) -> Iterator[Sc
         typical_gain=excess / step,
         hit=np.ones(steps, dtype=np.bool_),
     )
-    yield _scored(
-        "stage",
-        "slow layer",
-        cost,
-        lost_time.worth_naming(cost) and steps >= FEWEST_STEPS,
-        (str(outlier), "it is as slow on all ranks"),
-        stage=int(ideal.own.stages[0]),
-        layer=outlier.layer,
-    )
+    evidence, stage = (str(outlier), "it is as slow on all ranks"), int(ideal.own.stages[0])
+    yield _scored("stage", "slow layer", cost, cost.worth_naming, evidence, stage=stage, layer=outlier.layer)
 
 
 # --- ranks ---
 
 
-FEWEST_STEPS = 3
 PERSISTENT = 0.05  # of the lost time, where the typical step has it
 MEASURED = 0.3  # of it, where it comes and goes
 OF_A_KIND = 0.6  # of a rank's excess: more is that kind's
@@ -406,15 +387,13 @@ class ScoredSuspect:
     certain: bool
 
 
-def rank_suspects(
-    ideal: IdealSteps, slow: Int, beyond: model.Float, arrivals: Arrivals | None, layers: LayerTimes | None
-) -> Iterator[ScoredSuspect]:
+def _ranks(ideal: IdealSteps, arrivals: Arrivals | None, layers: LayerTimes | None) -> Iterator[ScoredSuspect]:
     """The ranks that are slow in the typical step; else the one that cost most, in many steps or by chance."""
-    step = float(np.median(ideal.step_ns))
+    slow, beyond = lost_time.slow_ranks(ideal)
     if len(slow):
         cost = lost_time.cost_of(ideal, ideal.gain_of_ranks(slow))
-        certain = cost.typical_share >= PERSISTENT and len(cost.hit) >= FEWEST_STEPS
-        cost = replace(cost, typical_gain=max(cost.typical_gain, float(beyond[slow[0]]) / step))
+        certain = cost.typical_share >= PERSISTENT
+        cost = replace(cost, typical_gain=max(cost.typical_gain, float(beyond[slow[0]] / np.median(ideal.step_ns))))
         yield _rank_suspect(ideal, slow, cost, certain, arrivals, layers)
         return
     gains = ideal.gain_of_each_rank()
@@ -425,7 +404,7 @@ def rank_suspects(
         return
     lossy = int((ideal.lost_ns >= lost_time.LEAST_LOSS * ideal.step_ns).sum())
     often = lost_time.recurs(cost) and lost_time.too_often(cost.steps, lossy, len(ideal.own.ranks))
-    certain = often and lost_time.worth_naming(cost) and cost.typical_share >= MEASURED
+    certain = often and cost.worth_naming and cost.typical_share >= MEASURED
     yield _rank_suspect(ideal, np.array([place]), cost, certain, arrivals, layers)
 
 

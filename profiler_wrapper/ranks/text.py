@@ -117,24 +117,21 @@ def ranks_table(report: RanksReport, width: int) -> str:
 
 
 def _columns(
-    report: RanksReport, data: dict[str, Any], shown: Sequence[dict[str, Any]], named: Iterable[int]
+    report: RanksReport, data: dict[str, Any], shown: Sequence[dict[str, Any]], named: frozenset[int]
 ) -> Columns:
-    rows, chosen = data["ranks"], set(named)
+    rows = data["ranks"]
     largest = max((row["peak_bytes"] or 0 for row in rows), default=0)
     size, unit = (2**30, "GiB") if largest >= 2**29 else (2**20, "MiB")
     kinds = [kind for kind in report.own.kinds if any(row["own_ms_per_step"].get(kind) for row in rows)]
     columns: Columns = {
-        "rank": (0, [f"{'> ' if row['rank'] in chosen else '  '}{row['rank']}" for row in shown]),
+        "rank": (0, [f"{'> ' if row['rank'] in named else '  '}{row['rank']}" for row in shown]),
         "stage": (2, [str(row["stage"]) for row in shown] if len({row["stage"] for row in rows}) > 1 else []),
         "host": (9, [shorten(clean(row["host"] or ""), 16) for row in shown]),
     }
     for kind in kinds:
-        important = kind in ("data", "forward", "backward")
-        texts = [ms(row["own_ms_per_step"].get(kind, 0.0)) for row in shown]
-        columns["transfer" if kind == "communication" and data["waiting"] != "unknown" else kind] = (
-            1 if important else 6 if kind == "other" else 4,
-            texts,
-        )
+        name = "transfer" if kind == "communication" and data["waiting"] != "unknown" else kind
+        soon = 1 if kind in ("data", "forward", "backward") else 6 if kind == "other" else 4
+        columns[name] = soon, [ms(row["own_ms_per_step"].get(kind, 0.0)) for row in shown]
     return columns | {
         "waiting": (1, [ms(row["waiting_ms_per_step"]) for row in shown]),
         "step": (3, [ms(row["wall_ms_per_step"]) for row in shown]),
@@ -193,11 +190,10 @@ def _notes(
     return [note for note, is_said in notes.items() if is_said]
 
 
-def _shown(rows: Sequence[dict[str, Any]], named: Iterable[int]) -> list[dict[str, Any]]:
+def _shown(rows: list[dict[str, Any]], named: frozenset[int]) -> list[dict[str, Any]]:
     if len(rows) <= _MOST_RANKS:
-        return list(rows)
-    chosen = set(named)
-    order = sorted(rows, key=lambda row: (row["rank"] not in chosen, -sum(row["own_ms_per_step"].values())))
+        return rows
+    order = sorted(rows, key=lambda row: (row["rank"] not in named, -sum(row["own_ms_per_step"].values())))
     return sorted(order[:_MOST_RANKS], key=lambda row: int(row["rank"]))
 
 
@@ -235,25 +231,23 @@ def _who(suspect: Suspect) -> str:
 def stages_table(report: RanksReport, width: int) -> str:
     """Whose time a step was: parts that add up to the longest rank's self time of the stage."""
     data = report.to_dict()
-    shares = {row["stage"]: row for row in data["stages"]}
-    rows = []
+    staged, rows = len(data["stages"]) > 1, []
     for stage, parts in groupby(data["lost"], key=lambda row: row["stage"]):
-        for part in sorted(parts, key=lambda row: -row["held_ms_per_step"]):
+        for part in sorted(parts, key=lambda row: -row["held_ms_per_step"])[: 4 if staged else 9]:
             rows.append(
                 [
-                    str(stage) if len(shares) > 1 else "",
+                    str(stage) if staged else "",
                     "transfer" if part["kind"] == "communication" and data["waiting"] != "unknown" else part["kind"],
                     ms(part["held_ms_per_step"]),
                     "" if part["most_by_rank"] is None else f"rank {part['most_by_rank']}",
                     "" if part["most_by_rank"] is None else percent(part["share_of_that_rank"]),
                 ]
             )
-    most = 4 if len(shares) > 1 else 9
-    kept = [row for _, group in groupby(rows, key=lambda row: row[0]) for row in list(group)[:most]][:24]
+    kept, count = rows[:24], len(data["lost"])
     title = "What a step is made of, kind after kind: what each adds to the time of the rank slowest so far"
-    left_out = [f"{len(kept)} of {len(rows)} rows: the longest of each stage"] if len(kept) < len(rows) else []
+    left_out = [f"{len(kept)} of {count} rows: the longest of each stage"] if len(kept) < count else []
     notes = [
-        f"the parts{' of a stage' if len(shares) > 1 else ''} add up to the mean of the longest step, "
+        f"the parts{' of a stage' if staged else ''} add up to the mean of the longest step, "
         "which is another rank's in each",
         "mostly on: the rank slowest up to the end of that kind, and its share of the part",
         *left_out,
@@ -309,13 +303,10 @@ def layers_table(report: RanksReport, width: int) -> str:
 def communication_table(report: RanksReport, width: int) -> str:
     """What each collective moves, how fast, and what of it is waiting."""
     staged = len(set(report.own.stages.tolist())) > 1
-    rows = [
-        _of_one(row, staged=staged, call=is_call(row, report.communication))
-        for row in report.communication[:_MOST_COLLECTIVES]
-    ]
+    shown = report.communication[:_MOST_COLLECTIVES]
+    rows = [_of_one(row, staged=staged, call=is_call(row, report.communication)) for row in shown]
     header = ["communication", "group", "ranks", "times", "bytes", "GB/s", "transfer", "waiting", "waited", "hidden"]
     title = f"Communication of one rank, in all steps, in ms ({len(rows)} of {len(report.communication)}, the longest)"
-    shown = report.communication[:_MOST_COLLECTIVES]
     notes = {
         "transfer: the shortest over the ranks of each, as who came last did not wait": True,
         "?: transfer and waiting are one, as no two ranks tell of the same communication": any(

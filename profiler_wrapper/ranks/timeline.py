@@ -17,9 +17,10 @@ from typing import IO, Any
 
 import numpy as np
 
-from profiler_wrapper.ranks.database import Database, has_table, literal, to_arrays
+from profiler_wrapper.analysis.statistics import median
+from profiler_wrapper.ranks.database import Database, literal, to_arrays
 from profiler_wrapper.ranks.model import Bool, Float, Int, RanksReport
-from profiler_wrapper.ranks.times import label_key
+from profiler_wrapper.ranks.times import ON_MAIN, label_key
 from profiler_wrapper.trace.spans import KINDS, SPAN_KINDS, ranges
 
 # --------------------------------------------------------------------------------------------------
@@ -45,8 +46,7 @@ def drawn_steps(report: RanksReport) -> list[int]:
         if len(first):
             windows = np.convolve(times, np.ones(width), mode="valid")[first]
             at = windows.argmax() if gc else np.abs(windows - np.median(windows)).argmin()
-            found: list[int] = steps[first[at] : first[at] + width].tolist()
-            return found
+            return [int(step) for step in steps[first[at] : first[at] + width]]
     return []
 
 
@@ -70,6 +70,10 @@ def chosen_ranks(report: RanksReport, most: int) -> list[int]:
 
 
 LaneSpans = Mapping[str, Int]
+# Of spans `s`: when each begins by aligned clocks, as far as they are known, and what tells it.
+_START = """s.start_ns
+    - coalesce(round(c.offset_ns + c.drift * (s.start_ns - c.reference_ns))::BIGINT, 0) AS start_ns"""
+_CLOCKS = "LEFT JOIN clocks c ON c.rank = s.rank"
 
 
 def lane_spans(
@@ -87,7 +91,8 @@ def lane_spans(
 
     Of more than `most` spans one step in the middle is left, and then of that what lies in no other span.
     """
-    within = f"(s.depth = 0 OR s.kind IN {_NESTED} OR coalesce(s.layer = {_text(layer)}, false))"
+    is_marked = "false" if layer is None else f"coalesce(s.layer = {literal(layer)}, false)"
+    within = f"(s.depth = 0 OR s.kind IN {_NESTED} OR {is_marked})"
     one = steps[len(steps) // 2 :][:1]
     conditions = [
         f"s.rank IN ({_numbers(ranks)}) AND {_of_steps(chosen)} AND s.kind <> 'step' AND {depth}"
@@ -95,14 +100,13 @@ def lane_spans(
     ]
     where = conditions[_first_small(database, conditions, most)]
     kinds = " ".join(f"WHEN '{kind}' THEN {place}" for place, kind in enumerate(KINDS))
-    start, clocks = _aligned_start(database)
     found = to_arrays(
         database,
-        f"""SELECT s.rank, s.step, CASE s.kind {kinds} ELSE {len(KINDS) - 1} END AS kind, {start},
+        f"""SELECT s.rank, s.step, CASE s.kind {kinds} ELSE {len(KINDS) - 1} END AS kind, {_START},
             s.duration_ns, coalesce(s.duration_ns - t.shortest_ns, -1) AS waiting_ns, s.depth,
-            (m.thread IS NULL OR s.thread IS NULL OR s.thread = m.thread) AS on_main,
-            coalesce(s.layer = {_text(layer)}, false) AS is_marked
-        FROM spans s LEFT JOIN main_threads m ON m.rank = s.rank {clocks}
+            {ON_MAIN} AS on_main,
+            {is_marked} AS is_marked
+        FROM spans s LEFT JOIN main_threads m ON m.rank = s.rank {_CLOCKS}
             LEFT JOIN labels_of_names l ON s.kind = 'communication' AND l.key = {label_key("s")}
             LEFT JOIN matched t ON t.label = l.label AND t.step = s.step AND t.sequence = s.sequence
         WHERE {where}""",
@@ -111,23 +115,8 @@ def lane_spans(
     return {name: values[order].astype(np.int64) for name, values in found.items()}
 
 
-def _aligned_start(database: Database) -> tuple[str, str]:
-    """(start, join) of spans `s`: their `start_ns` by aligned clocks where there are any, and the tables it needs."""
-    if not has_table(database, "clocks"):
-        return "s.start_ns", ""
-    shift = "c.offset_ns + c.drift * (s.start_ns - c.reference_ns)"
-    return (
-        f"s.start_ns - coalesce(round({shift})::BIGINT, 0) AS start_ns",
-        "LEFT JOIN clocks c ON c.rank = s.rank",
-    )
-
-
 def _numbers(values: Sequence[int]) -> str:
     return ", ".join(str(int(value)) for value in values) or "NULL"
-
-
-def _text(value: str | None) -> str:
-    return "NULL" if value is None else literal(value)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -214,11 +203,9 @@ class Timeline:
     clocks: str  # by which clocks
 
 
-def read_timeline(
-    report: RanksReport, database: Database, lanes: Sequence[int], steps: Sequence[int], *, pixels: int
-) -> Timeline:
+def read_timeline(report: RanksReport, database: Database, lanes: Sequence[int], *, pixels: int) -> Timeline:
     """What lies closer together than a picture of `pixels` columns shows is one bar."""
-    spans = lane_spans(database, lanes, steps, layer=report.verdict.layer)
+    spans = lane_spans(database, lanes, drawn_steps(report), layer=report.verdict.layer)
     end = spans["start_ns"] + spans["duration_ns"]
     first = int(spans["start_ns"].min(initial=end.max(initial=0)))
     gap_ns = float(end.max(initial=first) - first) / pixels
@@ -244,9 +231,9 @@ def read_timeline(
     )
 
 
-def telling_ranks(report: RanksReport, *, most: int = MOST_LANES) -> list[int]:
+def telling_ranks(report: RanksReport) -> list[int]:
     """The ranks of the lanes where nobody chose them: all, or those of many that tell most; a slow stage's together."""
-    ranks = chosen_ranks(report, most)
+    ranks = chosen_ranks(report, MOST_LANES)
     if report.verdict.verdict != "stage":
         return ranks
     stages = dict(zip(report.own.ranks.tolist(), report.own.stages.tolist(), strict=True))
@@ -297,11 +284,8 @@ def write_ranks_trace(
     Of more than `most` spans only a few steps are written, and what is left out stands in the trace.
     """
     where, left_out = _chosen(report, database, ranks, most)
-    start, clocks = _aligned_start(database)
-    (base,) = database.execute(
-        f"SELECT min(start_ns) FROM (SELECT {start} FROM spans s {clocks} WHERE {where})"
-    ).fetchone()
-    base = int(base or 0)
+    first = f"SELECT min(start_ns) FROM (SELECT {_START} FROM spans s {_CLOCKS} WHERE {where})"
+    base = int(database.execute(first).fetchone()[0] or 0)
     head = {
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": base,
@@ -323,13 +307,12 @@ def write_ranks_trace(
 def _events(report: RanksReport, database: Database, where: str, base: int) -> Iterator[Event]:
     yield from _processes(report)
     columns = ", ".join(f's."{name}"' for name in _COLUMNS)
-    start, clocks = _aligned_start(database)
     found = database.execute(
         f"""SELECT {columns}, coalesce(m.thread = s.thread, false) AS is_main, l.label, s.sequence,
-            {start}
+            {_START}
         FROM spans s LEFT JOIN main_threads m ON m.rank = s.rank
             LEFT JOIN labels_of_names l ON s.kind = 'communication' AND l.key = {label_key("s")}
-            {clocks} WHERE {where}
+            {_CLOCKS} WHERE {where}
         ORDER BY s.rank, is_main DESC, s.thread, s.kind = 'communication' AND s.thread IS NULL, start_ns,
             s.duration_ns DESC"""
     )
@@ -346,8 +329,7 @@ def _arrows(parts: Parts, report: RanksReport) -> Iterator[Event]:
 
     An arrow leads from the middle of the last rank's transfer to the same instant within the span of who waited.
     """
-    known = report.own.wall_ns[np.isfinite(report.own.wall_ns)]
-    least_us = _LEAST_WAIT * float(np.median(known)) / 1000 if len(known) else np.inf
+    least_us = _LEAST_WAIT * float(median(report.own.wall_ns.reshape(-1))) / 1000  # nan, that nothing reaches, of none
     waits = []
     for ranks in parts.values():
         ordered = sorted(ranks, key=lambda part: (part["dur"], part["ts"], part["pid"], part["tid"]))
@@ -412,21 +394,18 @@ def _lanes(
     rows: Sequence[dict[str, Any]], rank: int, base: int, threads: Iterator[int], parts: Parts
 ) -> Iterator[Event]:
     """Events of one thread; what overlaps another without lying within it is put into a lane of its own."""
-    stacks: list[list[int]] = []
-    lanes: list[list[dict[str, Any]]] = []
+    lanes: list[tuple[list[int], list[dict[str, Any]]]] = []  # ends of the spans that are open, and all of its spans
     for row in rows:
         start, end = row["start_ns"], row["start_ns"] + row["duration_ns"]
-        for stack in stacks:
-            while stack and stack[-1] <= start:
-                stack.pop()
-        free = (at for at, stack in enumerate(stacks) if not stack or end <= stack[-1])
-        at = next(free, len(stacks))
-        if at == len(stacks):
-            stacks.append([])
-            lanes.append([])
-        stacks[at].append(end)
-        lanes[at].append(row)
-    for number, lane in enumerate(lanes):
+        for ends, _ in lanes:
+            while ends and ends[-1] <= start:
+                ends.pop()
+        ends, lane = next((one for one in lanes if not one[0] or end <= one[0][-1]), ([], []))
+        if not lane:
+            lanes.append((ends, lane))
+        ends.append(end)
+        lane.append(row)
+    for number, (_, lane) in enumerate(lanes):
         tid = next(threads)
         yield _named("thread_name", rank, tid, name=_thread_name(lane[0], number))
         yield _named("thread_sort_index", rank, tid, sort_index=tid)

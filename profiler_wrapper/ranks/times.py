@@ -11,7 +11,7 @@ import numpy as np
 
 from profiler_wrapper.analysis.statistics import MAD_TO_SIGMA, median
 from profiler_wrapper.ranks import model
-from profiler_wrapper.ranks.database import Database, Grid, column, has_table, insert, to_arrays, to_rows
+from profiler_wrapper.ranks.database import Database, Grid, column, insert, to_arrays, to_rows
 from profiler_wrapper.ranks.model import COMPUTE, SELF_KINDS, Bool, Float, Int, SelfTimes
 from profiler_wrapper.trace.spans import SPAN_KINDS
 
@@ -24,11 +24,12 @@ from profiler_wrapper.trace.spans import SPAN_KINDS
 # - `labels`: label, name, "group": a number for each communication in each group. A send and its receive are one.
 # - `labels_of_names`: key, label: of each name in each group as spans have it.
 # - `communications`: rank, step, label, sequence, start_ns, duration_ns, bytes, overlapped_ns, on_main.
-#
-# `match_collectives` adds `matched`: a row for each collective, send or receive that two ranks or more have.
+# - `matched`: label, step, sequence of each collective, send or receive that two ranks or more have; size,
+#   shortest_ns, shorter_by_ns, shortest_rank.
 #
 # Rows are added up there, so that an answer has the size of ranks times steps, never that of the spans.
 
+ON_MAIN = "(m.thread IS NULL OR s.thread IS NULL OR s.thread = m.thread)"  # span s, and m of main_threads
 _SENDS = re.compile(r"(?i)(^|[^a-z])(i?)(send|recv|receive)(?![a-z])")
 
 
@@ -55,9 +56,15 @@ def prepare(database: Database) -> None:
     database.execute(
         f"""CREATE OR REPLACE TABLE communications AS
         SELECT s.rank, s.step, l.label, s.sequence, s.start_ns, s.duration_ns, s.bytes, s.overlapped_ns,
-            (m.thread IS NULL OR s.thread IS NULL OR s.thread = m.thread) AS on_main
+            {ON_MAIN} AS on_main
         FROM spans s JOIN labels_of_names l ON l.key = {label_key("s")} LEFT JOIN main_threads m ON m.rank = s.rank
         WHERE s.kind = 'communication' AND s.step IS NOT NULL"""
+    )
+    database.execute(
+        """CREATE OR REPLACE TABLE matched AS
+        SELECT label, step, sequence, count(*) AS size, min(duration_ns) AS shortest_ns,
+            median(duration_ns) - min(duration_ns) AS shorter_by_ns, arg_min(rank, (duration_ns, rank)) AS shortest_rank
+        FROM communications WHERE sequence IS NOT NULL GROUP BY label, step, sequence HAVING count(*) > 1"""
     )
 
 
@@ -77,15 +84,9 @@ def common_name(name: str) -> str:
 def match_collectives(database: Database) -> model.Arrivals | None:
     """Match collectives across ranks by name, group, step and number: who came last to each.
 
-    The shortest duration over the ranks of a collective is its transfer: who came last did not wait. Adds the table
-    `matched` to a database that is prepared. None where no two ranks have a collective in common.
+    The shortest duration over the ranks of a collective is its transfer: who came last did not wait. Of a database
+    that is prepared. None where no two ranks have a collective in common.
     """
-    database.execute(
-        """CREATE OR REPLACE TABLE matched AS
-        SELECT label, step, sequence, count(*) AS size, min(duration_ns) AS shortest_ns,
-            median(duration_ns) - min(duration_ns) AS shorter_by_ns, arg_min(rank, (duration_ns, rank)) AS shortest_rank
-        FROM communications WHERE sequence IS NOT NULL GROUP BY label, step, sequence HAVING count(*) > 1"""
-    )
     rows = to_arrays(database, "SELECT * FROM matched JOIN labels USING (label) ORDER BY step, label, sequence")
     if not len(rows["step"]):
         return None
@@ -112,10 +113,7 @@ _NO_TRANSFER = "bandwidth: no two ranks tell of one of these, so its transfer ca
 
 
 def communication(database: Database) -> tuple[model.CommunicationRow, ...]:
-    """Each collective, send and receive in each group, over all ranks and steps; what takes longest first.
-
-    Of a database in which collectives are matched.
-    """
+    """Each collective, send and receive in each group, over all ranks and steps; what takes longest first."""
     rows = to_rows(
         database,
         """SELECT l.name, l."group", c.ranks AS size, coalesce(m.instances, c.instances) AS instances,
@@ -162,8 +160,6 @@ _BITS = 126 // (len(_ON_MAIN) + len(_BESIDE))
 
 def self_times(database: Database, *, basis: Basis = "cpu") -> SelfTimes:
     """What each rank did itself in each step, see `SelfTimes`; of a database that is prepared."""
-    if not has_table(database, "matched"):
-        match_collectives(database)
     duration = "coalesce(device_ns, duration_ns)" if basis == "device" else "duration_ns"
     sums = ", ".join(
         f"coalesce(sum({time}) FILTER (kind = '{kind}'), 0)::DOUBLE AS {kind}_ns"
@@ -247,27 +243,22 @@ def self_times(database: Database, *, basis: Basis = "cpu") -> SelfTimes:
 
 def _sweep(database: Database, grid: Grid, own: Float, beside: Float, duration: str) -> None:
     """Steps in which spans overlap: each moment goes to one kind, the first of those that run, as `_ON_MAIN` has it."""
-    counters = {("main", kind): place for place, kind in enumerate(_ON_MAIN)}
-    counters |= {("beside", kind): len(_ON_MAIN) + place for place, kind in enumerate(_BESIDE)}
-    weights = {place: 1 << (_BITS * place) for place in counters.values()}
-    on_main = "(m.thread IS NULL OR s.thread IS NULL OR s.thread = m.thread)"
-
-    def cases(where: str, kinds: tuple[str, ...]) -> str:
-        whens = " ".join(f"WHEN '{kind}' THEN {weights[counters[where, kind]]}::HUGEINT" for kind in kinds)
-        return f"CASE s.kind {whens} END"
-
-    weight = f"CASE WHEN {on_main} THEN {cases('main', _ON_MAIN)} ELSE {cases('beside', _BESIDE)} END"
-    running = " ".join(
-        f"WHEN (running // {weights[place]}) % {1 << _BITS} > 0 THEN {place}" for place in sorted(counters.values())
+    counted = [(True, kind) for kind in _ON_MAIN] + [(False, kind) for kind in _BESIDE]  # whether on the main thread
+    weights = [1 << (_BITS * place) for place in range(len(counted))]
+    whens = " ".join(
+        f"WHEN {'' if on_main else 'NOT '}{ON_MAIN} AND s.kind = '{kind}' THEN {weight}::HUGEINT"
+        for (on_main, kind), weight in zip(counted, weights, strict=True)
     )
-    relevant = f"kind <> 'step' AND {_RELEVANT}"
+    running = " ".join(
+        f"WHEN (running // {weight}) % {1 << _BITS} > 0 THEN {place}" for place, weight in enumerate(weights)
+    )
     for first, last in _rank_ranges(database):
         found = to_arrays(
             database,
             f"""WITH relevant AS (
                 SELECT s.rank, s.step, greatest(s.start_ns, w.begin_ns) AS begin_ns,
-                    least(s.start_ns + s.duration_ns, w.end_ns) AS end_ns, {weight} AS weight
-                FROM (SELECT * FROM spans WHERE {relevant} AND rank BETWEEN {first} AND {last}) s
+                    least(s.start_ns + s.duration_ns, w.end_ns) AS end_ns, CASE {whens} END AS weight
+                FROM (SELECT * FROM spans WHERE kind <> 'step' AND {_RELEVANT} AND rank BETWEEN {first} AND {last}) s
                 JOIN (SELECT * FROM step_windows WHERE overlapping) w USING (rank, step)
                 LEFT JOIN main_threads m ON m.rank = s.rank),
             counted AS (SELECT * FROM relevant WHERE weight IS NOT NULL AND end_ns > begin_ns),
@@ -281,12 +272,11 @@ def _sweep(database: Database, grid: Grid, own: Float, beside: Float, duration: 
             SELECT rank, step, CASE {running} ELSE -1 END AS place, sum(length_ns)::DOUBLE AS length_ns
             FROM moments WHERE length_ns > 0 GROUP BY ALL""",
         )
-        names = {place: key for key, place in counters.items()}
-        places = grid.places(found)
-        for place, (where, kind) in names.items():
+        step, rank = grid.places(found)
+        for place, (on_main, kind) in enumerate(counted):
             chosen = found["place"] == place
-            target = beside if (where, kind) == ("beside", "communication") else own[:, :, SELF_KINDS.index(kind)]
-            np.add.at(target, (places[0][chosen], places[1][chosen]), found["length_ns"][chosen])
+            target = own[:, :, SELF_KINDS.index(kind)] if on_main or kind != "communication" else beside
+            np.add.at(target, (step[chosen], rank[chosen]), found["length_ns"][chosen])
     if "device_ns" in duration:  # compute by the device's time, where a rank's spans have it
         sums = to_arrays(
             database,
@@ -502,17 +492,15 @@ def account(own: SelfTimes) -> model.Accounting:
     known = np.isfinite(parts).all(axis=2)
     up_to = np.cumsum(np.rint(np.where(known[:, :, None], parts, 0.0)).astype(np.int64), axis=2)
     up_to[~known] = -1
-    for place, stage in enumerate(stages):
-        members = np.flatnonzero(own.stages == stage)
-        times = up_to[:, members]
+    for place, members in enumerate(comparable(own)):
+        times, there = up_to[:, members], known[:, members]
         leader = times.argmax(axis=1)  # (S, K)
         most = np.take_along_axis(times, leader[:, None], axis=1)[:, 0]
-        present = known[:, members].any(axis=1)
-        held[:, place] = np.where(present[:, None], np.diff(most, axis=1, prepend=0), 0)
+        present = there.any(axis=1)[:, None]
+        held[:, place] = np.where(present, np.diff(most, axis=1, prepend=0), 0)
         # Ranks that have all taken equally long have no slowest.
-        there = known[:, members]
         equal = ((times == most[:, None]) | ~there[:, :, None]).all(axis=1) & (there.sum(axis=1) > 1)[:, None]
-        holder[:, place] = np.where(present[:, None] & ~equal, own.ranks[members][leader], -1)
+        holder[:, place] = np.where(present & ~equal, own.ranks[members][leader], -1)
     return model.Accounting(
         stages=stages.astype(np.int64), steps=own.steps, kinds=(*own.kinds, WAITING), held_ns=held, holder=holder
     )
@@ -531,7 +519,7 @@ def score(own: SelfTimes, *, window: int | None = None) -> model.Scores:
     """Scores over windows of `window` steps; by default a hundred windows at most, six at least where steps suffice."""
     steps = len(own.steps)
     width = window or max(1, min(10, steps // _FEWEST_WINDOWS), -(-steps // _MOST_WINDOWS))
-    count = steps // width if steps >= width else 0
+    count = steps // width
     times = own.self_ns.sum(axis=2)[: count * width].reshape(count, width, len(own.ranks))
     typical = median(times, axis=1)  # (W, R)
     relative = np.full_like(typical, np.nan)
@@ -561,8 +549,6 @@ def _ratio(best: Float, now: Float) -> Float:
 def _flagged(scores: Float) -> Bool:
     """Under SLOW in three windows in a row."""
     low = scores < SLOW  # nan is not
-    if len(low) < WINDOWS:
-        return np.zeros(scores.shape[1], dtype=np.bool_)
     runs = np.logical_and.reduce([low[at : len(low) - WINDOWS + 1 + at] for at in range(WINDOWS)])
     return np.asarray(runs.any(axis=0))
 

@@ -27,7 +27,6 @@ _OWN = re.compile(r"(?:^|/)profiler_wrapper/(?:capture/|\w+\.py)")
 _COMPILED = re.compile(r"/torchinductor_[^/]*/")
 _GENERATED = "<eval_with_key"  # by torch.fx
 _PLUMBING = ("torch/nn/modules/module.py", "torch/nn/modules/container.py", "torch/utils/_", "torch/_", "torch/fx/")
-_KEPT_DIRECTORIES = 1  # of the path of a file that is not installed
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -113,7 +112,7 @@ def short_file(file: str) -> str:
     file = file.replace("\\", "/")
     if match := _TORCH.search(file) or _INSTALLED.match(file):
         return match[1]
-    return "/".join(file.split("/")[-1 - _KEPT_DIRECTORIES :])
+    return "/".join(file.split("/")[-2:])
 
 
 # -- the rows, in bytes and microseconds since 1970 -------------------------------------------------
@@ -360,30 +359,26 @@ class _Stacks:
 def _device(number: int, segments: Sequence[Segment], events: AllocatorEvents | None, stacks: _Stacks) -> DeviceMemory:
     held = [block for segment in segments for block in segment.blocks if block.state == "allocated"]
     of_stacks, sizes = (np.array([getattr(one, name) for one in held], np.int64) for name in ("stack", "size_bytes"))
-    owners, sums = stacks.owners(of_stacks, sizes), _sums(segments)
+    sums = _sums(segments)
     return DeviceMemory(
         device=number,
         **sums,
         rounding_bytes=sum(block.size_bytes - block.requested_bytes for block in held),
         blocks=len(held),
         pools=_pools(segments),
-        owners=owners,
-        history=_history(events, segments, sums["reserved_bytes"], stacks)
-        if events is not None and len(events)
-        else None,
+        owners=stacks.owners(of_stacks, sizes),
+        history=_history(events, segments, sums["reserved_bytes"], stacks) if events else None,
     )
 
 
-def _sums(segments: Iterable[Segment]) -> dict[str, int]:
+def _sums(segments: Sequence[Segment]) -> dict[str, int]:
     """The fields of `Reserved`."""
     sizes: dict[str, list[int]] = {"allocated": [], "awaiting_free": [], "free": []}
-    reserved = 0
-    for segment in segments:
-        reserved += segment.size_bytes
-        for block in segment.blocks:
-            sizes[block.state].append(block.size_bytes)
+    for block in (block for segment in segments for block in segment.blocks):
+        sizes[block.state].append(block.size_bytes)
     sums = {f"{state}_bytes": sum(of_state) for state, of_state in sizes.items()}
-    return {"reserved_bytes": reserved, **sums, "largest_free_bytes": max(sizes["free"], default=0)}
+    sums["reserved_bytes"] = sum(segment.size_bytes for segment in segments)
+    return {**sums, "largest_free_bytes": max(sizes["free"], default=0)}
 
 
 def _pools(segments: Iterable[Segment]) -> tuple[PoolMemory, ...]:
@@ -391,18 +386,10 @@ def _pools(segments: Iterable[Segment]) -> tuple[PoolMemory, ...]:
     for segment in segments:
         pool = segment.pool or (0, 0)
         groups[pool, segment.stream, segment.kind, bool(segment.expandable)].append(segment)
-    rows = []
-    for (pool, stream, kind, expandable), members in groups.items():
-        rows.append(
-            PoolMemory(
-                pool=pool,
-                stream=stream,
-                kind=kind,
-                expandable=expandable,
-                segments=len(members),
-                **_sums(members),
-            )
-        )
+    rows = [
+        PoolMemory(pool=pool, stream=stream, kind=kind, expandable=expandable, segments=len(members), **_sums(members))
+        for (pool, stream, kind, expandable), members in groups.items()
+    ]
     return tuple(sorted(rows, key=lambda row: -row.reserved_bytes))
 
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal, NoReturn
+from typing import Annotated, Any, BinaryIO, NoReturn
 
 import msgspec
 import numpy as np
@@ -25,8 +25,6 @@ from profiler_wrapper.trace.recording import Int64
 from profiler_wrapper.units import file_size
 
 # -- what a snapshot holds ------------------------------------------------------------------------
-
-BlockState = Literal["allocated", "awaiting_free", "free"]
 
 # What an entry of a history says, by the number that stands for it in `AllocatorEvents.action`.
 ACTIONS = (
@@ -62,7 +60,7 @@ class Block(msgspec.Struct, rename={"size_bytes": "size", "requested_bytes": "re
     size_bytes: _Size  # given
     address: _Int = UNKNOWN  # behind the block before it, where the file does not say
     requested_bytes: _Int = UNKNOWN  # asked for
-    state: str = ""  # a BlockState
+    state: str = ""  # "allocated", "awaiting_free" or "free"; in the file as torch writes it
     stack: Any = None  # into MemorySnapshot.stacks; in the file the frames
 
 
@@ -220,7 +218,7 @@ def _limited_memory(file_bytes: int) -> Iterator[None]:
 
 # -- what torch writes, and what becomes of it ----------------------------------------------------
 
-_STATES: dict[str, BlockState] = {
+_STATES = {
     "active_allocated": "allocated",
     "active_pending_free": "awaiting_free",  # as torch writes it
     "active_awaiting_free": "awaiting_free",  # as torch documents it

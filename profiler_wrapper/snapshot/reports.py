@@ -146,13 +146,9 @@ def _details(
         if one.history is not None:
             yield from wrap(_peak_line(one.history), width, 2)
         if at_failure is None or one.history is None or at_failure.moment.state < one.history.entries:
-            yield from _now(one, width, most["now"], unicode)
-
-
-def _now(one: DeviceMemory, width: int, most: int, unicode: bool) -> Iterator[str]:
-    yield ""
-    yield f"Now: {_mib(one.allocated_bytes)} in {one.blocks} blocks (as given), by the line that asked for them"
-    yield from _owner_table(one.owners, one.allocated_bytes, width, most, unicode)
+            yield ""
+            yield f"Now: {_mib(one.allocated_bytes)} in {one.blocks} blocks (as given), by the line that asked for them"
+            yield from _owner_table(one.owners, one.allocated_bytes, width, most["now"], unicode)
 
 
 def _held(one: DeviceMemory) -> str:
@@ -228,8 +224,7 @@ def _whole_stacks(owners: Sequence[MemoryOwner], when: str) -> Iterator[str]:
 
 
 def _note_lines(report: AllocatorReport, unicode: bool, width: int, most: int) -> list[str]:
-    lines = [line for note in report.notes for line in wrap(f"note: {clean(note, unicode=unicode)}", width, 2)]
-    return lines[:most]
+    return [line for note in report.notes for line in wrap(f"note: {clean(note, unicode=unicode)}", width, 2)][:most]
 
 
 def _mib(size_bytes: int | None) -> str:

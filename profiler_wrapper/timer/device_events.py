@@ -100,9 +100,6 @@ class EventPool:
         self._pending: deque[tuple[Event, Event, Callable[[int | None], None]]] = deque()
         self._lock = threading.RLock()  # a signal's handler may dump what the thread it stopped is reading
 
-    def __len__(self) -> int:
-        return len(self._pending)
-
     def record(self) -> Event | None:
         """An event behind what the device was given so far; None: it is not in use, captures a graph, or is too far
         behind."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from time import perf_counter_ns
@@ -38,18 +38,12 @@ _MOST_VALUES = 64  # of a call, and of a list or mapping in it, that are looked 
 # --- which modules are timed ---
 
 
+@dataclass(slots=True, eq=False)
 class TimedModule:
-    """A block, or a module beside the blocks, as an embedding, a norm, the head.
+    """A block, or a module beside the blocks, as an embedding, a norm, the head."""
 
-    Attributes:
-        name: as the plain model has it.
-        calls: in this step, recomputed ones left out.
-    """
-
-    __slots__ = ("calls", "name")
-
-    def __init__(self, name: str) -> None:
-        self.name, self.calls = name, 0
+    name: str  # as the plain model has it
+    calls: int = 0  # in this step, recomputed ones left out
 
 
 _ById = dict[int, "tuple[weakref.ref[nn.Module], TimedModule]"]
@@ -167,35 +161,21 @@ def only_accumulates(node: Any) -> bool:
 # --- what is noted of a step ---
 
 
+@dataclass(slots=True, eq=False)
 class Call:
-    """One call of a timed module: a span of forward, and what the hooks in its graph belong to. Holds no tensor.
+    """One call of a timed module: a span of forward, and what the hooks in its graph belong to. Holds no tensor."""
 
-    Attributes:
-        microbatch: the forward of the step that it belongs to, from 0.
-        phase: what the step's parts returned for it; None: nothing.
-        recomputed: in the backward.
-        for_node: only a module in it was called, by one that computes its forward again without being called: the
-            number of the node in the graph that it does so for; None: it was called itself.
-        inputs: that have a gradient.
-    """
-
-    __slots__ = ("begin", "end", "for_node", "inputs", "microbatch", "module", "phase", "recomputed", "thread")
-
-    def __init__(
-        self,
-        module: TimedModule,
-        microbatch: int,
-        phase: object | None,
-        thread: int,
-        *,
-        recomputed: bool = False,
-        for_node: int | None = None,
-    ) -> None:
-        self.module, self.microbatch, self.phase, self.thread = module, microbatch, phase, thread
-        self.recomputed, self.for_node = recomputed, for_node
-        self.begin: Moment = (0, None)
-        self.end: Moment | None = None
-        self.inputs: Known = []
+    module: TimedModule
+    microbatch: int  # the forward of the step that it belongs to, from 0
+    phase: object | None  # what the step's parts returned for it; None: nothing
+    thread: int
+    recomputed: bool  # in the backward
+    # Only a module in it was called, by one that computes its forward again without being called: the number of the
+    # node in the graph that it does so for; None: it was called itself.
+    for_node: int | None
+    begin: Moment = (0, None)
+    end: Moment | None = None
+    inputs: Known = field(default_factory=list)  # that have a gradient
 
 
 @dataclass(slots=True)
@@ -245,15 +225,13 @@ _Record = tuple[int, "Call | None", Moment]
 _task_id = torch._C._current_graph_task_id
 
 
+@dataclass(slots=True, eq=False)
 class EngineRun:
-    """One run of the autograd engine, with those that were started within it. `backward`: the step's how-manieth."""
+    """One run of the autograd engine, with those that were started within it."""
 
-    __slots__ = ("backward", "finished", "records")
-
-    def __init__(self, backward: int) -> None:
-        self.backward = backward
-        self.finished = False
-        self.records: list[_Record] = []
+    backward: int  # the step's how-manieth
+    finished: bool = False
+    records: list[_Record] = field(default_factory=list)
 
 
 def _spans_of(records: list[_Record]) -> Iterator[Span]:
@@ -425,7 +403,7 @@ class LayerSpans(Listener):
             if timed is None or not self._is_here() or not self._has_room():
                 return phase
             times = parts.entered.get("backward" if recomputed else "forward", 0)
-            call = Call(timed, times - 1, phase, here.thread, recomputed=recomputed, for_node=for_node)
+            call = Call(timed, times - 1, phase, here.thread, recomputed, for_node)
             if not recomputed:
                 timed.calls += 1
             if for_node is None:

@@ -33,8 +33,9 @@ from profiler_wrapper.timer.device_events import (
 )
 from profiler_wrapper.timer.layer_spans import LayerSpans, Span, StepSpans, Wait
 from profiler_wrapper.timer.log import SpanLog, SpanPlace, span_log, text_line, text_name
+from profiler_wrapper.timer.spans import weakly
 from profiler_wrapper.timer.steps import Boundaries, Breakdown
-from profiler_wrapper.timer.timer import harmless, weakly
+from profiler_wrapper.timer.timer import harmless
 
 # --- a step as spans: the step, its parts, the layers in them, and the waits for other ranks in all of these ---
 
@@ -89,17 +90,9 @@ def _parts(step: SeenStep, numbered: bool) -> Iterator[Span]:
             seen[part] += 1
         for end, group in step.seen.ends if part == "backward" else ():
             if group is not None and span.begin[0] <= end[0] <= span.end[0]:
-                yield Span(
-                    "communication",
-                    AFTER_BACKWARD,
-                    end,
-                    span.end,
-                    step.thread,
-                    depth=1,
-                    parent=part,
-                    sequence=sequence,
-                    group=group,
-                )
+                rest = Span("communication", AFTER_BACKWARD, end, span.end, step.thread, sequence=sequence, group=group)
+                rest.depth, rest.parent = 1, part
+                yield rest
                 sequence += 1
                 span.waiting_ns = span.end[0] - end[0]
         yield span
@@ -150,11 +143,7 @@ def _finder(spans: Iterable[Span]) -> Callable[[Wait], Span | None]:
 
 
 def _write_step(log: SpanLog, step: SeenStep) -> None:
-    """Lines of a step that the device has come to the end of; what it has not come to has no time there.
-
-    Raises:
-        OSError: the files cannot be made.
-    """
+    """Lines of a step that the device has come to the end of; what it has not come to has no time. Raises OSError."""
     now = perf_counter_ns()
     if now >= log.look_at:
         log.look(now)
@@ -187,10 +176,9 @@ def _write_step(log: SpanLog, step: SeenStep) -> None:
 @functools.lru_cache(maxsize=4096)
 def _fixed(kind: str, name: str, layer: str | None, depth: int, parent: str | None) -> tuple[bytes, bytes]:
     """What of its line of text, and of its JSON line, is the same in each step."""
-    fields: dict[str, Any] = {"name": name, "kind": kind}
-    if layer is not None:
-        fields["layer"] = layer
-    fields |= {"depth": depth, "parent": parent}
+    fields = {"name": name, "kind": kind, "layer": layer, "depth": depth, "parent": parent}
+    if layer is None:
+        del fields["layer"]
     return text_name(name), msgspec.json.encode(fields)[1:-1] + b","
 
 
@@ -228,13 +216,9 @@ class LayerWatch:
         self._stages = max(1, len(stages))
         # What a schedule calls are its stages' modules; nobody else holds this list. A model is not held.
         self._called = None if isinstance(model, nn.Module) else nn.ModuleList(stage.module for stage in stages)
+        called = model if isinstance(model, nn.Module) else self._called
         self.parts = self.layers.parts = Breakdown(
-            mark,
-            on_failure,
-            model=model if isinstance(model, nn.Module) else self._called,
-            optimizers=optimizers,
-            notices=notices,
-            listener=self.layers,
+            mark, on_failure, model=called, optimizers=optimizers, notices=notices, listener=self.layers
         )
         self._waiting: deque[SeenStep] = deque()
         self._log = span_log(_with_coordinates(place, model), notices)
@@ -262,8 +246,7 @@ class LayerWatch:
         self.layers.stop()
         self.parts.stop()
         self.pass_on(everything=True)
-        if self._log.owner is not None:
-            self._log.flush()
+        self._log.flush()
         self._log.release()
 
     def flush(self) -> Path | None:

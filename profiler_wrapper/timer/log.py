@@ -473,12 +473,7 @@ class SpanLog:
     def release(self) -> None:
         """One of its users is done; the last one flushes, and lets go of the files."""
         self.users -= 1
-        if self.users <= 0:
-            self.close()
-
-    def close(self) -> None:
-        """Flush, and let go of the files."""
-        if self.closed:
+        if self.users > 0 or self.closed:
             return
         self.flush()
         self.closed = True

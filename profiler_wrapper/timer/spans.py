@@ -155,9 +155,10 @@ class SpanRecorder:
         self._notices, self._device, self._watch_garbage = notices, device, watch_garbage
         self.log = span_log(place, notices)
         self._garbage: Any = None  # in gc.callbacks
-        self._reset()
+        self.reset()
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
+        """As before the first span, also in a forked child: it has none of the parent's spans, and no device."""
         self.here = _Local()
         self._stacks: dict[int, weakref.ref[Stack]] = {}
         self.events: EventPool | None = None
@@ -167,10 +168,6 @@ class SpanRecorder:
         self._step = b"null"  # as JSON lines have it
         self._step_begin_ns: int | None = None
         self._sequences: dict[bytes, dict[Any, Iterator[int]]] = {}  # of communication, by step
-
-    def after_fork(self) -> None:
-        """In the child: the parent's spans are not its own, and it has no device."""
-        self._reset()
 
     # --- begin and end ---
 
@@ -227,15 +224,14 @@ class SpanRecorder:
             self.log.number_lines(0)
         self._steps_begun = True
         if self._number is not None and self._step_begin_ns is not None:
-            stack = self.here.stack
-            self._write("step", self._step_begin_ns, now, within=None if stack is None else stack[0])
+            self._write("step", self._step_begin_ns, now, within=0)
         self._step_begin_ns = now
         self._set_step(number if number is not None else 0 if self._number is None else self._number + 1)
 
     def watch_garbage(self) -> None:
         """The pauses of the garbage collector are spans from now on."""
         if self._garbage is None:
-            self._garbage = _pauses(weakref.WeakMethod(self._pause))
+            self._garbage = _pauses(weakly(self._pause))
             gc.callbacks.append(self._garbage)
 
     def dump(self) -> Path | None:
@@ -282,23 +278,23 @@ class SpanRecorder:
         if self._watch_garbage:
             self.watch_garbage()
         if multiprocessing.parent_process() is not None:  # such a process ends without the functions of atexit
-            multiprocessing.util.Finalize(None, _dump, (weakref.ref(self),), exitpriority=10)
+            multiprocessing.util.Finalize(None, weakly(self.dump), exitpriority=10)
 
     def _take_elsewhere(self, wanted: Any) -> OpenSpan | None:
         """Remove the span of that name that was begun last on another thread, or exactly that one."""
         mine, name = self.here.stack, str(wanted)
         stacks = [stack for reference in list(self._stacks.values()) if (stack := reference()) is not None]
         found = [
-            (span.begin_ns, number, span)
-            for number, stack in enumerate(stacks)
+            (span, stack)
+            for stack in reversed(stacks)
             if stack is not mine
             for span in stack[1:]
             if span is wanted or span.label.name == name
         ]
         if not found:
             return None
-        _, number, span = max(found, key=lambda one: one[:2])
-        return stacks[number].remove_span(span)
+        span, stack = max(found, key=lambda one: one[0].begin_ns)
+        return stack.remove_span(span)
 
     def _drop_left_open(self, stack: Stack, name: str) -> None:
         """Forget spans that nobody stopped: of that name and a step before, or all where there are too many."""
@@ -379,9 +375,10 @@ class SpanRecorder:
 
         events.add(span.event, last, write_device_time)
 
-    def _write(self, name: str, begin_ns: int, end_ns: int, *, within: OpenSpan | None) -> None:
-        """A span that nobody began, as a step."""
-        span = OpenSpan(_label(name), within, True, _NOTHING)
+    def _write(self, name: str, begin_ns: int, end_ns: int, *, within: int) -> None:
+        """A span that nobody began, as a step, within that one of the thread's stack."""
+        stack = self.here.stack
+        span = OpenSpan(_label(name), None if stack is None else stack[within], True, _NOTHING)
         span.begin_ns = begin_ns
         self._end(span, end_ns)
 
@@ -398,14 +395,23 @@ class SpanRecorder:
 
     def _pause(self, begin_ns: int, end_ns: int) -> None:
         """A pause of the garbage collector, on this thread."""
-        if self.log.owner is None:  # there are no files yet, or this thread is just making them
-            return
-        stack = self.here.stack
-        self._write("gc", begin_ns, end_ns, within=None if stack is None else stack[-1])
+        if self.log.owner is not None:  # else there are no files yet, or this thread is just making them
+            self._write("gc", begin_ns, end_ns, within=-1)
 
 
-def _pauses(long_pause: weakref.WeakMethod[Callable[[int, int], None]]) -> Callable[[str, dict[str, Any]], None]:
-    """For `gc.callbacks`: calls `long_pause()(begin_ns, end_ns)` after each long one, on the thread that had it."""
+def weakly(method: Callable[..., object]) -> Callable[..., None]:
+    """Calls a method of an object that may be gone, and does not hold it."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> None:
+        if (there := reference()) is not None:
+            there(*args)
+
+    return call
+
+
+def _pauses(long_pause: Callable[[int, int], None]) -> Callable[[str, dict[str, Any]], None]:
+    """For `gc.callbacks`: calls `long_pause(begin_ns, end_ns)` after each long one, on the thread that had it."""
     begin_ns = 0
 
     def heard(phase: str, info: dict[str, Any]) -> None:
@@ -413,8 +419,8 @@ def _pauses(long_pause: weakref.WeakMethod[Callable[[int, int], None]]) -> Calla
         now = perf_counter_ns()
         if phase == "start":
             begin_ns = now
-        elif begin_ns and now - begin_ns >= _SHORTEST_PAUSE_NS and (method := long_pause()) is not None:
-            method(begin_ns, now)
+        elif begin_ns and now - begin_ns >= _SHORTEST_PAUSE_NS:
+            long_pause(begin_ns, now)
 
     keep_dynamo_off(heard, and_below=True)  # it may be called in the midst of a function that is compiled
     return heard
@@ -426,9 +432,3 @@ def _ended_by() -> str | None:
         return None
     error = getattr(sys, "last_type", None)  # of what nobody caught
     return error.__name__ if isinstance(error, type) else None
-
-
-def _dump(recorder: weakref.ref[SpanRecorder]) -> None:
-    there = recorder()
-    if there is not None:
-        there.dump()

@@ -402,14 +402,13 @@ class Breakdown(scopes.Listener):
         mark: Callable[[], Mark],
         on_failure: Callable[[str, Exception], None],
         *,
-        model: nn.Module | None = None,
-        optimizers: Sequence[Any] = (),
-        notices: Notices | None = None,
+        model: nn.Module | None,
+        optimizers: Sequence[Any],
+        notices: Notices,
         listener: scopes.Listener | None = None,
     ) -> None:
         self._listener = self if listener is None else listener
-        self._mark, self._on_failure = mark, on_failure
-        self._notices = notices or Notices()
+        self._mark, self._on_failure, self._notices = mark, on_failure, notices
         self._model = None if model is None else weakref.ref(model)
         self._inside: set[int] = set()  # the ids of the modules in the model
         self._outside: set[int] = set()  # those of others, such as a teacher

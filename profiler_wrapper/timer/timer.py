@@ -42,17 +42,6 @@ def harmless(method: Function) -> Function:
     return cast(Function, guarded)
 
 
-def weakly(method: Callable[..., None]) -> Callable[..., None]:
-    """Calls a method of an object that may be gone, and does not hold it."""
-    reference = weakref.WeakMethod(method)
-
-    def call(*args: Any) -> None:
-        if (there := reference()) is not None:
-            there(*args)
-
-    return call
-
-
 _timers: weakref.WeakSet[Timer] = weakref.WeakSet()
 
 
@@ -245,7 +234,7 @@ class Timer:
 
     def after_fork(self) -> None:
         """In a forked child, which writes files of its own."""
-        self._recorder.after_fork()
+        self._recorder.reset()
 
     def _failed(self, what: str, error: Exception) -> None:
         """Something has failed: one warning, and the timer is off."""

@@ -58,8 +58,7 @@ def bars(axes: Axes, kind: str) -> list[tuple[float, float, float]]:
 
 def test_timeline_lanes(job: Job) -> None:
     database, report = job
-    steps = drawn_steps(report)
-    (axes,) = timeline_figure(report, read_timeline(report, database, [0, 1, 2, 3], steps, pixels=PIXELS)).axes
+    (axes,) = timeline_figure(report, read_timeline(report, database, [0, 1, 2, 3], pixels=PIXELS)).axes
     forward = bars(axes, "forward")
     assert len(forward) == 4 * 3
     assert [bar for bar in forward if bar[0] == 0] == [(0, 2.0, 12.0), (0, 102.0, 112.0), (0, 202.0, 212.0)]
@@ -127,8 +126,7 @@ def test_without_transfers_communication_is_one_bar(tmp_path: Path) -> None:
         writer.writeheader()
         writer.writerows(rows)
     with open_ranks(table) as (loaded, report):
-        steps = drawn_steps(report)
-        drawn = read_timeline(report, loaded.database, [0, 1], steps, pixels=PIXELS)
+        drawn = read_timeline(report, loaded.database, [0, 1], pixels=PIXELS)
         (axes,) = timeline_figure(report, drawn).axes
     assert not bars(axes, "waiting")
     assert bars(axes, "communication")[0] == (0, 12.0, 80.0)

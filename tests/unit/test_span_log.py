@@ -72,7 +72,7 @@ def test_device_times_are_filled_in_where_their_lines_are(log: SpanLog, tmp_path
         number: 10**9 + number for number in range(0, 3000, 777)
     }
     assert len(rows) == 3000
-    log.close()
+    log.release()
 
 
 def test_a_file_that_somebody_cut_goes_on_and_holds_whole_lines(log: SpanLog, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_file_that_somebody_cut_goes_on_and_holds_whole_lines(log: SpanLog, tm
     lines_of(tmp_path).write_bytes(b"")
     log.write((), (b'{"name":"y"}\n',), is_header=True)
     log.fill_in(ends[0], line, 7)
-    log.close()
+    log.release()
     assert [json.loads(one)["name"] for one in lines_of(tmp_path).read_text().splitlines()[:1]] == ["y"]
     assert "7 " not in lines_of(tmp_path).read_text()
 
@@ -131,7 +131,7 @@ def test_a_thread_that_hangs_in_a_write_holds_up_no_other(
     log.fill_in(end, line, 7)
     log.number_lines(0)
     log.set_place(SpanPlace(output_dir=tmp_path, rank=1, world_size=2))
-    log.close()
+    log.release()
     took_s = time.monotonic() - begin
     go_on.set()
     thread.join()
