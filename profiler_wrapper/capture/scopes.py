@@ -38,7 +38,7 @@ from profiler_wrapper.capture.layers import (
     selector,
     takes,
 )
-from profiler_wrapper.capture.requests import Request, Requests
+from profiler_wrapper.capture.requests import Requests
 from profiler_wrapper.capture.routed_tokens import RoutedTokens, experts_in
 from profiler_wrapper.capture.torch_state import (
     capturing,
@@ -287,7 +287,6 @@ class LayerScopes(Listener):
         in_pipeline: `model` is a stage of a pipeline, whose layers may say which they are of the whole model.
         on_root_enter: called before an outermost call of a root, outside of its mark, on the calling thread. Not
             called for what backward recomputes.
-        on_request_begin, on_request_end: called around each outermost `generate` or pipeline, on the calling thread.
 
     Raises:
         WrongUse: `model` holds no module, or `layers` is no selection.
@@ -302,8 +301,6 @@ class LayerScopes(Listener):
         layers: Selection = "auto",
         in_pipeline: bool = False,
         on_root_enter: Callable[[RootCall], None] | None = None,
-        on_request_begin: Callable[[Request], None] = lambda request: None,
-        on_request_end: Callable[[Request], None] = lambda request: None,
     ) -> None:
         selector(layers)  # raises for what is none
         self.warnings: list[str] = []
@@ -319,12 +316,7 @@ class LayerScopes(Listener):
         self._targets: dict[tuple[str, str], _Target] = {}  # by root and path, in model order
         self._plain: set[type] = set()  # classes that wrap nothing
         self._thread = _OpenCalls()
-        self._requests = Requests(
-            model,
-            is_part=lambda module: id(module) in self._entrances,
-            on_begin=on_request_begin,
-            on_end=on_request_end,
-        )
+        self.requests = Requests(model, is_part=lambda module: id(module) in self._entrances)
         self._routed = RoutedTokens()
 
     def _roots_in(self, model: object, in_pipeline: bool) -> tuple[Root, ...]:
@@ -352,13 +344,13 @@ class LayerScopes(Listener):
             self.warnings.append(f"layers={self._select!r} selects no module below the root")
         self._attached = True
         listen(self)
-        self._requests.install()
+        self.requests.install()
 
     def detach(self) -> None:
         """Stop marking and leave no trace in the process. Does nothing if not attached."""
         if self._attached:
             self._attached = False
-            self._requests.remove()
+            self.requests.remove()
             stop_listening(self)
             self.end_marks()
             self._plain.clear()
@@ -443,8 +435,8 @@ class LayerScopes(Listener):
                 label, phase = target.layer.mark.root, generation_phase(args, kwargs)
                 outermost = not open_here and not in_backward()
                 if outermost:
-                    self._requests.look(label)
-                request = self._requests.running
+                    self.requests.look(label)
+                request = self.requests.running
                 if request is not None:
                     phase = request.phase(label, phase)
                 if outermost and self._on_root_enter is not None:

@@ -308,7 +308,7 @@ class StepCounter:
         """`prof.step()` was called: from now on nothing else counts."""
         before, self.source = self.source, "prof.step()"
         if before in ("prof.step()", "nothing yet"):
-            return self._end()
+            return self.end()
         # What was counted just before the first prof.step() was the same step.
         called = self._trained if before == "optimizer" else bool(self._roots)
         return Ended.NO if self.ended == self.first + 1 and not called else self._restart()
@@ -324,7 +324,7 @@ class StepCounter:
         if self.source == "prof.step()" or optimizer != self._optimizer:
             return Ended.NO
         before, self.source = self.source, "optimizer"
-        return self._restart() if before in ("requests", "root calls") else self._end()
+        return self._restart() if before in ("requests", "root calls") else self.end()
 
     def request_ends(self, *, may_train: bool) -> Ended:
         """The outermost `generate` or pipeline has returned; `may_train`: of a model in training mode, as a rollout."""
@@ -333,7 +333,7 @@ class StepCounter:
         if may_train and self._is_micro_batch():
             return Ended.NO
         before, self.source = self.source, "requests"
-        return self._restart() if before == "root calls" else self._end()
+        return self._restart() if before == "root calls" else self.end()
 
     def root_enters(self, root: Hashable, *, gradients: bool, updated: bool = False, in_request: bool = False) -> Ended:
         """A root is about to be called; YES: the step before this call has ended.
@@ -353,7 +353,7 @@ class StepCounter:
             return Ended.NO
         else:
             self.source = "root calls"
-        ended = self._restart() if were_none else self._end()
+        ended = self._restart() if were_none else self.end()
         self._roots.add(root)
         self._trained = gradients
         return ended
@@ -364,10 +364,6 @@ class StepCounter:
         if self._waits_for_optimizer is None:
             self._waits_for_optimizer = self.optimizer_may_come()
         return self._waits_for_optimizer and self._micro_batches < MOST_MICRO_BATCHES
-
-    def end(self) -> Ended:
-        """The running step has ended, whatever counts."""
-        return self._end()
 
     def begin_anew(self) -> None:
         """What was counted were steps of another thread."""
@@ -381,7 +377,8 @@ class StepCounter:
             return True
         return self.source in ("updates", "root calls") and bool(self._roots)
 
-    def _end(self) -> Ended:
+    def end(self) -> Ended:
+        """The running step has ended, whatever counts."""
         self.ended += 1
         self._roots.clear()
         self._trained = False
@@ -390,7 +387,7 @@ class StepCounter:
     def _restart(self) -> Ended:
         """This was the first step; those before it were none."""
         self.ended = self.first
-        self._end()
+        self.end()
         return Ended.RESTART
 
 

@@ -16,7 +16,7 @@ import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import wraps
+from functools import partial, wraps
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -183,7 +183,8 @@ def in_op() -> bool:
 
     Reentrant checkpointing is one. Walks the stack: some 20 us where it is 50 frames deep.
     """
-    ops = _ENTER_AN_OP | (_forwards() if _APPLY is None else {_APPLY})
+    functions = with_subclasses(Function) if _APPLY is None else ()
+    ops = {*_ENTER_AN_OP, _APPLY, *(getattr(function.forward, "__code__", None) for function in functions)}
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code in ops:
@@ -192,14 +193,13 @@ def in_op() -> bool:
     return False
 
 
-def _forwards() -> set[CodeType]:
-    """The code of the forward of each autograd function that there is."""
-    found, waiting = set(), [Function]
+def with_subclasses(cls: Any) -> Iterator[Any]:
+    """A class, and all below it that there are."""
+    waiting = [cls]
     while waiting:
-        function = waiting.pop()
-        waiting += function.__subclasses__()
-        found.add(getattr(function.forward, "__code__", None))
-    return {code for code in found if code is not None}
+        one = waiting.pop()
+        yield one
+        waiting += one.__subclasses__()
 
 
 def generation_phase(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
@@ -310,11 +310,6 @@ _MOST_WAIT_S = 1.0  # for a call or a step on another thread
 _LOOK_EVERY_S = 0.01
 
 
-def other_threads() -> list[threading.Thread]:
-    """Those that run beside this one."""
-    return [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
-
-
 def wait_until(done: Callable[[], bool]) -> None:
     """For a moment: another thread does it with its next call or step."""
     end_s = time.monotonic() + _MOST_WAIT_S
@@ -368,37 +363,32 @@ class ThreadStarts:
 
     def __init__(self, *, before: Callable[[threading.Thread], bool], at_end: Callable[[], None]) -> None:
         self._before, self._at_end = before, at_end
-        self._original: Any = None
         self._installed: Any = None
 
     def install(self) -> None:
         """Begin to tell. Again: nothing more."""
         if self._installed is None:
-            self._original = threading.Thread.start
-            self._installed = threading.Thread.start = self._start(self._original)  # type: ignore[method-assign]
+            self._installed = threading.Thread.start = self._start(threading.Thread.start)  # type: ignore[method-assign]
 
     def remove(self) -> None:
         """Tell of no further thread. Where somebody has replaced the method since, ours stays below it, silent."""
         installed, self._installed = self._installed, None
         if installed is not None and vars(threading.Thread)["start"] is installed:
-            threading.Thread.start = self._original  # type: ignore[method-assign]
+            threading.Thread.start = installed.__wrapped__  # type: ignore[method-assign]
 
     def _start(self, original: Any) -> Any:
         @wraps(original)
         def start(thread: threading.Thread) -> None:
             # A second start raises.
             if self._installed is start and thread.ident is None and self._before(thread):
-                thread.run = self._run(thread, thread.run)  # type: ignore[method-assign]
+                thread.run = partial(self._run, thread, thread.run)  # type: ignore[method-assign]
             original(thread)
 
         return start
 
-    def _run(self, thread: threading.Thread, original: Callable[[], None]) -> Callable[[], None]:
-        def run() -> None:
-            vars(thread).pop("run", None)
-            try:
-                original()
-            finally:
-                self._at_end()
-
-        return run
+    def _run(self, thread: threading.Thread, original: Callable[[], None]) -> None:
+        vars(thread).pop("run", None)
+        try:
+            original()
+        finally:
+            self._at_end()
