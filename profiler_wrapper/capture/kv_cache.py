@@ -210,11 +210,7 @@ def _is_filled(cache: Any) -> bool:
 
 
 def _read(layer: Any, attention: str) -> Iterator[_Held]:
-    """Keys and values, then states that do not grow.
-
-    Raises:
-        TypeError: it holds what is not known.
-    """
+    """Keys and values, then states that do not grow. Raises TypeError: it holds what is not known."""
     fields, name = vars(layer), type(layer).__name__
     strange = [key for key in fields if key not in (*_KEYS, *_STATES, *_NUMBERS) and _has_tensors(fields[key])]
     if strange or not {"keys", "conv_states"} & {*fields}:

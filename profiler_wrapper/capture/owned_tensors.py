@@ -80,10 +80,7 @@ class Listing:
 
 
 def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """Where the storage of a tensor that wraps no others begins, and its bytes.
-
-    (0, 0) for one without storage, or that shares it by copy-on-write.
-    """
+    """Where the storage of a tensor that wraps no others begins, and its bytes; (0, 0) for none, or copy-on-write."""
     try:
         if torch._C._is_cow_tensor(tensor):  # type: ignore[attr-defined]
             return 0, 0
@@ -271,11 +268,7 @@ _ENDS = 16  # tensors of a state, first and last, that are asked where they lie
 
 
 def find_optimizers(given: object) -> tuple[Any, ...]:
-    """What a user calls an optimizer, or several: whatever has `param_groups`, inside of what wraps it.
-
-    Raises:
-        WrongUse: something in it has none.
-    """
+    """What a user calls an optimizer, or several: has `param_groups`, be it wrapped. Raises WrongUse: one has none."""
     if given is None:
         return ()
     several = given.values() if isinstance(given, Mapping) else given if isinstance(given, (list, tuple)) else (given,)

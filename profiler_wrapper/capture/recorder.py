@@ -231,10 +231,7 @@ class Recorder:
             self._held.before_step(optimizer)
 
     def optimizer_stepped(self, optimizer: Callable[[], Any]) -> None:
-        """Some optimizer has made a step.
-
-        Where nothing ends, what changed the parameters is seen later.
-        """
+        """Some optimizer has made a step; where nothing may end now, what it changed is seen later."""
         if self._is_home:
             self._record_here()  # and of the model nothing may be heard
         if self.sessions.running and self.is_same_process:

@@ -142,12 +142,9 @@ class _All(Listener):
 
 
 class BeforeFirstCall(_All):
-    """Does something just before the first call of a module, once; who begins to listen by that hears of the call.
+    """Calls `action(module)`, which must not raise, before the first call of a module; who listens then hears of it.
 
     While it listens no profiler has been started: that initializes CUDA, and which devices may be chosen later.
-
-    Args:
-        action: given that module; must not raise.
     """
 
     def __init__(self, action: Callable[[nn.Module], None]) -> None:

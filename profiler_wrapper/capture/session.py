@@ -71,10 +71,7 @@ def safe_name(name: str) -> str:
 class Annotation:
     """A named interval in the trace (`user_annotation`): what `record_function` writes, entered and left by calls.
 
-    Where a session ends in the midst of it, it ends too, and may begin again in the next one.
-
-    Args:
-        on_begin: called with the name when it begins.
+    Where a session ends in the midst of it, it ends too, and may begin again in the next; each calls `on_begin`.
     """
 
     def __init__(self, name: str, on_begin: Callable[[str], object] = str) -> None:
@@ -188,11 +185,8 @@ keep_dynamo_off(GarbageMarks._heard, and_below=True)
 class Session:
     """One recording with fixed flags.
 
-    `stop()` and `export()` are apart, so that a loop can go on in between. Both have to be called on
-    the thread that called `start()`: elsewhere torch stops nothing.
-
-    Args:
-        give_way: ends this session, where a profile that the user asked for wants to record.
+    `stop()` and `export()` are apart, so that a loop can go on in between. Both have to be called on the thread that
+    called `start()`: elsewhere torch stops nothing. `give_way` ends it for a profile that the user asks for.
     """
 
     with_shapes: ClassVar[Session | None] = None  # the one that runs and records shapes
@@ -230,13 +224,7 @@ class Session:
         return self.running and self._profiler.profiler is not profiler
 
     def start(self) -> None:
-        """Begin to record.
-
-        Raises:
-            RuntimeError: a session of ours records another thread.
-
-        Else what torch raises, with the profiler off.
-        """
+        """Begin to record. Raises RuntimeError: another thread is recorded; what torch raises, with it off."""
         self._thread = threading.get_ident()
         claim_recorder(self._give_way)
         try:
@@ -292,11 +280,7 @@ class Session:
             step.end()
 
     def stop(self) -> None:
-        """End the recording; `problem` says if something of it is missing.
-
-        Raises:
-            SessionLost: nothing of it can be exported.
-        """
+        """End the recording; `problem` says if some of it is missing. Raises SessionLost: none can be exported."""
         try:
             self._stop()
         finally:
@@ -341,11 +325,7 @@ class Session:
             raise SessionLost(f"torch.profiler failed to stop: {type(error).__name__}: {error}") from error
 
     def export(self, path: Path) -> None:
-        """Write the trace to `path` and read it back; `problem` says if its JSON is not valid.
-
-        Raises:
-            SessionLost: there is no whole file at `path`.
-        """
+        """Write the trace to `path`; `problem` says if its JSON is not valid. Raises SessionLost: no whole file."""
         results = getattr(self._profiler.profiler, "kineto_results", None)
         # An empty result has no start; exporting it crashes the process.
         if results is None or results.trace_start_ns() == 0:

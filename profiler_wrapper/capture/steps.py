@@ -123,10 +123,7 @@ class AutoPlan(Plan):
 
 @dataclass(frozen=True, slots=True)
 class SchedulePlan(Plan):
-    """Each cycle of a `torch.profiler.schedule(...)` is a window.
-
-    The step before each is recorded in full where shapes are asked for so.
-    """
+    """Each cycle of a `torch.profiler.schedule(...)` is a window; with shapes, the step before it is in full."""
 
     action: Callable[[int], str]  # name of the torch.profiler.ProfilerAction of a step
     full_step_before: bool
@@ -216,11 +213,7 @@ def _no_schedule(schedule: object, why: str) -> WrongUse:
 
 
 def parse_windows(steps: str | int | range) -> tuple[range, ...]:
-    """`"20-22,500"` -> `(range(20, 23), range(500, 501))`, in order and apart.
-
-    Raises:
-        WrongUse: it is no such text, or the windows overlap.
-    """
+    """`"20-22,500"` -> `(range(20, 23), range(500, 501))`, in order. Raises WrongUse: no such text, or they overlap."""
     if isinstance(steps, range) and len(steps) and steps.step == 1 and steps.start >= 0:
         return (steps,)
     if isinstance(steps, bool) or not isinstance(steps, (str, int)):
@@ -336,10 +329,7 @@ class StepCounter:
         return self._restart() if before == "root calls" else self.end()
 
     def root_enters(self, root: Hashable, *, gradients: bool, updated: bool = False, in_request: bool = False) -> Ended:
-        """A root is about to be called; YES: the step before this call has ended.
-
-        `updated`: the parameters have changed since the last call.
-        """
+        """A root is about to be called; YES: the step before has ended. `updated`: parameters changed since then."""
         again = root in self._roots
         self._roots.add(root)
         self._trained |= gradients

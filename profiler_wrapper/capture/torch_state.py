@@ -80,13 +80,9 @@ def is_alive(thread: int) -> bool:
 
 
 def claim_recorder(give_way: Callable[[], None] | None = None) -> None:
-    """A session of ours is about to record this thread.
+    """A session of ours is about to record this thread; `give_way` ends it for a profile that the user asks for.
 
-    Args:
-        give_way: ends it, where a profile that the user asked for wants to record.
-
-    Raises:
-        RuntimeError: one records another thread.
+    Raises RuntimeError: one records another thread.
     """
     global _recorded, _give_way
     with _claim:
@@ -203,10 +199,7 @@ def with_subclasses(cls: Any) -> Iterator[Any]:
 
 
 def generation_phase(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """ "prefill" or "decode" for a call with a cache and without gradients, else "forward".
-
-    One token of query is decoding, more are a prompt.
-    """
+    """ "prefill" or "decode" (one token of query) for a call with a cache and without gradients, else "forward"."""
     has_cache = kwargs.get("use_cache") is True or any(kwargs.get(name) is not None for name in _CACHES)
     if torch.is_grad_enabled() or not has_cache:
         return "forward"

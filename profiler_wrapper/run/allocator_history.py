@@ -42,11 +42,7 @@ class AllocatorHistory:
         self.problems: list[str] = []
 
     def start(self) -> None:
-        """Begin to record.
-
-        Raises:
-            SnapshotUnavailable: this machine or this torch has no such history.
-        """
+        """Begin to record. Raises SnapshotUnavailable: this machine or this torch has no such history."""
         if not torch.cuda.is_available():
             raise SnapshotUnavailable(
                 "the memory snapshot is not available, because it is the history of torch's CUDA allocator "
@@ -68,11 +64,7 @@ class AllocatorHistory:
             _watching.append(self)
 
     def dump(self, path: Path) -> None:
-        """Write what there is.
-
-        Raises:
-            SnapshotUnavailable: it could not be written.
-        """
+        """Write what there is. Raises SnapshotUnavailable: it could not be written."""
         try:
             dump: Any = torch.cuda.memory._dump_snapshot
             with replacing(path) as beside:

@@ -231,7 +231,7 @@ class Finisher:
         self._options = options
         self._describe, self._describe_compiled = describe, describe_compiled
         self._describe_settings = describe_settings
-        self._place = RunPlace(options, info)
+        self.place = RunPlace(options, info)
         self._followed: dict[str, None] = {}  # names of blocks, in the order they came
         self._history: AllocatorHistory | None = None
         self._notes: list[str] = list(info.warnings)  # said once, in the first result
@@ -243,7 +243,7 @@ class Finisher:
     @property
     def directory(self) -> Path | None:
         """Where this rank's files are; None before there are any, or where none can be."""
-        return self._place.run.directory if self._place.run is not None else None
+        return self.place.run.directory if self.place.run is not None else None
 
     @property
     def results(self) -> tuple[ProfileResult, ...]:
@@ -267,7 +267,7 @@ class Finisher:
                     else:
                         self._finish(task)
                 finally:
-                    self._place.drop_parts(task.parts)
+                    self.place.drop_parts(task.parts)
             if self in _unfinished:
                 _unfinished.remove(self)
 
@@ -278,11 +278,7 @@ class Finisher:
     def begin(self) -> None:
         """Recording begins. Where there are several ranks, the run's directory says so from now on."""
         if self.info.world_size > 1:
-            self._place.open()
-
-    def part_path(self, name: str) -> Path:
-        """Where to export a session for now."""
-        return self._place.part_path(name)
+            self.place.open()
 
     # -- the allocator's history ------------------------------------------------------------------
 
@@ -290,7 +286,7 @@ class Finisher:
         """Record the allocator's history, if that was asked for."""
         if not self._options.enabled_record_memory_pickle or self._history is not None:
             return
-        history = AllocatorHistory(failure_path=partial(self._place.history_path, "oom"))
+        history = AllocatorHistory(failure_path=partial(self.place.history_path, "oom"))
         try:
             history.start()
         except SnapshotUnavailable as reason:
@@ -306,7 +302,7 @@ class Finisher:
         said = [f"an allocation failed; who held memory then: {_COMMAND} {path}" for path in history.failures]
         said += history.problems
         try:
-            history.dump(self._place.history_path("mem"))
+            history.dump(self.place.history_path("mem"))
         except (SnapshotUnavailable, OSError) as reason:
             said.append(str(reason))
         finally:
@@ -339,14 +335,14 @@ class Finisher:
                 self.wait()
                 self.windows += self._finish(task)
         finally:
-            self._place.drop_parts(parts)
+            self.place.drop_parts(parts)
 
     def _task(
         self, window: Window, main: RecordedTrace, full: RecordedTrace | None, failure: OutOfMemory | None
     ) -> WindowTask:
-        notes = [*self._notes, *self._place.notes, *notes_of(window, main)]
-        self._notes, self._place.notes = [], []
-        directory, target = self._place.of_window(main, self.windows)
+        notes = [*self._notes, *self.place.notes, *notes_of(window, main)]
+        self._notes, self.place.notes = [], []
+        directory, target = self.place.of_window(main, self.windows)
         return WindowTask(
             options=self._options,
             info=self.info,
@@ -403,7 +399,7 @@ class Finisher:
                     f"no process could be started to make the reports ({type(error).__name__}: {error}), so they were "
                     "made when the block was left"
                 )
-        self._place.hand_over(task.parts)
+        self.place.hand_over(task.parts)
         if self._home != os.getpid():
             self._home, self._later = os.getpid(), []
         self._later.append((task, child))
@@ -438,9 +434,9 @@ class Finisher:
 
     def give_up(self) -> None:
         """Something of ours failed: keep what is whole, remove what is half written."""
-        self._place.drop_parts()
+        self.place.drop_parts()
         if not self.windows:
-            self._place.mark_incomplete()
+            self.place.mark_incomplete()
 
     def warn_of_what_goes_on(self) -> None:
         """Somebody waits no longer."""

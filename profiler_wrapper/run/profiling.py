@@ -32,11 +32,7 @@ _inside: list[Profiling] = []  # entered and not left, outermost first
 
 
 class Profiling:
-    """What stands behind one `ProfilerWrapper`.
-
-    Raises:
-        WrongUse: `model` holds no module, `options.layers` is no selection, or `optimizer` is none.
-    """
+    """What stands behind one `ProfilerWrapper`. Raises WrongUse: model, layers or optimizer mean nothing."""
 
     def __init__(self, model: object | None, options: Options, *, optimizer: object | None = None) -> None:
         self.finisher: Finisher | None = None
@@ -226,7 +222,7 @@ class Profiling:
             plan=plan,
             marks=self._scopes,
             new_session=self._new_session,
-            part_path=self.finisher.part_path,
+            part_path=self.finisher.place.part_path,
             held=self._owned_tensors,
             on_failure=self._failure,
             on_over=self.finisher.end_history,

@@ -117,9 +117,8 @@ def finish_window(task: WindowTask) -> FinishedWindow:
         files.write_traces(main=task.main.path, full=task.full)
         raise
     files.write(result, found, main=task.main.path, full=task.full)
-    explained = False
-    if task.failure is not None:
-        explained = explain_oom(task.failure, result, found=found, directory=files.directory)
+    failure = task.failure
+    explained = failure is not None and explain_oom(failure, result, found=found, directory=files.directory)
     summary = files.summary()
     text = ""
     if task.prints:
@@ -191,9 +190,7 @@ def lack_of_memory(task: WindowTask) -> str:
 class Child:
     """One window, finished by a process of its own, which begins at once.
 
-    Args:
-        task: the window.
-        beside_training: at the lowest priority, in its turn, and on when this process has ended.
+    `beside_training`: at the lowest priority, in its turn, and on when this process has ended.
 
     Raises:
         OSError: no process can be started, or what it needs cannot be written.
