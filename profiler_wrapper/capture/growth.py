@@ -127,7 +127,7 @@ def too_large(trace: Path) -> str | None:
 
 
 class GrowthBound:
-    """Looks now and then how much the process has grown since `restart()`; `calls`: of layers that were recorded."""
+    """Looks now and then how much the process has grown since `restart()`; `calls`: of layers, recorded so far."""
 
     def __init__(
         self,

@@ -157,8 +157,7 @@ def find_roots(model: object, labels: RootLabels | None = None, *, in_pipeline: 
     Stages of `torch.distributed.pipelining`, or a schedule that holds them, are roots too. `in_pipeline`: so is what
     else is found.
 
-    Raises:
-        WrongUse: there is no module in it.
+    Raises WrongUse: there is no module in it.
     """
     labels = labels or RootLabels()
     is_module = isinstance(model, nn.Module)
@@ -192,8 +191,7 @@ def name_layers(root: Root, select: Selection = "auto") -> tuple[Layer, ...]:
     adapters), a depth below the root, or one or several name patterns: `fnmatch` globs on the full name, regular
     expressions searched in it. Lists of modules never run: they are neither a layer nor a level.
 
-    Raises:
-        WrongUse: `select` is none of these.
+    Raises WrongUse: `select` is none of these.
     """
     wanted = selector(select)
     return tuple(

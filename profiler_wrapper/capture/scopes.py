@@ -591,33 +591,28 @@ class FirstCall(Listener):
     """Remembers the first module called while it listens; then it listens no more."""
 
     def __init__(self) -> None:
-        self._module: Callable[[], nn.Module | None] = lambda: None
+        self.module: Callable[[], nn.Module | None] = lambda: None  # None: none was called, or it is no more
         self._gradient: object = None
         self._version: tuple[int, int] | None = None
 
     @property
-    def module(self) -> nn.Module | None:
-        """The first module that was called; None if none was, or it is no more."""
-        return self._module()
-
-    @property
     def had_backward(self) -> bool:
         """Its parameters' gradients have changed since it was called."""
-        return _gradient_state(self.module) != self._gradient
+        return _gradient_state(self.module()) != self._gradient
 
     def updated(self) -> bool:
         """Its parameters have changed since this was last asked: a step of an optimizer that called no hook.
 
         False where another one took the place of the first parameter.
         """
-        parameter, before = _learning(self.module), self._version
+        parameter, before = _learning(self.module()), self._version
         now = self._version = None if parameter is None else (id(parameter), parameter._version)
         return before is not None and now is not None and before[0] == now[0] and before[1] < now[1]
 
     def open_call(self, module: nn.Module, args: Any, kwargs: Any, marked: set[str] | None = None) -> None:
         stop_listening(self)
-        if self._module() is None:  # else another thread's call came first
-            self._module, self._gradient = weakref.ref(module), _gradient_state(module)
+        if self.module() is None:  # else another thread's call came first
+            self.module, self._gradient = weakref.ref(module), _gradient_state(module)
 
 
 def _learning(module: nn.Module | None) -> nn.Parameter | None:

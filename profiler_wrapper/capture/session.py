@@ -224,7 +224,7 @@ class Session:
         return self.running and self._profiler.profiler is not profiler
 
     def start(self) -> None:
-        """Begin to record. Raises RuntimeError: another thread is recorded; what torch raises, with it off."""
+        """Begin to record. What torch raises leaves the profiler off; RuntimeError: another thread is recorded."""
         self._thread = threading.get_ident()
         claim_recorder(self._give_way)
         try:
@@ -251,8 +251,7 @@ class Session:
     def write_out(self, write: Callable[[], object]) -> None:
         """End the recording, `write` what it has, which calls `export`, and record on. No scope may be open.
 
-        Raises:
-            SessionLost: it cannot be exported, and nothing more is recorded.
+        Raises SessionLost: it cannot be exported, and nothing more is recorded.
         """
         step = self.step
         self._garbage.remove()

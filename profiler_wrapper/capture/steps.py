@@ -181,8 +181,7 @@ def make_plan(
         schedule: a `torch.profiler.schedule(...)`, instead of `steps`.
         record_shapes: `"auto"` records shapes in warm-up steps only, so there have to be some.
 
-    Raises:
-        WrongUse: `steps` is nothing of that, or `schedule` comes with `steps` or cannot be called.
+    Raises WrongUse: `steps` is nothing of that, or `schedule` comes with `steps` or cannot be called.
     """
     full_step_before = record_shapes == "auto"
     if schedule is not None:
@@ -329,7 +328,7 @@ class StepCounter:
         return self._restart() if before == "root calls" else self.end()
 
     def root_enters(self, root: Hashable, *, gradients: bool, updated: bool = False, in_request: bool = False) -> Ended:
-        """A root is about to be called; YES: the step before has ended. `updated`: parameters changed since then."""
+        """A root is about to be called; YES: the step before has ended. `updated`: parameters changed since a call."""
         again = root in self._roots
         self._roots.add(root)
         self._trained |= gradients

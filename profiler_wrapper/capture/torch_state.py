@@ -118,13 +118,11 @@ class Watch:
     def __init__(self, *, is_another: Callable[[object], bool], before_another: Callable[[], None]) -> None:
         self._is_another, self._before_another = is_another, before_another
         self._installed: list[tuple[type, str, Any, Any]] = []  # class, method, the original, ours
-        self._active = False
 
     def install(self) -> None:
         """Begin to watch; a torch without these methods is not watched."""
-        if self._active:
+        if self._installed:
             return
-        self._active = True
         for class_name, name in _ENTRANCES:
             owner: Any = getattr(autograd_profiler, class_name, None)
             original = vars(owner).get(name) if owner is not None else None
@@ -134,7 +132,6 @@ class Watch:
 
     def remove(self) -> None:
         """End watching. Where somebody has replaced the method since, ours stays below it and does nothing."""
-        self._active = False
         for owner, name, original, installed in self._installed:
             if vars(owner).get(name) is installed:
                 setattr(owner, name, original)
@@ -142,7 +139,7 @@ class Watch:
 
     def _watched(self, original: Any) -> Any:
         def method(profiler: Any) -> Any:
-            if self._active and self._is_another(profiler):
+            if self._installed and self._is_another(profiler):
                 self._before_another()
             return original(profiler)
 
@@ -361,7 +358,8 @@ class ThreadStarts:
     def install(self) -> None:
         """Begin to tell. Again: nothing more."""
         if self._installed is None:
-            self._installed = threading.Thread.start = self._start(threading.Thread.start)  # type: ignore[method-assign]
+            self._installed = self._start(threading.Thread.start)
+            threading.Thread.start = self._installed  # type: ignore[method-assign]
 
     def remove(self) -> None:
         """Tell of no further thread. Where somebody has replaced the method since, ours stays below it, silent."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -108,16 +109,11 @@ def _listen() -> bool:
     stay, and are called too.
     """
     global _listening
-    attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
-    if attach is None:
-        return False
     if not _listening:
-        try:
-            attach(_observe)
-        except Exception:  # then there is a snapshot at the end only
-            return False
-        _listening = True
-    return True
+        with suppress(Exception):  # then there is a snapshot at the end only
+            torch._C._cuda_attach_out_of_memory_observer(_observe)  # type: ignore[attr-defined]
+            _listening = True
+    return _listening
 
 
 def _observe(device: int, requested_bytes: int, total_bytes: int, free_bytes: int) -> None:

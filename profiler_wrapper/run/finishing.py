@@ -235,7 +235,7 @@ class Finisher:
         self._followed: dict[str, None] = {}  # names of blocks, in the order they came
         self._history: AllocatorHistory | None = None
         self._notes: list[str] = list(info.warnings)  # said once, in the first result
-        self._results: list[ProfileResult] = []
+        self.results: tuple[ProfileResult, ...] = ()  # of the windows that are finished by now
         self._later: list[tuple[WindowTask, Child | None]] = []  # windows that are to be waited for
         self._waiting = threading.RLock()
         self._home = os.getpid()
@@ -244,11 +244,6 @@ class Finisher:
     def directory(self) -> Path | None:
         """Where this rank's files are; None before there are any, or where none can be."""
         return self.place.run.directory if self.place.run is not None else None
-
-    @property
-    def results(self) -> tuple[ProfileResult, ...]:
-        """Of the windows that are finished by now."""
-        return tuple(self._results)
 
     def wait(self) -> None:
         """Until all windows are finished. A process that the user forked waits for none of its parent's."""
@@ -274,11 +269,6 @@ class Finisher:
     def follow(self, name: str) -> None:
         """A named block was run: its time becomes a series."""
         self._followed[safe_name(name)] = None
-
-    def begin(self) -> None:
-        """Recording begins. Where there are several ranks, the run's directory says so from now on."""
-        if self.info.world_size > 1:
-            self.place.open()
 
     # -- the allocator's history ------------------------------------------------------------------
 
@@ -420,17 +410,17 @@ class Finisher:
         if finished.explained:
             self._explained = task.failure
         if finished.result is not None:
-            self._results.append(finished.result)
+            self.results = (*self.results, finished.result)
         say(finished.text, on="stderr" if self._options.from_outside else "stdout")
 
     def explain_oom(self, failure: OutOfMemory) -> None:
         """Explain an out-of-memory that ended no recording, or one that could not be analysed; once."""
         if self._explained is not failure:
             self._explained = failure
-            explain_oom(failure, self._results[-1] if self._results else None, directory=self.directory)
+            explain_oom(failure, self.results[-1] if self.results else None, directory=self.directory)
 
     def _warn_of_nothing(self, why: str) -> None:
-        warn(f"nothing {'more ' if self._results else ''}was recorded: {why}")
+        warn(f"nothing {'more ' if self.results else ''}was recorded: {why}")
 
     def give_up(self) -> None:
         """Something of ours failed: keep what is whole, remove what is half written."""

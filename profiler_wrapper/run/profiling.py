@@ -246,8 +246,8 @@ class Profiling:
 
     def _new_session(self, mode: Mode) -> Session:
         options = self._options
-        if self.finisher is not None:
-            self.finisher.begin()
+        if self.finisher is not None and self.finisher.info.world_size > 1:
+            self.finisher.place.open()  # where others read from now on that this rank records
         return Session(
             activities=options.activities or machine_activities(),
             record_shapes=mode is Mode.FULL if options.record_shapes == "auto" else options.record_shapes,
@@ -281,11 +281,11 @@ class Profiling:
         """The block called a part of a model and ended no step: perhaps one turn of a loop over layers."""
         if self._entries != 1 or recorder.over or recorder.has_moved or recorder.counter.source != "nothing yet":
             return False
-        called = self._first_call
-        if called.module is None or called.had_backward:
+        module = self._first_call.module()
+        if module is None or self._first_call.had_backward:
             return False
-        known = self._scopes.is_part(called.module)
-        if not (is_part(called.module) if known is None else known):
+        known = self._scopes.is_part(module)
+        if not (is_part(module) if known is None else known):
             return False
         return self._gradients or self._root_calls <= _FEW_CALLS
 

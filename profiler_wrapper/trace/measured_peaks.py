@@ -42,7 +42,7 @@ class MeasuredPeaks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_measured_peaks(path: str | os.PathLike[str]) -> MeasuredPeaks:
-    """The measurement in a file that `peaks --measure -o FILE` wrote. Raises WrongUse: it is none; what to do."""
+    """The measurement in a file that `peaks --measure -o FILE` wrote. Raises WrongUse, which says what to do."""
     name = os.fspath(path)
     try:
         found = msgspec.json.decode(Path(path).read_bytes(), type=MeasuredPeaks)

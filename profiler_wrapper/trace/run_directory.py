@@ -163,7 +163,7 @@ def attempt_number(environment: Mapping[str, str]) -> int:
 
 
 def claim(root: Path, launch: Launch, *, restarted: bool = False) -> bool:
-    """Whether ranks of `launch` may write into `root`: nobody has yet, or they have. Raises OSError: nobody can."""
+    """Whether ranks of `launch` may write into `root`: they have, or nobody has. Raises OSError: it cannot be made."""
     owner = _owner(root)
     if owner is None:
         ranks = (rank for pattern in ("rank*/", "attempt*/rank*/") for rank in root.glob(pattern))
@@ -285,8 +285,7 @@ def open_run(
     is one. Nothing is written into twice: the second launch of a name, the second profile of a process,
     gets `<run>-2` on every rank.
 
-    Raises:
-        OSError: the directory cannot be made.
+    Raises OSError: the directory cannot be made.
     """
     prefix = safe_name(prefix, "profile")
     rank_name = safe_name(rank_name or f"rank{rank}", f"rank{rank}")
@@ -430,8 +429,7 @@ def run_roots(
     `<run>/[attempt<N>]`, then `<run>-2/[attempt<N>]` ...: all ranks of a launch find the same, those of another
     launch of the same name others. A process that is alone, without a name, has a run of its own, named by the time.
 
-    Raises:
-        OSError: nothing can be written there.
+    Raises OSError: nothing can be written there.
     """
     parent = Path(output_dir).expanduser()
     launch, number = find_launch(environment), attempt_number(environment)

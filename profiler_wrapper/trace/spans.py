@@ -310,8 +310,7 @@ def claim_timer_files(
     Args:
         worker: the number of a process that belongs to the rank and is none, as one that loads its data.
 
-    Raises:
-        OSError: they cannot be made.
+    Raises OSError: they cannot be made.
     """
     file = f"timer_rank{rank}" if worker is None else f"worker{worker}_of_rank{rank}"
     for run, root in run_roots(
