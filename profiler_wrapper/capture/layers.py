@@ -428,10 +428,7 @@ def all_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def class_name(module: nn.Module) -> str:
-    """The class in the plain model.
-
-    FSDP2 and parametrizations make up a subclass, PEFT puts a layer of its own in the place of the model's.
-    """
+    """The class in the plain model: FSDP2 and parametrizations make a subclass of it, PEFT a layer in its place."""
     adapted = children(module).get(_facts(module).adapted_attribute or "")
     return _facts(module if adapted is None else adapted).plain_name
 

@@ -268,7 +268,7 @@ _ENDS = 16  # tensors of a state, first and last, that are asked where they lie
 
 
 def find_optimizers(given: object) -> tuple[Any, ...]:
-    """What a user calls an optimizer, or several: has `param_groups`, be it wrapped. Raises WrongUse: one has none."""
+    """What a user gave as optimizers: what has `param_groups`, inside of wrappers. Raises WrongUse: one has none."""
     if given is None:
         return ()
     several = given.values() if isinstance(given, Mapping) else given if isinstance(given, (list, tuple)) else (given,)

@@ -276,10 +276,7 @@ _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORC
 
 
 def run_settings(modules: Sequence[nn.Module], optimizers: Iterable[object]) -> dict[str, Any]:
-    """What `run.json` says of it; a part that fails is left out.
-
-    `modules`: the models, wrappers included. `optimizers`: whatever has `param_groups`.
-    """
+    """What `run.json` says of it, for models with their wrappers and optimizers; a part that fails is left out."""
     parts: dict[str, Callable[[], object]] = {
         "optimizers": lambda: [_optimizer(one) for one in optimizers],
         "parameters": lambda: _parameters(modules),

@@ -279,7 +279,7 @@ class Session:
             step.end()
 
     def stop(self) -> None:
-        """End the recording; `problem` says if some of it is missing. Raises SessionLost: none can be exported."""
+        """End the recording; `problem` says if some is missing. Raises SessionLost: nothing of it can be exported."""
         try:
             self._stop()
         finally:

@@ -328,7 +328,7 @@ class StepCounter:
         return self._restart() if before == "root calls" else self.end()
 
     def root_enters(self, root: Hashable, *, gradients: bool, updated: bool = False, in_request: bool = False) -> Ended:
-        """A root is about to be called; YES: the step before has ended. `updated`: parameters changed since a call."""
+        """A root is about to be called; YES: the step before ended. `updated`: parameters have changed since then."""
         again = root in self._roots
         self._roots.add(root)
         self._trained |= gradients
@@ -356,9 +356,8 @@ class StepCounter:
 
     def begin_anew(self) -> None:
         """What was counted were steps of another thread."""
+        self.end()
         self.source, self.ended, self._micro_batches = "nothing yet", self.first, 0
-        self._roots.clear()
-        self._trained = False
 
     def last_step_counts(self) -> bool:
         """The recording ends now: is what runs a step of its own, not just what follows the last one?"""

@@ -159,10 +159,7 @@ def in_backward() -> bool:
 
 
 def capturing() -> bool:
-    """Whether what runs on this thread is captured into a CUDA graph.
-
-    A profiler that starts or stops waits for the device, and that breaks the capture.
-    """
+    """Whether this thread captures a CUDA graph: a profiler that starts or stops waits for the device and breaks it."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
 
 

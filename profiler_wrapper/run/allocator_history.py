@@ -49,7 +49,6 @@ class AllocatorHistory:
                 "the memory snapshot is not available, because it is the history of torch's CUDA allocator "
                 "and no CUDA or ROCm device is here"
             )
-        self.running = True
         enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
         if enabled is None or not enabled():  # else it is the user's own history: we dump it, and leave it on
             try:
@@ -57,10 +56,10 @@ class AllocatorHistory:
                     enabled="all", context="all", stacks="python", max_entries=MOST_ENTRIES
                 )
             except Exception as error:
-                self.running = False
                 message = f"the memory snapshot is not available, because torch said: {error}"
                 raise SnapshotUnavailable(message) from error
             self._started = True
+        self.running = True
         if self._failure_path is not None and _listen():
             _watching.append(self)
 

@@ -370,10 +370,7 @@ class Profiling:
         """Take everything away, whatever state it is in."""
         recorder, self._recorder, self._held = self._recorder, None, False
         atexit.unregister(self._at_exit)
-        actions: list[Callable[[], object]] = [
-            lambda: stop_listening(self._first_call),
-            self._scopes.detach,
-        ]
+        actions: list[Callable[[], object]] = [lambda: stop_listening(self._first_call), self._scopes.detach]
         if recorder is not None:
             actions.insert(0, recorder.stop)
         if self.finisher is not None:
