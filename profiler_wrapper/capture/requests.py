@@ -75,13 +75,8 @@ class Requests:
         self._replaced: list[tuple[type, str, Any, Any]] = []  # class, method, the original, ours
         self._codes: set[CodeType | None] = set()
         self._looked: set[tuple[str, int]] = set()  # root, and how many modules of Python there were
-        self._thread = _Running()
+        self.here = _Here()
         self._installed = False
-
-    @property
-    def running(self) -> Request | None:
-        """The one that runs on this thread."""
-        return self._thread.request
 
     def install(self) -> None:
         """From now on; what has been defined since is heard too when this is called again."""
@@ -105,14 +100,14 @@ class Requests:
             if vars(cls).get(name) is ours:
                 setattr(cls, name, original)
         self._replaced.clear()
-        self._thread.request = None
+        self.here.request = None
 
     def look(self, root: str) -> None:
         """This root is called from outside: is that within a request that nobody has told of, or after one?
 
         Classes are looked for where the root is new, or something has been imported since.
         """
-        request = self._thread.request
+        request = self.here.request
         if not self._installed or not (request is None or request.found):
             return
         known = len(self._replaced)
@@ -150,7 +145,7 @@ class Requests:
 
     def _begin(self, owner: object, kwargs: Mapping[str, Any], *, found: bool = False) -> Request | None:
         """The request that runs now; None where it is none of ours."""
-        request = self._thread.request
+        request = self.here.request
         if request is not None and request.found:
             self._end(request)
             request = None
@@ -161,7 +156,7 @@ class Requests:
             return None
         is_module = isinstance(owner, nn.Module)
         config = kwargs.get("generation_config") or getattr(owner, "generation_config", None)
-        self._thread.request = request = Request(
+        self.here.request = request = Request(
             f"{type(owner).__name__}.generate" if is_module else type(owner).__name__,
             may_train=is_module and owner.training,  # type: ignore[attr-defined]
             verifies=any(kwargs.get(name) or getattr(config, name, None) for name in _PROPOSE),
@@ -173,8 +168,8 @@ class Requests:
 
     def _end(self, request: Request) -> None:
         request.depth -= 1
-        if request.depth == 0 and self._thread.request is request:
-            self._thread.request = None
+        if request.depth == 0 and self.here.request is request:
+            self.here.request = None
             self.on_end(request)
 
     def _counts(self, owner: object) -> bool:
@@ -199,5 +194,5 @@ for _ours in (Requests._begin, Requests._end):  # a compiled function may call `
     keep_dynamo_off(_ours, and_below=True)
 
 
-class _Running(threading.local):
-    request: Request | None = None
+class _Here(threading.local):
+    request: Request | None = None  # that runs on this thread

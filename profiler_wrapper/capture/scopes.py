@@ -433,7 +433,7 @@ class LayerScopes(Listener):
                 outermost = not open_here and not in_backward()
                 if outermost:
                     self.requests.look(label)
-                request = self.requests.running
+                request = self.requests.here.request
                 if request is not None:
                     phase = request.phase(label, phase)
                 if outermost and self._on_root_enter is not None:
