@@ -192,7 +192,7 @@ def _compiled_code() -> dict[str, Any]:
 
 def _handle(profiler: Any, finisher: Finisher, steps: _RecordedSteps) -> None:
     held = _held.end()
-    path = finisher.part_path(f"{finisher.windows}_theirs")
+    path = finisher.place.part_path(f"{finisher.windows}_theirs")
     profiler.export_chrome_trace(str(path))
     trace = RecordedTrace(
         path,

@@ -41,9 +41,9 @@ def _room(modules: int, lines: int, imports: str | None) -> Room:
 
 ROOMS = {
     "": _room(11, 1625, None),
-    "trace": _room(12, 3150, ""),
-    "capture": _room(16, 5750, "trace"),
-    "run": _room(9, 2325, "__version__ analysis capture reports result trace"),
+    "trace": _room(12, 3125, ""),
+    "capture": _room(16, 5575, "trace"),
+    "run": _room(9, 2225, "__version__ analysis capture reports result trace"),
     "analysis": _room(43, 12850, "trace"),
     "reports": _room(16, 4925, "analysis trace"),
     "comparison": _room(9, 2840, "analysis reports result trace"),

@@ -101,11 +101,7 @@ def device_name(device: torch.device) -> str:
 
 
 def find_device(device: torch.device | str | None) -> torch.device:
-    """The device that is meant; None: the accelerator that torch uses here, else the CPU.
-
-    Raises:
-        WrongUse: it is not there.
-    """
+    """The device that is meant; None: torch's accelerator here, else the CPU. Raises WrongUse: it is not there."""
     if device is None:
         current = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         if current is None:

@@ -58,11 +58,7 @@ OWN = Module("", "", "")  # the compiled module
 
 
 def split_source(source: str) -> tuple[str, str]:
-    """`L['self'].layers.0._orig_mod.mlp` -> `L['self']`, `layers.0.mlp`.
-
-    Raises:
-        ForeignModule: it is no module below an argument of the compiled code.
-    """
+    """`L['self'].layers.0._orig_mod.mlp` -> `L['self']`, `layers.0.mlp`. Raises ForeignModule: it is none below."""
     match = _SOURCE.fullmatch(source)
     if match is None:
         raise ForeignModule(source)

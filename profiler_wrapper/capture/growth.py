@@ -127,11 +127,7 @@ def too_large(trace: Path) -> str | None:
 
 
 class GrowthBound:
-    """Looks now and then how much the process has grown since `restart()`.
-
-    Args:
-        calls: how many calls of layers were recorded so far.
-    """
+    """Looks now and then how much the process has grown since `restart()`; `calls`: of layers, recorded so far."""
 
     def __init__(
         self,

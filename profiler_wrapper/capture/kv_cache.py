@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from profiler_wrapper.capture.owned_tensors import dtype_name, plain_parts, tensors_in
 from profiler_wrapper.trace.run_directory import KVCache
 
 _CONTEXTS = (4096, 32768, 131072)  # tokens
@@ -209,21 +210,16 @@ def _is_filled(cache: Any) -> bool:
 
 
 def _read(layer: Any, attention: str) -> Iterator[_Held]:
-    """Keys and values, then states that do not grow.
-
-    Raises:
-        TypeError: it holds what is not known.
-    """
+    """Keys and values, then states that do not grow. Raises TypeError: it holds what is not known."""
     fields, name = vars(layer), type(layer).__name__
     strange = [key for key in fields if key not in (*_KEYS, *_STATES, *_NUMBERS) and _has_tensors(fields[key])]
     if strange or not {"keys", "conv_states"} & {*fields}:
         raise TypeError(f"what {name} holds is not known: {', '.join(strange) or 'neither keys nor states'}")
-    sides = [[*_tensors([fields.get(key) for key in keys])] for keys in (_KEYS, _STATES)]
-    if sides[0]:
-        yield _keys(layer, attention, [one for one in sides[0] if one.numel()])
-    if sides[1]:
-        states = sides[1]
-        yield _Held(attention, "state", _dtype(states[0]), len(states[0]), None, 0, None, *_sizes(states), None)
+    keys, states = ([*_tensors([fields.get(key) for key in side])] for side in (_KEYS, _STATES))
+    if keys:
+        yield _keys(layer, attention, [one for one in keys if one.numel()])
+    if states:
+        yield _Held(attention, "state", dtype_name(states[0]), len(states[0]), None, 0, None, *_sizes(states), None)
 
 
 def _keys(layer: Any, attention: str, tensors: list[torch.Tensor]) -> _Held:
@@ -242,7 +238,7 @@ def _keys(layer: Any, attention: str, tensors: list[torch.Tensor]) -> _Held:
     is_even = all(one.ndim == 0 or (one.ndim > 2 and places in one.shape) for one in tensors)
     growing = sum(one.nbytes for one in tensors if one.ndim > 2)
     each = growing // (sequences * places) if is_even and (not is_quantized or places == tokens) else None
-    return _Held(attention, kind, _dtype(tensors[0]), sequences, tokens, places, window, *_sizes(tensors), each)
+    return _Held(attention, kind, dtype_name(tensors[0]), sequences, tokens, places, window, *_sizes(tensors), each)
 
 
 def _sizes(tensors: Sequence[torch.Tensor]) -> tuple[int, int]:
@@ -251,19 +247,10 @@ def _sizes(tensors: Sequence[torch.Tensor]) -> tuple[int, int]:
     return sum(tensor.nbytes for tensor in tensors), sum(storages.values())
 
 
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
 def _has_tensors(value: object) -> bool:
-    return next(_tensors(value), None) is not None
+    return any(True for _ in _tensors(value))
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def _tensors(value: object) -> Iterator[torch.Tensor]:
     """Those in it, a subclass's own ones in its place."""
-    if isinstance(value, torch.Tensor):
-        parts = value.__tensor_flatten__()[0] if hasattr(value, "__tensor_flatten__") else None
-        yield from [value] if parts is None else _tensors([getattr(value, part) for part in parts])
-    elif isinstance(value, (tuple, list, Mapping)):
-        for one in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(one)
+    return (part for tensor, _ in tensors_in(value) for part in plain_parts(tensor))

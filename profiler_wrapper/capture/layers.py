@@ -157,8 +157,7 @@ def find_roots(model: object, labels: RootLabels | None = None, *, in_pipeline: 
     Stages of `torch.distributed.pipelining`, or a schedule that holds them, are roots too. `in_pipeline`: so is what
     else is found.
 
-    Raises:
-        WrongUse: there is no module in it.
+    Raises WrongUse: there is no module in it.
     """
     labels = labels or RootLabels()
     is_module = isinstance(model, nn.Module)
@@ -192,8 +191,7 @@ def name_layers(root: Root, select: Selection = "auto") -> tuple[Layer, ...]:
     adapters), a depth below the root, or one or several name patterns: `fnmatch` globs on the full name, regular
     expressions searched in it. Lists of modules never run: they are neither a layer nor a level.
 
-    Raises:
-        WrongUse: `select` is none of these.
+    Raises WrongUse: `select` is none of these.
     """
     wanted = selector(select)
     return tuple(
@@ -430,10 +428,7 @@ def all_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def class_name(module: nn.Module) -> str:
-    """The class in the plain model.
-
-    FSDP2 and parametrizations make up a subclass, PEFT puts a layer of its own in the place of the model's.
-    """
+    """The class in the plain model: FSDP2 and parametrizations make a subclass of it, PEFT a layer in its place."""
     adapted = children(module).get(_facts(module).adapted_attribute or "")
     return _facts(module if adapted is None else adapted).plain_name
 

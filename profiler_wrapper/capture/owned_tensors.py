@@ -36,24 +36,24 @@ class Listing:
 
     def __init__(self) -> None:
         self.time_ns = time.time_ns()
-        self._labels: dict[torch.device, dict[int, str]] = {}  # "bytes category name", by address
+        self.labels: dict[torch.device, dict[int, str]] = {}  # "bytes category name", by address
 
     def __len__(self) -> int:
-        return sum(map(len, self._labels.values()))
+        return sum(map(len, self.labels.values()))
 
     def add(self, tensor: torch.Tensor, category: str, name: str) -> None:
         """List what a tensor's memory is; nothing for one that has none."""
         for part in (tensor,) if type(tensor) in _PLAIN else plain_parts(tensor):
             address, size_bytes = storage_of(part)
             if address and size_bytes:  # else on no device, or emptied by FSDP or DeepSpeed
-                labels = self._labels.setdefault(part.device, {})
+                labels = self.labels.setdefault(part.device, {})
                 if address not in labels:
                     labels[address] = f"{size_bytes} {category} {name}"
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
         """The name under which a tensor's memory is listed; None if it is not."""
         for part in plain_parts(tensor):
-            label = self._labels.get(part.device, {}).get(storage_of(part)[0])
+            label = self.labels.get(part.device, {}).get(storage_of(part)[0])
             if label is not None:
                 return label.split(" ", 2)[2]
         return None
@@ -62,21 +62,16 @@ class Listing:
         """What is not in `known`, which has labels by address."""
         left = Listing()
         left.time_ns = self.time_ns
-        for device, labels in self._labels.items():
+        for device, labels in self.labels.items():
             new = {address: label for address, label in labels.items() if known.get(address) != label}
             if new:
-                left._labels[device] = new
+                left.labels[device] = new
         return left
-
-    def add_to(self, known: dict[int, str]) -> None:
-        """Write the labels into `known`, by address."""
-        for labels in self._labels.values():
-            known.update(labels)
 
     def holding(self) -> Holding:
         """What was listed, in order."""
         tensors = {}
-        for device, labels in self._labels.items():
+        for device, labels in self.labels.items():
             rows = ((address, label.split(" ", 2)) for address, label in labels.items())
             tensors[str(device)] = tuple(
                 HeldTensor(address, int(size), category, name) for address, (size, category, name) in rows
@@ -85,10 +80,7 @@ class Listing:
 
 
 def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """Where the storage of a tensor that wraps no others begins, and its bytes.
-
-    (0, 0) for one without storage, or that shares it by copy-on-write.
-    """
+    """Where the storage of a tensor that wraps no others begins, and its bytes; (0, 0) for none, or copy-on-write."""
     try:
         if torch._C._is_cow_tensor(tensor):  # type: ignore[attr-defined]
             return 0, 0
@@ -96,6 +88,11 @@ def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
         return storage.data_ptr(), storage.nbytes()
     except (RuntimeError, NotImplementedError):  # sparse, or of a kind without memory of its own
         return 0, 0
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """`"bfloat16"`."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def plain_parts(tensor: torch.Tensor, depth: int = _MOST_NESTED) -> Iterator[torch.Tensor]:
@@ -271,11 +268,7 @@ _ENDS = 16  # tensors of a state, first and last, that are asked where they lie
 
 
 def find_optimizers(given: object) -> tuple[Any, ...]:
-    """What a user calls an optimizer, or several: whatever has `param_groups`, inside of what wraps it.
-
-    Raises:
-        WrongUse: something in it has none.
-    """
+    """What a user gave as optimizers: what has `param_groups`, inside of wrappers. Raises WrongUse: one has none."""
     if given is None:
         return ()
     several = given.values() if isinstance(given, Mapping) else given if isinstance(given, (list, tuple)) else (given,)
@@ -545,7 +538,8 @@ class _Session:
         """Keep a moment in full."""
         self.moments.append(listing)
         self._count += len(listing)
-        listing.add_to(self._known)
+        for labels in listing.labels.values():
+            self._known.update(labels)
 
     def end(self, listing: Listing) -> None:
         """Keep the last moment before the end in full, and the end."""

@@ -27,7 +27,6 @@ from profiler_wrapper.capture.torch_state import (
     in_op,
     is_alive,
     may_call,
-    other_threads,
     profiler_is_on_somewhere,
     wait_until,
 )
@@ -92,13 +91,15 @@ class Recorder:
         self._by_hand: str | None = None  # a root of which an image or a text takes several calls
         self._owes_step = False  # prof.step() was called inside of backward
         self._calls_elsewhere = False
-        self._threads = ThreadStarts(before=self._thread_starts, at_end=self._thread_ended)
+        self._threads = ThreadStarts(
+            before=self._thread_starts, at_end=lambda: self._safely("the end of the thread", self._end_with_its_thread)
+        )
         self._waits = False  # for the first call of a model, on whichever thread
         self._stays = False  # on the block's thread, for good
         self.has_moved = False  # another thread than the block's is recorded, or was
         self._lock = threading.RLock()  # the block's thread may leave while the one recorded is at work here
         self._next: Callable[[], None] | None = None  # what the next call or step on its own thread has to do instead
-        self._compilations = 0
+        self._compilations = compilations()
         self.over_as_planned = False  # and not by a failure or for another profiler
         self.over = False  # nothing more will be recorded, and nothing of ours is in the user's way
         self._home = self._owner = (os.getpid(), threading.get_ident())  # the block's thread, and the one recorded
@@ -130,12 +131,11 @@ class Recorder:
 
     def start(self) -> None:
         """Begin. Raises what torch raises, with nothing left behind."""
-        self._home = self._owner = (os.getpid(), threading.get_ident())
         try:
             self._steps_hook = OptimizerSteps(before=self.optimizer_steps, after=self.optimizer_stepped)
-            self._compilations = compilations()
             first = self._plan.begin(self.counter.ended)
-            self._waits = any(self._may_call(thread) for thread in other_threads())
+            others = (thread for thread in threading.enumerate() if thread is not threading.current_thread())
+            self._waits = any(map(self._may_call, others))
             self._switch_to(first)
             if not self.over:
                 self._threads.install()
@@ -231,10 +231,7 @@ class Recorder:
             self._held.before_step(optimizer)
 
     def optimizer_stepped(self, optimizer: Callable[[], Any]) -> None:
-        """Some optimizer has made a step.
-
-        Where nothing ends, what changed the parameters is seen later.
-        """
+        """Some optimizer has made a step; where nothing may end now, what it changed is seen later."""
         if self._is_home:
             self._record_here()  # and of the model nothing may be heard
         if self.sessions.running and self.is_same_process:
@@ -243,16 +240,13 @@ class Recorder:
             self._safely("the optimizer's step", lambda: self._optimizer_stepped(optimizer))
 
     def _optimizer_stepped(self, optimizer: Callable[[], Any]) -> None:
-        if self._trains_the_model(optimizer):
-            self._count(self.counter.optimizer_step(optimizer))
-
-    def _trains_the_model(self, optimizer: Callable[[], Any]) -> bool:
-        """Whether it may: the step of another model's optimizer is none."""
+        """It counts where it may train the model: the step of another model's optimizer is none."""
         asked = optimizer, len(self._marks.roots())
         if asked not in self._answers:
             parameters = self._marks.parameters()
             self._answers[asked] = not parameters or may_come(parameters, optimizer())
-        return self._answers[asked]
+        if self._answers[asked]:
+            self._count(self.counter.optimizer_step(optimizer))
 
     def root_enters(self, call: RootCall, *, updated: bool = False) -> None:
         """A model is about to be called; `updated`: its parameters have changed since the last call."""
@@ -356,9 +350,6 @@ class Recorder:
         self._left_out, self._counted, self._all_s = {}, 0, 0.0
         self._switch_to(self._plan.begin(self.counter.ended))
 
-    def _thread_ended(self) -> None:
-        self._safely("the end of the thread", self._end_with_its_thread)
-
     def _end_with_its_thread(self) -> None:
         """The recording waits for the next call, on whichever thread: that is another window of the same plan."""
         self._waits = True
@@ -421,7 +412,8 @@ class Recorder:
         if ended is Ended.NO or (self._waits and not self.sessions.running and isinstance(self._plan, AutoPlan)):
             return
         step = self.counter.ended - 1
-        facts, took_s = self._facts(), self._took_s()
+        facts, now_s = self._facts(), time.perf_counter()
+        took_s, self._step_began_s = now_s - self._step_began_s, now_s
         self._counted += 1
         if ended is Ended.RESTART:
             first = _FIRST.get(self.counter.source, "step of an optimizer")
@@ -470,11 +462,6 @@ class Recorder:
         self._phases.clear()
         self._trains, self._evaluations = False, 0
         return facts
-
-    def _took_s(self) -> float:
-        """How long the step that has ended took; the next begins."""
-        before, self._step_began_s = self._step_began_s, time.perf_counter()
-        return self._step_began_s - before
 
     def _has_grown(self) -> bool:
         """The process has grown too much, so that recording has ended."""

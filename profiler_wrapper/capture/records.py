@@ -131,11 +131,7 @@ WRITTEN_ALWAYS = ("dp", "tp", "pp")  # where there is a mesh: also those of size
 
 
 def given_coordinates(given: object) -> dict[str, int]:
-    """What a user says: `{"dp": 1, "pp": 0}`, by the same names as a mesh's.
-
-    Raises:
-        WrongUse: it is no mapping, names a dimension that is unknown or named twice, or a place is no number from 0.
-    """
+    """What a user says, `{"dp": 1, "pp": 0}`, by the same names as a mesh's. Raises WrongUse: it means no place."""
     if not isinstance(given, Mapping):
         raise WrongUse(f"coordinates={given!r} are none. Give something like {{'dp': 1, 'tp': 0, 'pp': 0}}.")
     found: dict[str, int] = {}

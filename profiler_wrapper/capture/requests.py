@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 
 from profiler_wrapper.capture.kv_cache import RequestCaches
-from profiler_wrapper.capture.torch_state import keep_dynamo_off
+from profiler_wrapper.capture.torch_state import keep_dynamo_off, with_subclasses
 
 # Modules that define such a class, the class, and its method.
 _KNOWN = (
@@ -60,32 +60,23 @@ class Requests:
     Args:
         model: whose requests count: what the user gave; None: everybody's.
         is_part: whether a module lies in what the user gave.
+
+    Attributes:
         on_begin, on_end: called around each outermost request, on its thread.
 
     No method raises for a failure of what is profiled.
     """
 
-    def __init__(
-        self,
-        model: object | None,
-        *,
-        is_part: Callable[[nn.Module], bool],
-        on_begin: Callable[[Request], None],
-        on_end: Callable[[Request], None],
-    ) -> None:
+    def __init__(self, model: object | None, *, is_part: Callable[[nn.Module], bool]) -> None:
         self._own = None if model is None or isinstance(model, nn.Module) else type(model)
         self._everybodys, self._is_part = model is None, is_part
-        self._on_begin, self._on_end = on_begin, on_end
+        self.on_begin: Callable[[Request], None] = lambda request: None
+        self.on_end: Callable[[Request], None] = lambda request: None
         self._replaced: list[tuple[type, str, Any, Any]] = []  # class, method, the original, ours
-        self._codes: set[CodeType] = set()
+        self._codes: set[CodeType | None] = set()
         self._looked: set[tuple[str, int]] = set()  # root, and how many modules of Python there were
-        self._thread = _Running()
+        self.here = _Here()
         self._installed = False
-
-    @property
-    def running(self) -> Request | None:
-        """The one that runs on this thread."""
-        return self._thread.request
 
     def install(self) -> None:
         """From now on; what has been defined since is heard too when this is called again."""
@@ -100,7 +91,7 @@ class Requests:
             except (AttributeError, TypeError):  # a class that cannot be changed
                 continue
             self._replaced.append((cls, name, original, ours))
-            self._codes.add(getattr(inspect.unwrap(original), "__code__", _NO_CODE))
+            self._codes.add(getattr(inspect.unwrap(original), "__code__", None))
 
     def remove(self) -> None:
         """No longer. What somebody has replaced since stays, with ours below it, which does nothing."""
@@ -109,14 +100,14 @@ class Requests:
             if vars(cls).get(name) is ours:
                 setattr(cls, name, original)
         self._replaced.clear()
-        self._thread.request = None
+        self.here.request = None
 
     def look(self, root: str) -> None:
         """This root is called from outside: is that within a request that nobody has told of, or after one?
 
         Classes are looked for where the root is new, or something has been imported since.
         """
-        request = self._thread.request
+        request = self.here.request
         if not self._installed or not (request is None or request.found):
             return
         known = len(self._replaced)
@@ -131,15 +122,10 @@ class Requests:
                 self._begin(owner, {}, found=True)
 
     def _classes(self) -> Iterator[tuple[type, str]]:
-        waiting = []
         for module, class_name, method in _KNOWN:
-            cls = getattr(sys.modules.get(module), class_name, None)
-            waiting += [] if cls is None else [(cls, method)]
-        while waiting:
-            cls, method = waiting.pop()
-            if method in vars(cls):
-                yield cls, method
-            waiting += [(below, method) for below in cls.__subclasses__()]
+            known = getattr(sys.modules.get(module), class_name, None)
+            below = with_subclasses(known) if known is not None else ()
+            yield from ((cls, method) for cls in below if method in vars(cls))
         if self._own is not None and isinstance(getattr(self._own, "components", None), (property, Mapping)):
             yield from ((cls, "__call__") for cls in self._own.__mro__ if "__call__" in vars(cls))
 
@@ -159,7 +145,7 @@ class Requests:
 
     def _begin(self, owner: object, kwargs: Mapping[str, Any], *, found: bool = False) -> Request | None:
         """The request that runs now; None where it is none of ours."""
-        request = self._thread.request
+        request = self.here.request
         if request is not None and request.found:
             self._end(request)
             request = None
@@ -170,21 +156,21 @@ class Requests:
             return None
         is_module = isinstance(owner, nn.Module)
         config = kwargs.get("generation_config") or getattr(owner, "generation_config", None)
-        self._thread.request = request = Request(
+        self.here.request = request = Request(
             f"{type(owner).__name__}.generate" if is_module else type(owner).__name__,
             may_train=is_module and owner.training,  # type: ignore[attr-defined]
             verifies=any(kwargs.get(name) or getattr(config, name, None) for name in _PROPOSE),
             found=found,
             beams=kwargs.get("num_beams") or getattr(config, "num_beams", None) or 1,
         )
-        self._on_begin(request)
+        self.on_begin(request)
         return request
 
     def _end(self, request: Request) -> None:
         request.depth -= 1
-        if request.depth == 0 and self._thread.request is request:
-            self._thread.request = None
-            self._on_end(request)
+        if request.depth == 0 and self.here.request is request:
+            self.here.request = None
+            self.on_end(request)
 
     def _counts(self, owner: object) -> bool:
         if self._everybodys or type(owner) is self._own:
@@ -208,8 +194,5 @@ for _ours in (Requests._begin, Requests._end):  # a compiled function may call `
     keep_dynamo_off(_ours, and_below=True)
 
 
-class _Running(threading.local):
-    request: Request | None = None
-
-
-_NO_CODE = (lambda: None).__code__
+class _Here(threading.local):
+    request: Request | None = None  # that runs on this thread

@@ -17,6 +17,7 @@ from torch import nn
 
 from profiler_wrapper.capture.growth import free_bytes
 from profiler_wrapper.capture.layers import Stage, all_modules, all_parameters
+from profiler_wrapper.capture.owned_tensors import dtype_name
 from profiler_wrapper.capture.records import DIMENSIONS, WRITTEN_ALWAYS, RunInfo, in_order
 from profiler_wrapper.trace.run_directory import attempt_number
 
@@ -275,10 +276,7 @@ _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORC
 
 
 def run_settings(modules: Sequence[nn.Module], optimizers: Iterable[object]) -> dict[str, Any]:
-    """What `run.json` says of it; a part that fails is left out.
-
-    `modules`: the models, wrappers included. `optimizers`: whatever has `param_groups`.
-    """
+    """What `run.json` says of it, for models with their wrappers and optimizers; a part that fails is left out."""
     parts: dict[str, Callable[[], object]] = {
         "optimizers": lambda: [_optimizer(one) for one in optimizers],
         "parameters": lambda: _parameters(modules),
@@ -322,7 +320,7 @@ def _optimizer(optimizer: Any) -> dict[str, Any]:
         "parameters": len(parameters),
         "elements": sum(parameter.numel() for parameter in parameters),
         "devices": sorted({parameter.device.type for parameter in parameters}),
-        "dtypes": sorted({_dtype(parameter) for parameter in parameters}),
+        "dtypes": sorted({dtype_name(parameter) for parameter in parameters}),
     }
 
 
@@ -347,17 +345,13 @@ def _parameters(modules: Iterable[nn.Module]) -> dict[str, Any]:
     every = {id(parameter): parameter for module in modules for parameter in all_parameters(module)}
     size_bytes: Counter[str] = Counter()
     for parameter in every.values():
-        size_bytes[_dtype(parameter)] += parameter.numel() * parameter.element_size()
+        size_bytes[dtype_name(parameter)] += parameter.numel() * parameter.element_size()
     return {
         "tensors": len(every),
         "elements": sum(parameter.numel() for parameter in every.values()),
         "trainable_elements": sum(parameter.numel() for parameter in every.values() if parameter.requires_grad),
         "bytes_by_dtype": dict(size_bytes),
     }
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _attention_implementation(modules: Iterable[nn.Module]) -> str | None:

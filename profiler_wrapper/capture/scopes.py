@@ -38,7 +38,7 @@ from profiler_wrapper.capture.layers import (
     selector,
     takes,
 )
-from profiler_wrapper.capture.requests import Request, Requests
+from profiler_wrapper.capture.requests import Requests
 from profiler_wrapper.capture.routed_tokens import RoutedTokens, experts_in
 from profiler_wrapper.capture.torch_state import (
     capturing,
@@ -142,12 +142,9 @@ class _All(Listener):
 
 
 class BeforeFirstCall(_All):
-    """Does something just before the first call of a module, once; who begins to listen by that hears of the call.
+    """Calls `action(module)`, which must not raise, before the first call of a module; who listens then hears of it.
 
     While it listens no profiler has been started: that initializes CUDA, and which devices may be chosen later.
-
-    Args:
-        action: given that module; must not raise.
     """
 
     def __init__(self, action: Callable[[nn.Module], None]) -> None:
@@ -287,7 +284,6 @@ class LayerScopes(Listener):
         in_pipeline: `model` is a stage of a pipeline, whose layers may say which they are of the whole model.
         on_root_enter: called before an outermost call of a root, outside of its mark, on the calling thread. Not
             called for what backward recomputes.
-        on_request_begin, on_request_end: called around each outermost `generate` or pipeline, on the calling thread.
 
     Raises:
         WrongUse: `model` holds no module, or `layers` is no selection.
@@ -302,8 +298,6 @@ class LayerScopes(Listener):
         layers: Selection = "auto",
         in_pipeline: bool = False,
         on_root_enter: Callable[[RootCall], None] | None = None,
-        on_request_begin: Callable[[Request], None] = lambda request: None,
-        on_request_end: Callable[[Request], None] = lambda request: None,
     ) -> None:
         selector(layers)  # raises for what is none
         self.warnings: list[str] = []
@@ -319,12 +313,7 @@ class LayerScopes(Listener):
         self._targets: dict[tuple[str, str], _Target] = {}  # by root and path, in model order
         self._plain: set[type] = set()  # classes that wrap nothing
         self._thread = _OpenCalls()
-        self._requests = Requests(
-            model,
-            is_part=lambda module: id(module) in self._entrances,
-            on_begin=on_request_begin,
-            on_end=on_request_end,
-        )
+        self.requests = Requests(model, is_part=lambda module: id(module) in self._entrances)
         self._routed = RoutedTokens()
 
     def _roots_in(self, model: object, in_pipeline: bool) -> tuple[Root, ...]:
@@ -352,13 +341,13 @@ class LayerScopes(Listener):
             self.warnings.append(f"layers={self._select!r} selects no module below the root")
         self._attached = True
         listen(self)
-        self._requests.install()
+        self.requests.install()
 
     def detach(self) -> None:
         """Stop marking and leave no trace in the process. Does nothing if not attached."""
         if self._attached:
             self._attached = False
-            self._requests.remove()
+            self.requests.remove()
             stop_listening(self)
             self.end_marks()
             self._plain.clear()
@@ -443,8 +432,8 @@ class LayerScopes(Listener):
                 label, phase = target.layer.mark.root, generation_phase(args, kwargs)
                 outermost = not open_here and not in_backward()
                 if outermost:
-                    self._requests.look(label)
-                request = self._requests.running
+                    self.requests.look(label)
+                request = self.requests.here.request
                 if request is not None:
                     phase = request.phase(label, phase)
                 if outermost and self._on_root_enter is not None:
@@ -602,33 +591,28 @@ class FirstCall(Listener):
     """Remembers the first module called while it listens; then it listens no more."""
 
     def __init__(self) -> None:
-        self._module: Callable[[], nn.Module | None] = lambda: None
+        self.module: Callable[[], nn.Module | None] = lambda: None  # None: none was called, or it is no more
         self._gradient: object = None
         self._version: tuple[int, int] | None = None
 
     @property
-    def module(self) -> nn.Module | None:
-        """The first module that was called; None if none was, or it is no more."""
-        return self._module()
-
-    @property
     def had_backward(self) -> bool:
         """Its parameters' gradients have changed since it was called."""
-        return _gradient_state(self.module) != self._gradient
+        return _gradient_state(self.module()) != self._gradient
 
     def updated(self) -> bool:
         """Its parameters have changed since this was last asked: a step of an optimizer that called no hook.
 
         False where another one took the place of the first parameter.
         """
-        parameter, before = _learning(self.module), self._version
+        parameter, before = _learning(self.module()), self._version
         now = self._version = None if parameter is None else (id(parameter), parameter._version)
         return before is not None and now is not None and before[0] == now[0] and before[1] < now[1]
 
     def open_call(self, module: nn.Module, args: Any, kwargs: Any, marked: set[str] | None = None) -> None:
         stop_listening(self)
-        if self._module() is None:  # else another thread's call came first
-            self._module, self._gradient = weakref.ref(module), _gradient_state(module)
+        if self.module() is None:  # else another thread's call came first
+            self.module, self._gradient = weakref.ref(module), _gradient_state(module)
 
 
 def _learning(module: nn.Module | None) -> nn.Parameter | None:

@@ -71,33 +71,25 @@ def safe_name(name: str) -> str:
 class Annotation:
     """A named interval in the trace (`user_annotation`): what `record_function` writes, entered and left by calls.
 
-    Where a session ends in the midst of it, it ends too, and may begin again in the next one.
-
-    Args:
-        on_begin: called with the name when it begins.
+    Where a session ends in the midst of it, it ends too, and may begin again in the next; each calls `on_begin`.
     """
 
     def __init__(self, name: str, on_begin: Callable[[str], object] = str) -> None:
         self._name, self._on_begin = name, on_begin
-        self._record: Any = None
+        self.record: Any = None  # what torch knows it by, while it is open
 
     def begin(self) -> Annotation:
         """Open it; a second call does nothing."""
-        if self._record is None:
+        if self.record is None:
             record = _record_function(safe_name(self._name))
             record.__enter__()
-            self._record = record
+            self.record = record
             self._on_begin(self._name)
         return self
 
-    @property
-    def record(self) -> Any:
-        """What torch knows it by; None where it is not open."""
-        return self._record
-
     def end(self) -> None:
         """Close it; a second call does nothing."""
-        record, self._record = self._record, None
+        record, self.record = self.record, None
         if record is not None:
             record.__exit__(None, None, None)
 
@@ -110,7 +102,7 @@ class OpenScopes:
     """
 
     def __init__(self) -> None:
-        self._open: dict[int, Any] = {}
+        self.open: dict[int, Any] = {}  # by id, the outermost first
         self._originals = _record_function.__enter__, _record_function.__exit__
         self._methods = self._watched(*self._originals)
 
@@ -118,16 +110,11 @@ class OpenScopes:
         """From now on; scopes that are open already are none of this recording."""
         _record_function.__enter__, _record_function.__exit__ = self._methods
 
-    @property
-    def open(self) -> list[Any]:
-        """Those that are, the outermost first."""
-        return list(self._open.values())
-
     def end(self) -> None:
         """End those that are open, the innermost first, and watch no longer."""
         self.forget()
-        while self._open:
-            _, scope = self._open.popitem()
+        while self.open:
+            _, scope = self.open.popitem()
             torch.ops.profiler._record_function_exit._RecordFunction(scope.record)
 
     def forget(self) -> None:
@@ -141,13 +128,13 @@ class OpenScopes:
         def __enter__(scope: Any) -> Any:
             entered = enter(scope)
             if profiler_is_on():
-                self._open[id(scope)] = scope
+                self.open[id(scope)] = scope
             return entered
 
         @functools.wraps(leave)
         def __exit__(scope: Any, *error: Any) -> Any:
             if scope.run_callbacks_on_exit:  # else it ends with a future
-                self._open.pop(id(scope), None)
+                self.open.pop(id(scope), None)
             return leave(scope, *error)
 
         keep_dynamo_off(__enter__, and_below=True)
@@ -198,11 +185,8 @@ keep_dynamo_off(GarbageMarks._heard, and_below=True)
 class Session:
     """One recording with fixed flags.
 
-    `stop()` and `export()` are apart, so that a loop can go on in between. Both have to be called on
-    the thread that called `start()`: elsewhere torch stops nothing.
-
-    Args:
-        give_way: ends this session, where a profile that the user asked for wants to record.
+    `stop()` and `export()` are apart, so that a loop can go on in between. Both have to be called on the thread that
+    called `start()`: elsewhere torch stops nothing. `give_way` ends it for a profile that the user asks for.
     """
 
     with_shapes: ClassVar[Session | None] = None  # the one that runs and records shapes
@@ -221,7 +205,7 @@ class Session:
         self.problem: str | None = None
         self._thread = threading.get_ident()
         self.step: Annotation | None = None
-        self._scopes = OpenScopes()
+        self.scopes = OpenScopes()
         self._garbage = GarbageMarks()
         self._new_profiler = functools.partial(
             _KinetoProfile,
@@ -240,13 +224,7 @@ class Session:
         return self.running and self._profiler.profiler is not profiler
 
     def start(self) -> None:
-        """Begin to record.
-
-        Raises:
-            RuntimeError: a session of ours records another thread.
-
-        Else what torch raises, with the profiler off.
-        """
+        """Begin to record. What torch raises leaves the profiler off; RuntimeError: another thread is recorded."""
         self._thread = threading.get_ident()
         claim_recorder(self._give_way)
         try:
@@ -267,19 +245,13 @@ class Session:
         except BaseException:
             _switch_off()
             raise
-        self._scopes.watch()
+        self.scopes.watch()
         self._garbage.install()
-
-    @property
-    def open_scopes(self) -> list[Any]:
-        """Those of `record_function`, be they ours or not, the outermost first."""
-        return self._scopes.open
 
     def write_out(self, write: Callable[[], object]) -> None:
         """End the recording, `write` what it has, which calls `export`, and record on. No scope may be open.
 
-        Raises:
-            SessionLost: it cannot be exported, and nothing more is recorded.
+        Raises SessionLost: it cannot be exported, and nothing more is recorded.
         """
         step = self.step
         self._garbage.remove()
@@ -307,11 +279,7 @@ class Session:
             step.end()
 
     def stop(self) -> None:
-        """End the recording; `problem` says if something of it is missing.
-
-        Raises:
-            SessionLost: nothing of it can be exported.
-        """
+        """End the recording; `problem` says if some is missing. Raises SessionLost: nothing of it can be exported."""
         try:
             self._stop()
         finally:
@@ -327,7 +295,7 @@ class Session:
         self.running = False
         release_recorder()
         if threading.get_ident() != self._thread:
-            self._scopes.forget()
+            self.scopes.forget()
             if is_alive(self._thread):
                 raise SessionLost("it was ended on another thread than it began on, which made no further call or step")
             with contextlib.suppress(Exception):  # torch has nothing left to stop; but a process that ends now crashes
@@ -340,7 +308,7 @@ class Session:
             try:
                 self.end_step()
             finally:
-                self._scopes.end()
+                self.scopes.end()
             if not profiler_is_on():
                 raise SessionLost("another profiler ended it")
             stopped = getattr(_autograd, "_is_kineto_stopped", None)
@@ -356,11 +324,7 @@ class Session:
             raise SessionLost(f"torch.profiler failed to stop: {type(error).__name__}: {error}") from error
 
     def export(self, path: Path) -> None:
-        """Write the trace to `path` and read it back; `problem` says if its JSON is not valid.
-
-        Raises:
-            SessionLost: there is no whole file at `path`.
-        """
+        """Write the trace to `path`; `problem` says if its JSON is not valid. Raises SessionLost: no whole file."""
         results = getattr(self._profiler.profiler, "kineto_results", None)
         # An empty result has no start; exporting it crashes the process.
         if results is None or results.trace_start_ns() == 0:
@@ -504,10 +468,9 @@ class SessionSequence:
         """
         session, begin_s = self._session, time.perf_counter()
         ours = {id(one.record): one for one in (session and session.step, *self._scopes.values(), *self._named) if one}
-        opened = [] if session is None else [id(scope) for scope in session.open_scopes]
-        if session is None or not ours.keys() >= set(opened):
+        if session is None or not session.scopes.open.keys() <= ours.keys():
             return None
-        scopes = [ours[scope] for scope in opened]
+        scopes = [ours[scope] for scope in session.scopes.open]
         for scope in reversed(scopes):
             scope.end()
         self._whole = self._whole or JoinedTrace(self._new_path())
@@ -557,7 +520,6 @@ class SessionSequence:
 
     def leave_named(self, block: Annotation) -> None:
         """It has ended."""
-        block.end()
         if block in self._named:
             self._named.remove(block)
 

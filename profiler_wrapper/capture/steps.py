@@ -123,10 +123,7 @@ class AutoPlan(Plan):
 
 @dataclass(frozen=True, slots=True)
 class SchedulePlan(Plan):
-    """Each cycle of a `torch.profiler.schedule(...)` is a window.
-
-    The step before each is recorded in full where shapes are asked for so.
-    """
+    """Each cycle of a `torch.profiler.schedule(...)` is a window; with shapes, the step before it is in full."""
 
     action: Callable[[int], str]  # name of the torch.profiler.ProfilerAction of a step
     full_step_before: bool
@@ -184,8 +181,7 @@ def make_plan(
         schedule: a `torch.profiler.schedule(...)`, instead of `steps`.
         record_shapes: `"auto"` records shapes in warm-up steps only, so there have to be some.
 
-    Raises:
-        WrongUse: `steps` is nothing of that, or `schedule` comes with `steps` or cannot be called.
+    Raises WrongUse: `steps` is nothing of that, or `schedule` comes with `steps` or cannot be called.
     """
     full_step_before = record_shapes == "auto"
     if schedule is not None:
@@ -216,11 +212,7 @@ def _no_schedule(schedule: object, why: str) -> WrongUse:
 
 
 def parse_windows(steps: str | int | range) -> tuple[range, ...]:
-    """`"20-22,500"` -> `(range(20, 23), range(500, 501))`, in order and apart.
-
-    Raises:
-        WrongUse: it is no such text, or the windows overlap.
-    """
+    """`"20-22,500"` -> `(range(20, 23), range(500, 501))`, in order. Raises WrongUse: no such text, or they overlap."""
     if isinstance(steps, range) and len(steps) and steps.step == 1 and steps.start >= 0:
         return (steps,)
     if isinstance(steps, bool) or not isinstance(steps, (str, int)):
@@ -308,7 +300,7 @@ class StepCounter:
         """`prof.step()` was called: from now on nothing else counts."""
         before, self.source = self.source, "prof.step()"
         if before in ("prof.step()", "nothing yet"):
-            return self._end()
+            return self.end()
         # What was counted just before the first prof.step() was the same step.
         called = self._trained if before == "optimizer" else bool(self._roots)
         return Ended.NO if self.ended == self.first + 1 and not called else self._restart()
@@ -324,7 +316,7 @@ class StepCounter:
         if self.source == "prof.step()" or optimizer != self._optimizer:
             return Ended.NO
         before, self.source = self.source, "optimizer"
-        return self._restart() if before in ("requests", "root calls") else self._end()
+        return self._restart() if before in ("requests", "root calls") else self.end()
 
     def request_ends(self, *, may_train: bool) -> Ended:
         """The outermost `generate` or pipeline has returned; `may_train`: of a model in training mode, as a rollout."""
@@ -333,13 +325,10 @@ class StepCounter:
         if may_train and self._is_micro_batch():
             return Ended.NO
         before, self.source = self.source, "requests"
-        return self._restart() if before == "root calls" else self._end()
+        return self._restart() if before == "root calls" else self.end()
 
     def root_enters(self, root: Hashable, *, gradients: bool, updated: bool = False, in_request: bool = False) -> Ended:
-        """A root is about to be called; YES: the step before this call has ended.
-
-        `updated`: the parameters have changed since the last call.
-        """
+        """A root is about to be called; YES: the step before ended. `updated`: parameters have changed since then."""
         again = root in self._roots
         self._roots.add(root)
         self._trained |= gradients
@@ -353,7 +342,7 @@ class StepCounter:
             return Ended.NO
         else:
             self.source = "root calls"
-        ended = self._restart() if were_none else self._end()
+        ended = self._restart() if were_none else self.end()
         self._roots.add(root)
         self._trained = gradients
         return ended
@@ -365,15 +354,10 @@ class StepCounter:
             self._waits_for_optimizer = self.optimizer_may_come()
         return self._waits_for_optimizer and self._micro_batches < MOST_MICRO_BATCHES
 
-    def end(self) -> Ended:
-        """The running step has ended, whatever counts."""
-        return self._end()
-
     def begin_anew(self) -> None:
         """What was counted were steps of another thread."""
+        self.end()
         self.source, self.ended, self._micro_batches = "nothing yet", self.first, 0
-        self._roots.clear()
-        self._trained = False
 
     def last_step_counts(self) -> bool:
         """The recording ends now: is what runs a step of its own, not just what follows the last one?"""
@@ -381,7 +365,8 @@ class StepCounter:
             return True
         return self.source in ("updates", "root calls") and bool(self._roots)
 
-    def _end(self) -> Ended:
+    def end(self) -> Ended:
+        """The running step has ended, whatever counts."""
         self.ended += 1
         self._roots.clear()
         self._trained = False
@@ -390,7 +375,7 @@ class StepCounter:
     def _restart(self) -> Ended:
         """This was the first step; those before it were none."""
         self.ended = self.first
-        self._end()
+        self.end()
         return Ended.RESTART
 
 

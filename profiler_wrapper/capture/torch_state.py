@@ -16,7 +16,7 @@ import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import wraps
+from functools import partial, wraps
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -80,13 +80,9 @@ def is_alive(thread: int) -> bool:
 
 
 def claim_recorder(give_way: Callable[[], None] | None = None) -> None:
-    """A session of ours is about to record this thread.
+    """A session of ours is about to record this thread; `give_way` ends it for a profile that the user asks for.
 
-    Args:
-        give_way: ends it, where a profile that the user asked for wants to record.
-
-    Raises:
-        RuntimeError: one records another thread.
+    Raises RuntimeError: one records another thread.
     """
     global _recorded, _give_way
     with _claim:
@@ -122,13 +118,11 @@ class Watch:
     def __init__(self, *, is_another: Callable[[object], bool], before_another: Callable[[], None]) -> None:
         self._is_another, self._before_another = is_another, before_another
         self._installed: list[tuple[type, str, Any, Any]] = []  # class, method, the original, ours
-        self._active = False
 
     def install(self) -> None:
         """Begin to watch; a torch without these methods is not watched."""
-        if self._active:
+        if self._installed:
             return
-        self._active = True
         for class_name, name in _ENTRANCES:
             owner: Any = getattr(autograd_profiler, class_name, None)
             original = vars(owner).get(name) if owner is not None else None
@@ -138,7 +132,6 @@ class Watch:
 
     def remove(self) -> None:
         """End watching. Where somebody has replaced the method since, ours stays below it and does nothing."""
-        self._active = False
         for owner, name, original, installed in self._installed:
             if vars(owner).get(name) is installed:
                 setattr(owner, name, original)
@@ -146,7 +139,7 @@ class Watch:
 
     def _watched(self, original: Any) -> Any:
         def method(profiler: Any) -> Any:
-            if self._active and self._is_another(profiler):
+            if self._installed and self._is_another(profiler):
                 self._before_another()
             return original(profiler)
 
@@ -166,10 +159,7 @@ def in_backward() -> bool:
 
 
 def capturing() -> bool:
-    """Whether what runs on this thread is captured into a CUDA graph.
-
-    A profiler that starts or stops waits for the device, and that breaks the capture.
-    """
+    """Whether this thread captures a CUDA graph: a profiler that starts or stops waits for the device and breaks it."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
 
 
@@ -183,7 +173,8 @@ def in_op() -> bool:
 
     Reentrant checkpointing is one. Walks the stack: some 20 us where it is 50 frames deep.
     """
-    ops = _ENTER_AN_OP | (_forwards() if _APPLY is None else {_APPLY})
+    functions = with_subclasses(Function) if _APPLY is None else ()
+    ops = {*_ENTER_AN_OP, _APPLY, *(getattr(function.forward, "__code__", None) for function in functions)}
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code in ops:
@@ -192,21 +183,17 @@ def in_op() -> bool:
     return False
 
 
-def _forwards() -> set[CodeType]:
-    """The code of the forward of each autograd function that there is."""
-    found, waiting = set(), [Function]
+def with_subclasses(cls: Any) -> Iterator[Any]:
+    """A class, and all below it that there are."""
+    waiting = [cls]
     while waiting:
-        function = waiting.pop()
-        waiting += function.__subclasses__()
-        found.add(getattr(function.forward, "__code__", None))
-    return {code for code in found if code is not None}
+        one = waiting.pop()
+        yield one
+        waiting += one.__subclasses__()
 
 
 def generation_phase(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """ "prefill" or "decode" for a call with a cache and without gradients, else "forward".
-
-    One token of query is decoding, more are a prompt.
-    """
+    """ "prefill" or "decode" (one token of query) for a call with a cache and without gradients, else "forward"."""
     has_cache = kwargs.get("use_cache") is True or any(kwargs.get(name) is not None for name in _CACHES)
     if torch.is_grad_enabled() or not has_cache:
         return "forward"
@@ -310,11 +297,6 @@ _MOST_WAIT_S = 1.0  # for a call or a step on another thread
 _LOOK_EVERY_S = 0.01
 
 
-def other_threads() -> list[threading.Thread]:
-    """Those that run beside this one."""
-    return [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
-
-
 def wait_until(done: Callable[[], bool]) -> None:
     """For a moment: another thread does it with its next call or step."""
     end_s = time.monotonic() + _MOST_WAIT_S
@@ -368,37 +350,33 @@ class ThreadStarts:
 
     def __init__(self, *, before: Callable[[threading.Thread], bool], at_end: Callable[[], None]) -> None:
         self._before, self._at_end = before, at_end
-        self._original: Any = None
         self._installed: Any = None
 
     def install(self) -> None:
         """Begin to tell. Again: nothing more."""
         if self._installed is None:
-            self._original = threading.Thread.start
-            self._installed = threading.Thread.start = self._start(self._original)  # type: ignore[method-assign]
+            self._installed = self._start(threading.Thread.start)
+            threading.Thread.start = self._installed  # type: ignore[method-assign]
 
     def remove(self) -> None:
         """Tell of no further thread. Where somebody has replaced the method since, ours stays below it, silent."""
         installed, self._installed = self._installed, None
         if installed is not None and vars(threading.Thread)["start"] is installed:
-            threading.Thread.start = self._original  # type: ignore[method-assign]
+            threading.Thread.start = installed.__wrapped__  # type: ignore[method-assign]
 
     def _start(self, original: Any) -> Any:
         @wraps(original)
         def start(thread: threading.Thread) -> None:
             # A second start raises.
             if self._installed is start and thread.ident is None and self._before(thread):
-                thread.run = self._run(thread, thread.run)  # type: ignore[method-assign]
+                thread.run = partial(self._run, thread, thread.run)  # type: ignore[method-assign]
             original(thread)
 
         return start
 
-    def _run(self, thread: threading.Thread, original: Callable[[], None]) -> Callable[[], None]:
-        def run() -> None:
-            vars(thread).pop("run", None)
-            try:
-                original()
-            finally:
-                self._at_end()
-
-        return run
+    def _run(self, thread: threading.Thread, original: Callable[[], None]) -> None:
+        vars(thread).pop("run", None)
+        try:
+            original()
+        finally:
+            self._at_end()

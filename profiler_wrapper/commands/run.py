@@ -13,8 +13,6 @@ from typing import NamedTuple
 from profiler_wrapper.commands.common import Commands, add_command
 from profiler_wrapper.errors import WrongUse
 
-_FLAGS = ("bool", "bool | None")
-
 
 def add(commands: Commands) -> None:
     """The parser: the options of `ProfilerWrapper` by their names."""
@@ -31,7 +29,7 @@ def add(commands: Commands) -> None:
     for one in _parameters():
         names = ["-o"] if one.name == "output_dir" else []
         names.append(f"--{one.name.replace('_', '-')}")
-        if one.kind in _FLAGS:
+        if one.kind in ("bool", "bool | None"):
             command.add_argument(*names, action=argparse.BooleanOptionalAction, help=one.help)
         else:
             action = "append" if "Sequence[" in one.kind else "store"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +43,12 @@ class AllocatorHistory:
         self.problems: list[str] = []
 
     def start(self) -> None:
-        """Begin to record.
-
-        Raises:
-            SnapshotUnavailable: this machine or this torch has no such history.
-        """
+        """Begin to record. Raises SnapshotUnavailable: this machine or this torch has no such history."""
         if not torch.cuda.is_available():
             raise SnapshotUnavailable(
                 "the memory snapshot is not available, because it is the history of torch's CUDA allocator "
                 "and no CUDA or ROCm device is here"
             )
-        self.running = True
         enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
         if enabled is None or not enabled():  # else it is the user's own history: we dump it, and leave it on
             try:
@@ -60,19 +56,15 @@ class AllocatorHistory:
                     enabled="all", context="all", stacks="python", max_entries=MOST_ENTRIES
                 )
             except Exception as error:
-                self.running = False
                 message = f"the memory snapshot is not available, because torch said: {error}"
                 raise SnapshotUnavailable(message) from error
             self._started = True
+        self.running = True
         if self._failure_path is not None and _listen():
             _watching.append(self)
 
     def dump(self, path: Path) -> None:
-        """Write what there is.
-
-        Raises:
-            SnapshotUnavailable: it could not be written.
-        """
+        """Write what there is. Raises SnapshotUnavailable: it could not be written."""
         try:
             dump: Any = torch.cuda.memory._dump_snapshot
             with replacing(path) as beside:
@@ -116,16 +108,11 @@ def _listen() -> bool:
     stay, and are called too.
     """
     global _listening
-    attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
-    if attach is None:
-        return False
     if not _listening:
-        try:
-            attach(_observe)
-        except Exception:  # then there is a snapshot at the end only
-            return False
-        _listening = True
-    return True
+        with suppress(Exception):  # then there is a snapshot at the end only
+            torch._C._cuda_attach_out_of_memory_observer(_observe)  # type: ignore[attr-defined]
+            _listening = True
+    return _listening
 
 
 def _observe(device: int, requested_bytes: int, total_bytes: int, free_bytes: int) -> None:

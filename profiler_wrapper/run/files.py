@@ -58,16 +58,16 @@ class WindowFiles:
         self._zipped = not only_traces and (options.trace == "json.gz" or large)
 
     def write(self, result: ProfileResult, found: Attributed, *, main: Path, full: Path | None) -> None:
-        """Everything, `run.json` last: what it calls complete is there.
+        """Everything, `run.json` last: what it calls complete is there. `result`, `found`: of the main trace.
 
-        Args:
-            result, found: of the main trace.
-            main, full: traces, which stay where they are: who is interrupted here can begin again.
+        The traces stay where they are: who is interrupted here can begin again.
         """
-        if self._directory is None:
+        directory = self._directory
+        if directory is None:
             return
         wanted = self.wanted()
-        self._write_traces(main, full, lanes=lambda: layer_lanes(found, result.calls))
+        self._write_trace("trace", main, lanes=lambda: layer_lanes(found, result.calls))
+        self._write_trace("full_trace", full)
         for name, report in REPORTS.items():
             if name in wanted and report.applies(result):
                 for file in report.files:
@@ -75,19 +75,22 @@ class WindowFiles:
                         "the page" if name == "report" else name.replace("_", " "),
                         partial(self._report, name, file, result),
                     )
-        self._finish(complete=bool(self._run.get("complete", True)) and self._whole)
+        self._finish(directory, complete=bool(self._run.get("complete", True)))
 
     def write_traces(self, *, main: Path, full: Path | None) -> None:
         """The traces alone: nothing could be made of them."""
         if self._directory is not None:
-            self._write_traces(main, full)
-            self._finish(complete=False)
+            self._write_trace("trace", main)
+            self._write_trace("full_trace", full)
+            self._finish(self._directory, complete=False)
 
-    def _finish(self, *, complete: bool) -> None:
+    def _finish(self, directory: RunDirectory, *, complete: bool) -> None:
         """What `run.json` calls complete is where it has to be, so it comes last."""
-        if self._directory is not None and self._target is not None:
-            self._take_away(self._directory, self._target)
-        self._write_run(complete=complete and self._whole)
+        if self._target is not None:
+            self._take_away(directory, self._target)
+            directory = self._target
+        complete = complete and self._whole
+        self._attempt("run.json", lambda: self._written.append(directory.write_run(self._run, complete=complete)))
 
     def _take_away(self, source: RunDirectory, target: RunDirectory) -> None:
         """What this window wrote, to where the run is kept; what cannot be taken there stays, with a warning."""
@@ -105,16 +108,11 @@ class WindowFiles:
             f"{self._info.host}: {', '.join(path.name for path in carried.left[:_MOST_NAMES])}"
         )
 
-    def _write_traces(
-        self, main: Path, full: Path | None, *, lanes: Callable[[], Sequence[LaneSpan]] | None = None
+    def _write_trace(
+        self, name: str, source: Path | None, lanes: Callable[[], Sequence[LaneSpan]] | None = None
     ) -> None:
-        self._write_trace("trace", main, lanes)
-        if full is not None:
-            self._write_trace("full_trace", full)
-
-    def _write_trace(self, name: str, source: Path, lanes: Callable[[], Sequence[LaneSpan]] | None = None) -> None:
         path = self._trace_file(name)
-        if path is None:
+        if path is None or source is None:
             return
         spliced = lanes is not None and self._attempt("the layer lanes", lambda: splice_lanes(source, lanes(), path))
         what = "the trace" if name == "trace" else "the trace with shapes"
@@ -127,11 +125,6 @@ class WindowFiles:
             return None
         path = self._directory.path(FILES[name])
         return path.with_name(f"{path.name}.gz") if self._zipped else path
-
-    def _write_run(self, *, complete: bool) -> None:
-        directory = self._directory
-        if directory is not None:
-            self._attempt("run.json", lambda: self._written.append(directory.write_run(self._run, complete=complete)))
 
     def wanted(self) -> frozenset[str]:
         """Keys of `FILES` that this rank writes. One rank writes the page, which is the run's."""

@@ -231,11 +231,11 @@ class Finisher:
         self._options = options
         self._describe, self._describe_compiled = describe, describe_compiled
         self._describe_settings = describe_settings
-        self._place = RunPlace(options, info)
+        self.place = RunPlace(options, info)
         self._followed: dict[str, None] = {}  # names of blocks, in the order they came
         self._history: AllocatorHistory | None = None
         self._notes: list[str] = list(info.warnings)  # said once, in the first result
-        self._results: list[ProfileResult] = []
+        self.results: tuple[ProfileResult, ...] = ()  # of the windows that are finished by now
         self._later: list[tuple[WindowTask, Child | None]] = []  # windows that are to be waited for
         self._waiting = threading.RLock()
         self._home = os.getpid()
@@ -243,12 +243,7 @@ class Finisher:
     @property
     def directory(self) -> Path | None:
         """Where this rank's files are; None before there are any, or where none can be."""
-        return self._place.run.directory if self._place.run is not None else None
-
-    @property
-    def results(self) -> tuple[ProfileResult, ...]:
-        """Of the windows that are finished by now."""
-        return tuple(self._results)
+        return self.place.run.directory if self.place.run is not None else None
 
     def wait(self) -> None:
         """Until all windows are finished. A process that the user forked waits for none of its parent's."""
@@ -267,7 +262,7 @@ class Finisher:
                     else:
                         self._finish(task)
                 finally:
-                    self._place.drop_parts(task.parts)
+                    self.place.drop_parts(task.parts)
             if self in _unfinished:
                 _unfinished.remove(self)
 
@@ -275,22 +270,13 @@ class Finisher:
         """A named block was run: its time becomes a series."""
         self._followed[safe_name(name)] = None
 
-    def begin(self) -> None:
-        """Recording begins. Where there are several ranks, the run's directory says so from now on."""
-        if self.info.world_size > 1:
-            self._place.open()
-
-    def part_path(self, name: str) -> Path:
-        """Where to export a session for now."""
-        return self._place.part_path(name)
-
     # -- the allocator's history ------------------------------------------------------------------
 
     def begin_history(self) -> None:
         """Record the allocator's history, if that was asked for."""
         if not self._options.enabled_record_memory_pickle or self._history is not None:
             return
-        history = AllocatorHistory(failure_path=partial(self._place.history_path, "oom"))
+        history = AllocatorHistory(failure_path=partial(self.place.history_path, "oom"))
         try:
             history.start()
         except SnapshotUnavailable as reason:
@@ -306,7 +292,7 @@ class Finisher:
         said = [f"an allocation failed; who held memory then: {_COMMAND} {path}" for path in history.failures]
         said += history.problems
         try:
-            history.dump(self._place.history_path("mem"))
+            history.dump(self.place.history_path("mem"))
         except (SnapshotUnavailable, OSError) as reason:
             said.append(str(reason))
         finally:
@@ -339,14 +325,14 @@ class Finisher:
                 self.wait()
                 self.windows += self._finish(task)
         finally:
-            self._place.drop_parts(parts)
+            self.place.drop_parts(parts)
 
     def _task(
         self, window: Window, main: RecordedTrace, full: RecordedTrace | None, failure: OutOfMemory | None
     ) -> WindowTask:
-        notes = [*self._notes, *self._place.notes, *notes_of(window, main)]
-        self._notes, self._place.notes = [], []
-        directory, target = self._place.of_window(main, self.windows)
+        notes = [*self._notes, *self.place.notes, *notes_of(window, main)]
+        self._notes, self.place.notes = [], []
+        directory, target = self.place.of_window(main, self.windows)
         return WindowTask(
             options=self._options,
             info=self.info,
@@ -403,7 +389,7 @@ class Finisher:
                     f"no process could be started to make the reports ({type(error).__name__}: {error}), so they were "
                     "made when the block was left"
                 )
-        self._place.hand_over(task.parts)
+        self.place.hand_over(task.parts)
         if self._home != os.getpid():
             self._home, self._later = os.getpid(), []
         self._later.append((task, child))
@@ -424,23 +410,23 @@ class Finisher:
         if finished.explained:
             self._explained = task.failure
         if finished.result is not None:
-            self._results.append(finished.result)
+            self.results = (*self.results, finished.result)
         say(finished.text, on="stderr" if self._options.from_outside else "stdout")
 
     def explain_oom(self, failure: OutOfMemory) -> None:
         """Explain an out-of-memory that ended no recording, or one that could not be analysed; once."""
         if self._explained is not failure:
             self._explained = failure
-            explain_oom(failure, self._results[-1] if self._results else None, directory=self.directory)
+            explain_oom(failure, self.results[-1] if self.results else None, directory=self.directory)
 
     def _warn_of_nothing(self, why: str) -> None:
-        warn(f"nothing {'more ' if self._results else ''}was recorded: {why}")
+        warn(f"nothing {'more ' if self.results else ''}was recorded: {why}")
 
     def give_up(self) -> None:
         """Something of ours failed: keep what is whole, remove what is half written."""
-        self._place.drop_parts()
+        self.place.drop_parts()
         if not self.windows:
-            self._place.mark_incomplete()
+            self.place.mark_incomplete()
 
     def warn_of_what_goes_on(self) -> None:
         """Somebody waits no longer."""

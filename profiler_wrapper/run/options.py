@@ -210,11 +210,7 @@ OPTIONS = {option.name: option for option in fields(Options)}
 
 
 def make_options(*, environment: Mapping[str, str] | None = None, **given: Any) -> Options:
-    """Check what a user gave, by the names of `Options`' fields, and what the environment says.
-
-    Raises:
-        WrongUse: a value that means nothing; the message says which values do.
-    """
+    """Check what a user gave, by the names of `Options`' fields, and what the environment says. Raises WrongUse."""
     environment = os.environ if environment is None else environment
     values = {name: _checked(name, value) for name, value in given.items()}
     if values.get("prefix") is None:

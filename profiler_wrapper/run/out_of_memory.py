@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -105,8 +105,8 @@ def out_of_memory_text(
 
 def _owners_lines(owners: Sequence[Owner]) -> list[str]:
     total = sum(owner.size_bytes for owner in owners)
-    by_category: dict[str, int] = defaultdict(int)
-    by_layers: dict[tuple[str, str], int] = defaultdict(int)
+    by_category: Counter[str] = Counter()
+    by_layers: Counter[tuple[str, str]] = Counter()
     members: dict[tuple[str, str], set[int]] = defaultdict(set)
     for owner in owners:
         by_category[owner.category] += owner.size_bytes
@@ -115,17 +115,15 @@ def _owners_lines(owners: Sequence[Owner]) -> list[str]:
         by_layers[key] += owner.size_bytes
         if number is not None:
             members[key].add(number)
-    categories = sorted(by_category.items(), key=lambda item: -item[1])
     shares = [
         f"{name} {file_size(size)} ({percent(size, total)} %)"
-        for name, size in categories
+        for name, size in by_category.most_common()
         if size >= _WORTH_A_WORD * total
     ]
     while len(shares) > 1 and len("  held by: " + ", ".join(shares)) > _WIDTH:
         shares.pop()
     lines = [f"held by: {', '.join(shares)}"]
-    layers = sorted(by_layers.items(), key=lambda item: -item[1])[:_MOST_LAYERS]
-    for (pattern, category), size in layers:
+    for (pattern, category), size in by_layers.most_common(_MOST_LAYERS):
         where = fill_numbers(pattern, members[pattern, category])
         lines.append(f"  {file_size(size)} {category} of {where or 'code outside of layers'}")
     return lines

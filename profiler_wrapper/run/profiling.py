@@ -12,7 +12,6 @@ from profiler_wrapper.capture.layers import find_stages
 from profiler_wrapper.capture.owned_tensors import OwnedTensors, find_optimizers, may_come
 from profiler_wrapper.capture.recorder import Recorder
 from profiler_wrapper.capture.records import OutOfMemory, out_of_memory
-from profiler_wrapper.capture.requests import Request
 from profiler_wrapper.capture.runinfo import is_in_pipeline, run_info, run_settings
 from profiler_wrapper.capture.scopes import FirstCall, LayerScopes, RootCall, is_part, listen, stop_listening
 from profiler_wrapper.capture.session import Annotation, Session, machine_activities
@@ -33,11 +32,7 @@ _inside: list[Profiling] = []  # entered and not left, outermost first
 
 
 class Profiling:
-    """What stands behind one `ProfilerWrapper`.
-
-    Raises:
-        WrongUse: `model` holds no module, `options.layers` is no selection, or `optimizer` is none.
-    """
+    """What stands behind one `ProfilerWrapper`. Raises WrongUse: model, layers or optimizer mean nothing."""
 
     def __init__(self, model: object | None, options: Options, *, optimizer: object | None = None) -> None:
         self.finisher: Finisher | None = None
@@ -48,8 +43,6 @@ class Profiling:
             layers=options.layers,
             in_pipeline=is_in_pipeline(model, options.device_mesh, options.coordinates),
             on_root_enter=self._root_enters,
-            on_request_begin=self._request_begins,
-            on_request_end=self._request_ends,
         )
         for warning in self._scopes.warnings:
             warn(warning)
@@ -192,6 +185,7 @@ class Profiling:
             self._held = True
 
     def _takes_part(self) -> bool:
+        ranks = self._options.ranks
         if self._options.off:
             return False
         if self.finisher is None:
@@ -212,19 +206,15 @@ class Profiling:
                     [root.module for root in self._scopes.roots()], self._owned_tensors.optimizers()
                 ),
             )
-            self._check_ranks(self.finisher)
-        return self._options.ranks is None or self.finisher.info.rank in self._options.ranks
-
-    def _check_ranks(self, finisher: Finisher) -> None:
-        """Say so if nobody will record anything."""
-        ranks = self._options.ranks
-        if ranks is not None and finisher.info.rank == 0 and min(ranks) >= finisher.info.world_size > 1:
-            warn(
-                f"nothing is recorded: none of the ranks asked for is among the {finisher.info.world_size} of this job"
-            )
+            if ranks is not None and info.rank == 0 and min(ranks) >= info.world_size > 1:
+                warn(f"nothing is recorded: none of the ranks asked for is among the {info.world_size} of this job")
+        return ranks is None or self.finisher.info.rank in ranks
 
     def _counter(self, *, first: int = 0, source: StepSource = "nothing yet") -> StepCounter:
-        return StepCounter(first=first, source=source, optimizer_may_come=self._optimizer_may_come)
+        def optimizer_may_come() -> bool:
+            return bool(self._owned_tensors.optimizers()) or may_come(self._scopes.parameters())
+
+        return StepCounter(first=first, source=source, optimizer_may_come=optimizer_may_come)
 
     def _begin(self, plan: Plan, counter: StepCounter) -> None:
         assert self.finisher is not None
@@ -232,7 +222,7 @@ class Profiling:
             plan=plan,
             marks=self._scopes,
             new_session=self._new_session,
-            part_path=self.finisher.part_path,
+            part_path=self.finisher.place.part_path,
             held=self._owned_tensors,
             on_failure=self._failure,
             on_over=self.finisher.end_history,
@@ -241,16 +231,13 @@ class Profiling:
             alone=self.finisher.info.world_size == 1,
         )
         self._recorder = recorder
+        self._scopes.requests.on_begin, self._scopes.requests.on_end = recorder.request_begins, recorder.request_ends
         atexit.register(self._at_exit)
         self.finisher.begin_history()
         if self._entries == 1:
             listen(self._first_call)
         recorder.start()
         recorder.begin_entry(self._entries - 1)
-
-    def _optimizer_may_come(self) -> bool:
-        """One is alive that holds a parameter of a model, or was given."""
-        return bool(self._owned_tensors.optimizers()) or may_come(self._scopes.parameters())
 
     def _failure(self, what: str, error: Exception) -> None:
         if not self._failed:
@@ -259,8 +246,8 @@ class Profiling:
 
     def _new_session(self, mode: Mode) -> Session:
         options = self._options
-        if self.finisher is not None:
-            self.finisher.begin()
+        if self.finisher is not None and self.finisher.info.world_size > 1:
+            self.finisher.place.open()  # where others read from now on that this rank records
         return Session(
             activities=options.activities or machine_activities(),
             record_shapes=mode is Mode.FULL if options.record_shapes == "auto" else options.record_shapes,
@@ -281,28 +268,24 @@ class Profiling:
             return
         self._only_marks = True
         self._scopes.attach()
-        if records_elsewhere():
-            self._notices.warn_once(
-                "another",
-                "another thread is being profiled, and torch has one profiler a process: this ProfilerWrapper "
-                "records nothing and has no result",
-            )
-        else:
-            self._notices.warn_once(
-                "another",
-                "another torch profiler is on, and torch runs one at a time: this ProfilerWrapper records nothing "
-                "of its own and has no result. The layers are marked in the other one's trace.",
-            )
+        self._notices.warn_once(
+            "another",
+            "another thread is being profiled, and torch has one profiler a process: this ProfilerWrapper "
+            "records nothing and has no result"
+            if records_elsewhere()
+            else "another torch profiler is on, and torch runs one at a time: this ProfilerWrapper records nothing "
+            "of its own and has no result. The layers are marked in the other one's trace.",
+        )
 
     def _may_be_entered_again(self, recorder: Recorder) -> bool:
         """The block called a part of a model and ended no step: perhaps one turn of a loop over layers."""
         if self._entries != 1 or recorder.over or recorder.has_moved or recorder.counter.source != "nothing yet":
             return False
-        called = self._first_call
-        if called.module is None or called.had_backward:
+        module = self._first_call.module()
+        if module is None or self._first_call.had_backward:
             return False
-        known = self._scopes.is_part(called.module)
-        if not (is_part(called.module) if known is None else known):
+        known = self._scopes.is_part(module)
+        if not (is_part(module) if known is None else known):
             return False
         return self._gradients or self._root_calls <= _FEW_CALLS
 
@@ -311,14 +294,6 @@ class Profiling:
         self._gradients |= call.grad_enabled
         if self._recorder is not None:
             self._recorder.root_enters(call, updated=self._first_call.updated())
-
-    def _request_begins(self, request: Request) -> None:
-        if self._recorder is not None:
-            self._recorder.request_begins(request)
-
-    def _request_ends(self, request: Request) -> None:
-        if self._recorder is not None:
-            self._recorder.request_ends(request)
 
     # -- afterwards -------------------------------------------------------------------------------
 
@@ -395,10 +370,7 @@ class Profiling:
         """Take everything away, whatever state it is in."""
         recorder, self._recorder, self._held = self._recorder, None, False
         atexit.unregister(self._at_exit)
-        actions: list[Callable[[], object]] = [
-            lambda: stop_listening(self._first_call),
-            self._scopes.detach,
-        ]
+        actions: list[Callable[[], object]] = [lambda: stop_listening(self._first_call), self._scopes.detach]
         if recorder is not None:
             actions.insert(0, recorder.stop)
         if self.finisher is not None:

@@ -82,11 +82,7 @@ def _fill(main: ModuleType, code: CodeType, spec: ModuleSpec | None) -> None:
 
 
 def _find_script(name: str) -> tuple[CodeType, ModuleSpec | None]:
-    """A file with Python's source; of a directory or an archive what is called `__main__` in it.
-
-    Raises:
-        _NoScript: there is none.
-    """
+    """A file with Python's source; of a directory or archive its `__main__`. Raises _NoScript: there is none."""
     path = os.path.abspath(name)
     spec = PathFinder.find_spec("__main__", [path])
     if spec is not None:
@@ -101,11 +97,7 @@ def _find_script(name: str) -> tuple[CodeType, ModuleSpec | None]:
 
 
 def _find_module(name: str) -> tuple[CodeType, ModuleSpec]:
-    """The module, of a package what is called `__main__` in it.
-
-    Raises:
-        _NoScript: there is none.
-    """
+    """The module, of a package what is called `__main__` in it. Raises _NoScript: there is none."""
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
@@ -240,11 +232,7 @@ class _Profile:
 
 
 def make_script_options(given: Mapping[str, Any]) -> Options:
-    """Options of `ProfilerWrapper`, where `schedule` and `activities` are text.
-
-    Raises:
-        WrongUse: a value that means nothing.
-    """
+    """Options of `ProfilerWrapper`; `schedule` and `activities` are text. Raises WrongUse: a value means nothing."""
     from profiler_wrapper.run.options import make_options
 
     readers = {"schedule": _schedule, "activities": _activities}
@@ -275,11 +263,7 @@ def _activities(text: str) -> list[Any]:
 
 
 def check_options(given: Mapping[str, Any]) -> None:
-    """Refuse what means nothing before the script begins: in a process of its own, since it imports what reads options.
-
-    Raises:
-        WrongUse: a value that means nothing.
-    """
+    """Raise WrongUse for what means nothing, before the script begins: in a child, for it imports what reads them."""
     program = (
         f"from {__name__} import make_script_options, WrongUse\n"
         f"try: make_script_options({dict(given)!r})\n"

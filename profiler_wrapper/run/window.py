@@ -83,7 +83,6 @@ class FinishedWindow:
     """What came of it."""
 
     result: ProfileResult | None  # None: nothing was recorded, or it could not be analysed
-    files: str  # where they are and how big
     nothing_recorded: bool = False
     explained: bool = False  # the failure was
     text: str = ""  # the table and where the files are, to be printed
@@ -108,25 +107,24 @@ def finish_window(task: WindowTask) -> FinishedWindow:
         if task.options.peaks is not None and result.utilization is not None and result.utilization.peaks is not None:
             run["peaks"] = asdict(result.utilization.peaks)
     except EmptyRecording:
-        return FinishedWindow(result=None, files="", nothing_recorded=True)
+        return FinishedWindow(result=None, nothing_recorded=True)
     except Exception as error:
         files.write_traces(main=task.main.path, full=task.full)
         warn(f"what was recorded could not be analysed ({type(error).__name__}: {error}); {files.summary()}")
-        return FinishedWindow(result=None, files=files.summary())
+        return FinishedWindow(result=None)
     except BaseException:  # Ctrl-C; the traces are whole, and moving them takes no time
         files.write_traces(main=task.main.path, full=task.full)
         raise
     files.write(result, found, main=task.main.path, full=task.full)
-    explained = False
-    if task.failure is not None:
-        explained = explain_oom(task.failure, result, found=found, directory=files.directory)
-    summary = files.summary()
+    failure = task.failure
+    explained = failure is not None and explain_oom(failure, result, found=found, directory=files.directory)
     text = ""
     if task.prints:
+        summary = files.summary()
         rows = PRINTED_ROWS - len(summary.splitlines())
         table = console_table(result, rows=rows, width=_PRINTED_WIDTH, order="cost", unicode=task.unicode)
         text = f"{table}\n{summary}\n"
-    return FinishedWindow(result=result, files=summary, explained=explained, text=text)
+    return FinishedWindow(result=result, explained=explained, text=text)
 
 
 def keep_traces(task: WindowTask, problem: str) -> FinishedWindow:
@@ -136,7 +134,7 @@ def keep_traces(task: WindowTask, problem: str) -> FinishedWindow:
     trace = files.trace_path
     hint = "" if trace is None else f". To make the reports from the trace: python -m profiler_wrapper analyze {trace}"
     warn(f"{problem}; {files.summary()}{hint}")
-    return FinishedWindow(result=None, files=files.summary())
+    return FinishedWindow(result=None)
 
 
 def drop_parts(task: WindowTask) -> None:
@@ -191,9 +189,7 @@ def lack_of_memory(task: WindowTask) -> str:
 class Child:
     """One window, finished by a process of its own, which begins at once.
 
-    Args:
-        task: the window.
-        beside_training: at the lowest priority, in its turn, and on when this process has ended.
+    `beside_training`: at the lowest priority, in its turn, and on when this process has ended.
 
     Raises:
         OSError: no process can be started, or what it needs cannot be written.

@@ -28,8 +28,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
     If anything fails, what was there before stays, and nothing is left beside it.
 
-    Raises:
-        OSError: the file could not be written whole; always with the path.
+    Raises OSError: the file could not be written whole; always with the path.
     """
     # The process first: what one that was killed leaves is known by it. Nobody can have put a link at such a name. The
     # ending stays, which writers go by.

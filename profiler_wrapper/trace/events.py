@@ -202,11 +202,7 @@ class TraceEvents:
         self._repairs: dict[str, tuple[int, int]] = {}  # what was repaired -> count, and offset of the first
 
     def slices(self) -> Iterator[list[Event]]:
-        """The events, decoded, a slice at a time.
-
-        Raises:
-            BrokenTrace: the file is not a trace, or is malformed before its end.
-        """
+        """The events, decoded, a slice at a time. Raises BrokenTrace: no trace, or one malformed before its end."""
         try:
             self._read_head()
             while self.complete and not self._closed:

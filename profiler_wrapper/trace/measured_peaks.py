@@ -42,11 +42,7 @@ class MeasuredPeaks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_measured_peaks(path: str | os.PathLike[str]) -> MeasuredPeaks:
-    """The measurement in a file that `python -m profiler_wrapper peaks --measure -o FILE` wrote.
-
-    Raises:
-        WrongUse: there is no such file, or it is none of ours; the message says what to do.
-    """
+    """The measurement in a file that `peaks --measure -o FILE` wrote. Raises WrongUse, which says what to do."""
     name = os.fspath(path)
     try:
         found = msgspec.json.decode(Path(path).read_bytes(), type=MeasuredPeaks)

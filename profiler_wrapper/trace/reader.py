@@ -79,11 +79,7 @@ def read(path: str | os.PathLike[str], *, progress: Progress | None = None) -> R
 def read_with_shapes(
     path: str | os.PathLike[str], wanted: Callable[[str], bool] | None = None, *, progress: Progress | None = None
 ) -> tuple[Recording, Shapes]:
-    """What `read` gives, and the shapes of its ops by index of the span; with `wanted`, of ops of these names.
-
-    Raises:
-        As `read`.
-    """
+    """What `read` gives and raises, and shapes of ops by index of the span; with `wanted`, of ops of these names."""
     shapes = ShapeCollector(wanted)
     recording, kept = _read(path, shapes, progress)
     return recording, shapes.shapes(kept)

@@ -162,21 +162,12 @@ def attempt_number(environment: Mapping[str, str]) -> int:
     return 0
 
 
-def attempt_name(environment: Mapping[str, str]) -> str:
-    """The directory of this attempt in the run's; "" for the first, which has none of its own."""
-    number = attempt_number(environment)
-    return f"attempt{number}" if number else ""
-
-
 def claim(root: Path, launch: Launch, *, restarted: bool = False) -> bool:
-    """Whether ranks of `launch` may write into `root`: nobody has yet, or they have.
-
-    Raises:
-        OSError: nothing can be written there.
-    """
+    """Whether ranks of `launch` may write into `root`: they have, or nobody has. Raises OSError: it cannot be made."""
     owner = _owner(root)
     if owner is None:
-        if _has_ranks(root) and _owner(root) is None:  # they leave the file first, so these are older, or one alone
+        ranks = (rank for pattern in ("rank*/", "attempt*/rank*/") for rank in root.glob(pattern))
+        if any(ranks) and _owner(root) is None:  # they leave the file first, so these are older, or one alone
             return False
         root.mkdir(parents=True, exist_ok=True)
         _leave(root / LAUNCH_FILE, msgspec.json.encode(launch))
@@ -197,10 +188,6 @@ def _leave(path: Path, data: bytes) -> None:
             file.write(data)
     finally:
         beside.unlink(missing_ok=True)
-
-
-def _has_ranks(root: Path) -> bool:
-    return any(True for pattern in ("rank*/", "attempt*/rank*/") for _ in root.glob(pattern))
 
 
 def _owner(root: Path) -> Launch | None:
@@ -298,8 +285,7 @@ def open_run(
     is one. Nothing is written into twice: the second launch of a name, the second profile of a process,
     gets `<run>-2` on every rank.
 
-    Raises:
-        OSError: the directory cannot be made.
+    Raises OSError: the directory cannot be made.
     """
     prefix = safe_name(prefix, "profile")
     rank_name = safe_name(rank_name or f"rank{rank}", f"rank{rank}")
@@ -415,11 +401,7 @@ def safe_name(text: str, default: str) -> str:
 
 
 def given_directory(path: object, parameter: str) -> Path:
-    """A directory as a user gives it, `~` resolved.
-
-    Raises:
-        WrongUse: it can be none.
-    """
+    """A directory as a user gives it, `~` resolved. Raises WrongUse: it can be none."""
     try:
         found = Path(path).expanduser()  # type: ignore[arg-type]
     except TypeError:
@@ -447,11 +429,11 @@ def run_roots(
     `<run>/[attempt<N>]`, then `<run>-2/[attempt<N>]` ...: all ranks of a launch find the same, those of another
     launch of the same name others. A process that is alone, without a name, has a run of its own, named by the time.
 
-    Raises:
-        OSError: nothing can be written there.
+    Raises OSError: nothing can be written there.
     """
     parent = Path(output_dir).expanduser()
-    launch, attempt = find_launch(environment), attempt_name(environment)
+    launch, number = find_launch(environment), attempt_number(environment)
+    attempt = f"attempt{number}" if number else ""  # the first has no directory of its own
     named = environment.get(RUN_NAME_VARIABLE) or run_name
     if not (named or launch.job or world_size > 1):
         parent.mkdir(parents=True, exist_ok=True)  # where that fails, as behind a dangling link, no other name helps
@@ -521,11 +503,7 @@ def holdings_to_list(holdings: Sequence[Holding]) -> list[dict[str, Any]]:
 
 
 def read_holdings(held: object) -> tuple[Holding, ...]:
-    """What a run says of it; empty where it says nothing.
-
-    Raises:
-        ValueError: it is not what was written.
-    """
+    """What a run says of it; empty where it says nothing. Raises ValueError: it is not what was written."""
     try:
         return msgspec.convert(() if held is None else held, tuple[Holding, ...])
     except (msgspec.ValidationError, OverflowError) as error:
@@ -608,8 +586,7 @@ def trace_with_shapes(trace: Path, run: Mapping[str, Any]) -> Path | None:
 def run_beside(trace: Path) -> dict[str, Any] | None:
     """What the run.json beside a trace says of it; what was held, only of the trace that it names. None without one.
 
-    Raises:
-        BrokenTrace: it is not what was written.
+    Raises BrokenTrace: it is not what was written.
     """
     path = trace.parent / RUN_FILE
     if not path.is_file():
@@ -635,11 +612,7 @@ def href(file: Path, *, page: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """An object.
-
-    Raises:
-        BrokenTrace: the file holds none.
-    """
+    """An object. Raises BrokenTrace: the file holds none."""
     try:
         data = json.loads(path.read_bytes(), parse_int=_whole_number)
     except (ValueError, RecursionError) as error:

@@ -63,9 +63,9 @@ def _between(numbers: Iterable[int], end: int) -> list[range]:
     return found
 
 
-def ranges(numbers: Iterable[int], *, most: int = 12) -> str:
-    """`[0, 1, 2, 5]` -> `"0-2, 5"`; at most so many parts."""
-    return _ranges_text(parts_of(numbers), most)
+def ranges(numbers: Iterable[int]) -> str:
+    """`[0, 1, 2, 5]` -> `"0-2, 5"`; at most 12 parts."""
+    return _ranges_text(parts_of(numbers))
 
 
 def rank_list_text(ranks: Iterable[int]) -> str:
@@ -93,11 +93,7 @@ def _part_text(part: range) -> str:
 
 
 def parse_ranks(text: str, *, option: str = "--ranks") -> tuple[int, ...]:
-    """`"0-2,5"` -> `(0, 1, 2, 5)`; `option` is what errors name.
-
-    Raises:
-        WrongUse: that is no list of ranks.
-    """
+    """`"0-2,5"` -> `(0, 1, 2, 5)`; `option` is what errors name. Raises WrongUse: that is no list of ranks."""
     found: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,7})\s*(?:-\s*(\d{1,7})\s*)?", part)
@@ -206,11 +202,7 @@ def kind_of_span(name: str) -> str:
 
 
 def group_of_span(name: str) -> str:
-    """Who takes part in a communication of this name, by the custom of Megatron: ranks of one stage, if nothing else.
-
-    Returns:
-        One of `ALL`, `STAGE`, `EMBEDDING`, `OWN` and `PAIR`.
-    """
+    """Who takes part in a communication of this name, by Megatron's custom: ranks of one stage, if nothing else."""
     words = words_of(name)
     return next((group for group, pattern in _GROUPS if pattern.search(words)), STAGE)
 
@@ -318,8 +310,7 @@ def claim_timer_files(
     Args:
         worker: the number of a process that belongs to the rank and is none, as one that loads its data.
 
-    Raises:
-        OSError: they cannot be made.
+    Raises OSError: they cannot be made.
     """
     file = f"timer_rank{rank}" if worker is None else f"worker{worker}_of_rank{rank}"
     for run, root in run_roots(

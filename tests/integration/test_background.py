@@ -104,7 +104,7 @@ def test_windows_are_finished_in_order_and_the_loop_runs_on(
         (f"{BEGINS}import os; os.kill(os.getpid(), 9)", "ended with -9"),
         (  # all is written but what says so
             f"from profiler_wrapper.run import files, window; import time; "
-            f"files.WindowFiles._write_run = lambda *_, **__: time.sleep(600); {window._CHILD}",
+            f"files.WindowFiles._finish = lambda *_, **__: time.sleep(600); {window._CHILD}",
             "",
         ),
     ],
@@ -122,7 +122,7 @@ def test_what_a_child_does_not_finish_is_finished_by_who_waits(
         ((_, child),) = prof._profiling.finisher._later
         directory = directory_of(prof)
         for _ in range(600):
-            is_written = (directory / "result.json").exists() or "_write_run" not in program
+            is_written = (directory / "result.json").exists() or "WindowFiles._finish" not in program
             if child._process.poll() is not None or (child.patience_s() and is_written):
                 break
             time.sleep(0.05)

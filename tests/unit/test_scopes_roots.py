@@ -35,7 +35,7 @@ def test_the_first_module_called_stays_the_first_while_other_threads_call() -> N
     first, modules = FirstCall(), [nn.Linear(1, 1), nn.Linear(1, 1)]
     for module in modules:  # the second call had begun when the first one ended the listening
         first.open_call(module, (), {})
-    assert first.module is modules[0]
+    assert first.module() is modules[0]
 
 
 def test_a_wrapper_that_comes_later_is_the_model_that_it_holds(tape: Tape, attach: Any) -> None:
