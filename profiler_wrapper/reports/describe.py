@@ -351,11 +351,10 @@ def followed(analysis: Analysis) -> list[Followed]:
     series = []
     for name, values in analysis.series.items():
         match = _FUNCTION_OF_LAYER.fullmatch(name)
-        if match and match.group(1) in layers:
-            series.append(Followed(name, values, is_time=False))
-        else:
-            scaled = tuple(None if value is None else value / _US_PER_MS for value in values)
-            series.append(Followed(name, scaled, is_time=True))
+        is_time = match is None or match.group(1) not in layers
+        if is_time:
+            values = tuple(None if value is None else value / _US_PER_MS for value in values)
+        series.append(Followed(name, values, is_time))
     return series
 
 
@@ -364,18 +363,14 @@ def followed_lines(analysis: Analysis, *, most: int, width: int, unicode: bool) 
 
     What is a layer already has its row, and what has no value its warning.
     """
-    layers = {row.layer for row in analysis.layers}
+    layers, steps = {row.layer for row in analysis.layers}, len(step_numbers(analysis))
     series = [one for one in followed(analysis) if one.known and one.name not in layers]
     lines = []
     for i, one in enumerate(series[:most]):
-        rest = len(series) - most if i == most - 1 else 0
-        lines.append(_line(one, step_numbers(analysis), rest, width, unicode))
+        per = " per step" if len(one.values) == steps else " per entry" if len(one.values) > 1 else " in all"
+        after = f" {one.text(fmean(one.known))}{' ms' if one.is_time else ''}{per}"
+        if i == most - 1 and len(series) > most:
+            after += f" ({len(series) - most} more in the log)"
+        name = shorten(clean(one.name, unicode=unicode), width - cells("followed: " + after))
+        lines.append(f"followed: {name}{after}")
     return lines
-
-
-def _line(one: Followed, steps: Sequence[int], rest: int, width: int, unicode: bool) -> str:
-    per = " per step" if len(one.values) == len(steps) else " per entry" if len(one.values) > 1 else " in all"
-    after = f" {one.text(fmean(one.known))}{' ms' if one.is_time else ''}{per}"
-    after += f" ({rest} more in the log)" if rest > 0 else ""
-    name = shorten(clean(one.name, unicode=unicode), width - cells("followed: " + after))
-    return f"followed: {name}{after}"

@@ -248,13 +248,9 @@ def layer_numbers(layers: Sequence[str]) -> list[int | None]:
 
     `["embed", "layers.0", "layers.1", "norm"]` gives `[None, None, 1, None]`.
     """
-    numbers: list[int | None] = []
-    before = None
-    for layer in layers:
-        pattern, number = split_number(layer)
-        numbers.append(number if pattern == before else None)
-        before = pattern
-    return numbers
+    split = [split_number(layer) for layer in layers]
+    before = [None, *(pattern for pattern, _ in split)]
+    return [number if pattern == other else None for (pattern, number), other in zip(split, before, strict=False)]
 
 
 def short_names(layers: Sequence[str]) -> list[str]:

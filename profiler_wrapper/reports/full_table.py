@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from profiler_wrapper.analysis.model import PHASES, Analysis, Phase, StepRow, UncountedRow
@@ -169,15 +168,10 @@ def expert_layer_section(analysis: Analysis) -> str:
         "experts": lambda row: _known(row.experts, str),
         "tokens": lambda row: _known(row.tokens_per_step, "{:.6g}".format),
         "busiest/mean": lambda row: _known(row.balance, "{:.2f}".format),
-        **{
-            title: partial(_part_ms, part=part, steps=steps)
-            for title, part in (
-                ("router ms", "router_time_ns"),
-                ("experts ms", "experts_time_ns"),
-                ("shared ms", "shared_time_ns"),
-                ("all-to-all ms", "all_to_all_time_ns"),
-            )
-        },
+        "router ms": lambda row: _per_step_ms(row.router_time_ns, steps),
+        "experts ms": lambda row: _per_step_ms(row.experts_time_ns, steps),
+        "shared ms": lambda row: _per_step_ms(row.shared_time_ns, steps),
+        "all-to-all ms": lambda row: _per_step_ms(row.all_to_all_time_ns, steps),
         "": lambda row: shorten(clean(row.tokens_unknown or ", ".join(row.kernels)), _LONGEST_KERNELS),
     }
     return _table(analysis.expert_layers, columns, 2, left_last=True)
@@ -202,16 +196,12 @@ def adapter_section(analysis: Analysis) -> str:
     steps = step_count(analysis)
     columns: _Columns = {
         "layer": lambda row: clean(row.layer),
-        "base": partial(_part_ms, part="base_time_ns", steps=steps),
-        "adapters": partial(_part_ms, part="adapter_time_ns", steps=steps),
+        "base": lambda row: _per_step_ms(row.base_time_ns, steps),
+        "adapters": lambda row: _per_step_ms(row.adapter_time_ns, steps),
         "base GFLOP": lambda row: _known(row.base_flops_per_step, _giga),
         "adapters' GFLOP": lambda row: _known(row.adapter_flops_per_step, _giga),
     }
     return _table(analysis.adapters, columns, 1)
-
-
-def _part_ms(row: Any, *, part: str, steps: int) -> str:
-    return _per_step_ms(getattr(row, part), steps)
 
 
 def uncounted_section(rows: Sequence[UncountedRow]) -> str:
@@ -239,15 +229,15 @@ def step_section(analysis: Analysis) -> str:
         "time": lambda row: milliseconds(row.time_ns),
         "step takes": lambda row: took.get(row.step, ""),
         "CPU span": lambda row: _known(row.span_ns, milliseconds),
-        **{phase: partial(_phase_ms, phase=phase) for phase in phases},
+        **{phase: _in_phase(phase) for phase in phases},
         "attention": lambda row: _known(row.attention_ns or None, milliseconds),
         "peak": lambda row: _known(row.peak_bytes, lambda size: f"{mebibytes(size)} MiB"),
     }
     return _table(analysis.steps, columns, 1)
 
 
-def _phase_ms(row: StepRow, *, phase: Phase) -> str:
-    return _known(row.phases_ns.get(phase), milliseconds)
+def _in_phase(phase: Phase) -> Callable[[StepRow], str]:
+    return lambda row: _known(row.phases_ns.get(phase), milliseconds)
 
 
 def memory_sections(analysis: Analysis) -> list[tuple[str, str]]:
