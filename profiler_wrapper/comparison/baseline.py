@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 from profiler_wrapper.analysis.model import Analysis, LayerRow, Phase
 from profiler_wrapper.comparison.compare import Source, peak_bytes
 from profiler_wrapper.comparison.match import Side, match_names, shown_names, side_of, traits
-from profiler_wrapper.comparison.noise import FEWEST_STEPS
+from profiler_wrapper.comparison.times import FEWEST_STEPS
 from profiler_wrapper.errors import BrokenTrace, WrongUse
 from profiler_wrapper.reports.result_json import from_dict, to_dict
 from profiler_wrapper.result import load

@@ -32,14 +32,16 @@ from profiler_wrapper.comparison.model import (
     Decision,
     WorkChange,
 )
-from profiler_wrapper.comparison.noise import FEWEST_STEPS, LEAST_CHANGE_UNKNOWN, series_change
 from profiler_wrapper.comparison.text import CLOCK, MOST_OF_IT, PEAK, SURE, explained, uncertain, verdict_of
 from profiler_wrapper.comparison.times import (
+    FEWEST_STEPS,
+    LEAST_CHANGE_UNKNOWN,
     LEAST_ONE_SIDED,
     LEAST_SHARED,
     TimeChanges,
     UnitKey,
     changed_layers,
+    series_change,
     shared_time,
     time_changes,
 )

@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from profiler_wrapper.analysis.model import PHASES, Analysis, LayerRow, Phase
-from profiler_wrapper.analysis.statistics import fill_numbers, split_number
+from profiler_wrapper.analysis.statistics import Float, fill_numbers, split_number
 from profiler_wrapper.comparison.model import ComparedRow, Difference
-from profiler_wrapper.comparison.noise import Float
 
 _FEWEST_VOTES = 2  # a prefix that puts fewer names together is chance, unless they are all there is
 _ENOUGH = 0.5  # of the names of the smaller side: with fewer, classes are tried
