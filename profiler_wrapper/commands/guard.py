@@ -25,7 +25,6 @@ from profiler_wrapper.units import terminal_width
 
 
 def add(commands: Commands) -> None:
-    """The parser."""
     examples = (
         "--update baseline.json outputs/run1 outputs/run2 outputs/run3\nbaseline.json outputs/run\n"
         "--update --force baseline.json outputs/run4"

@@ -20,7 +20,6 @@ from profiler_wrapper.units import terminal_width
 
 
 def add(commands: Commands) -> None:
-    """The parser."""
     command = add_command(commands, "peaks", peaks, examples="--all\n--measure -o peaks.json")
     which = command.add_mutually_exclusive_group()
     which.add_argument("--all", action="store_true", help="every device that is known")

@@ -34,7 +34,6 @@ _TRACE = "timeline_trace.json.gz"
 
 
 def add(commands: Commands) -> None:
-    """The parser."""
     examples = (
         "outputs/profile-20260101-120000\n"
         "outputs/profile-20260101-120000 --ranks 0-7 --format json\n"

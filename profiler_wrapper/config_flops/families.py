@@ -409,8 +409,9 @@ _register_decoder(  # latent attention, dense blocks first, then experts and sha
 # Models whose tokens all see each other: BERT and ViT. Both conventions of attention are the same for them.
 
 
-def encoder(work: Work, fields: Fields, hidden: int, mlp_width: int, *, causal: bool = False) -> None:
+def encoder(work: Work, fields: Fields, hidden: int, *, causal: bool = False) -> None:
     """Blocks of attention and an MLP of two matrices."""
+    mlp_width = fields.whole("intermediate_size", "ffn_hidden_size")
     layers, heads = fields.whole(*LAYERS), fields.whole(*HEADS)
     HeadAttention(heads, heads, head_width(fields, heads)).add(work, hidden, causal=causal, times=layers)
     Mlp(mlp_width, gated=False).add(work, hidden, times=layers)
@@ -428,9 +429,7 @@ def bert(fields: Fields, batch: Batch) -> Work:
     fields.refuse(*UNCOUNTED)
     work = Work(batch)
     hidden = fields.whole(*HIDDEN)
-    encoder(
-        work, fields, hidden, fields.whole("intermediate_size", "ffn_hidden_size"), causal=fields.flag("is_decoder")
-    )
+    encoder(work, fields, hidden, causal=fields.flag("is_decoder"))
     _bert_head(work, fields, hidden)
     return work
 
@@ -477,7 +476,7 @@ def vit(fields: Fields, batch: Batch) -> Work:
     work.linear(
         "embedding", channels * height * width, hidden, rows=batch.tokens - batch.sequences, input_gradient=False
     )
-    encoder(work, fields, hidden, fields.whole("intermediate_size", "ffn_hidden_size"))
+    encoder(work, fields, hidden)
     name = fields.architecture or "ViTForImageClassification"
     if name == "ViTForImageClassification":
         work.linear("head", hidden, label_count(fields), rows=batch.sequences)

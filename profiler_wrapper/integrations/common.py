@@ -108,12 +108,6 @@ class MonitoredTraining(Guarded):
         self.monitor: TrainingMonitor | None = None
         self._learning_rate: float | None = None
 
-    def abandon(self) -> None:
-        self._close()
-
-    def _close(self) -> None:
-        raise NotImplementedError
-
     def _start(
         self,
         default_dir: str | os.PathLike[str],

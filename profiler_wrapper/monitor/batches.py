@@ -154,12 +154,8 @@ class _Hook:
         self._counter = counter
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling() or self._counter is None:
-            return
-        self._counter.count(args, kwargs)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Hook:
-        return _Hook()
+        if self._counter is not None and not torch.compiler.is_compiling():
+            self._counter.count(args, kwargs)
 
     def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
         return _Hook, ()

@@ -98,15 +98,8 @@ class FlopProbe:
         frequency: every so many steps; 0: never; `None`: every 500 where nothing else tells the FLOPs.
     """
 
-    def __init__(
-        self,
-        frequency: int | None,
-        notices: Notices,
-        *,
-        count: Callable[[Path, Mapping[str, Any]], Counting] = Counting,
-    ) -> None:
+    def __init__(self, frequency: int | None, notices: Notices) -> None:
         self._frequency, self._notices = frequency, notices
-        self._count = count
         self._session: Session | None = None
         self._step = 0
         self._watch: Watch | None = None
@@ -199,7 +192,7 @@ class FlopProbe:
             session.export(trace)
             # Compiled code says by its layers what it computes again.
             run = {} if scopes is None else {"layers": scopes.describe(), "compiled": scopes.describe_compiled()}
-            self._counting, self._counting_since_s = self._count(trace, run), time.monotonic()
+            self._counting, self._counting_since_s = Counting(trace, run), time.monotonic()
         except BaseException:
             shutil.rmtree(trace.parent, ignore_errors=True)
             raise

@@ -291,31 +291,6 @@ class Interval:
         return row
 
 
-class TimeSketch:
-    """How often a time was seen, in buckets of 1 %: any percentile is right within 0.5 %.
-
-    From a nanosecond to a year there are fewer than 4,000 buckets.
-    """
-
-    def __init__(self) -> None:
-        self._buckets = Counter[int]()
-
-    def add(self, time_s: float) -> None:
-        """Args: time_s: more than 0."""
-        self._buckets[math.ceil(math.log(time_s) / _LOG_GROWTH)] += 1
-
-    def percentile(self, percent: float) -> float | None:
-        """The time that `percent` of all were at most; None: there were none."""
-        wanted = max(1, math.ceil(self._buckets.total() * percent / 100))
-        seen = 0
-        for bucket in sorted(self._buckets):
-            seen += self._buckets[bucket]
-            if seen >= wanted:
-                # the value nearest to both ends of the bucket
-                return float(_BUCKET_GROWTH**bucket * 2 / (1 + _BUCKET_GROWTH))
-        return None
-
-
 class Range(NamedTuple):
     """The least and the most of what was seen."""
 
@@ -337,7 +312,8 @@ class RunStatistics:
     last_timestamp: float | None = None  # when the last one ended; seconds since 1970
     peak_memory_bytes: int | None = None  # the most that a record has
     totals: dict[str, float] = field(default_factory=dict)  # of `_TOTALS`, over all steps that have them
-    _times: TimeSketch = field(default_factory=TimeSketch)
+    # How many steps took as long, in buckets of 1 %: fewer than 4,000 from a nanosecond to a year.
+    _times: Counter[int] = field(default_factory=Counter)
 
     def add(self, record: StepRecord) -> None:
         self.steps += 1
@@ -354,13 +330,20 @@ class RunStatistics:
                 self.totals[name] = self.totals.get(name, 0) + value
         if self.rates.add(record):
             assert record.step_time_s is not None
-            self._times.add(record.step_time_s)
+            self._times[math.ceil(math.log(record.step_time_s) / _LOG_GROWTH)] += 1
             self.step_time_s = _widened(self.step_time_s, record.step_time_s)
             self.tflops_per_gpu = _widened(self.tflops_per_gpu, record.tflops_per_gpu)
 
     def step_time_percentile(self, percent: float) -> float | None:
-        """Seconds; within 0.5 % of the true one."""
-        return self._times.percentile(percent)
+        """What `percent` of the steps took at most: seconds, within 0.5 % of the true one; None: there were none."""
+        wanted = max(1, math.ceil(self._times.total() * percent / 100))
+        seen = 0
+        for bucket, count in sorted(self._times.items()):
+            seen += count
+            if seen >= wanted:
+                # the value nearest to both ends of the bucket
+                return float(_BUCKET_GROWTH**bucket * 2 / (1 + _BUCKET_GROWTH))
+        return None
 
 
 def _widened(seen: Range | None, value: float | None) -> Range | None:

@@ -73,22 +73,13 @@ class Sinks:
         statistics: of all steps so far.
     """
 
-    def __init__(
-        self,
-        sinks: Iterable[Sink],
-        session: Session,
-        *,
-        wait_s: float = WAIT_S,
-        closing_s: float = CLOSING_S,
-    ) -> None:
+    def __init__(self, sinks: Iterable[Sink], session: Session) -> None:
         self.session = session
         self.statistics = RunStatistics()
         self._interval = Interval(session.log_interval)
         self._pid = os.getpid()
-        self._workers = [_Worker(sink, session, wait_s) for sink in sinks]
-        self._finish = weakref.finalize(
-            self, _close, self._workers, self._interval, self.statistics, self._pid, closing_s
-        )
+        self._workers = [_Worker(sink, session) for sink in sinks]
+        self._finish = weakref.finalize(self, _close, self._workers, self._interval, self.statistics, self._pid)
 
     def write(self, record: StepRecord, *, skip: Collection[str] = frozenset()) -> None:
         """One step, in the order of the loop.
@@ -115,10 +106,10 @@ class Sinks:
         self._finish()
 
 
-def _close(workers: list[_Worker], interval: Interval, statistics: RunStatistics, pid: int, closing_s: float) -> None:
+def _close(workers: list[_Worker], interval: Interval, statistics: RunStatistics, pid: int) -> None:
     if os.getpid() != pid:
         return
-    until = time.monotonic() + closing_s
+    until = time.monotonic() + CLOSING_S
     row = interval.rest()
     for worker in workers:
         if row is not None:
@@ -126,7 +117,7 @@ def _close(workers: list[_Worker], interval: Interval, statistics: RunStatistics
         worker.hand_over(statistics)
     for worker in workers:
         if not worker.is_done(until - time.monotonic()):
-            worker.trouble = f"did not finish in {closing_s:g} s"
+            worker.trouble = f"did not finish in {CLOSING_S:g} s"
     _drop(workers)
     workers.clear()
 
@@ -147,10 +138,10 @@ class _Worker:
         trouble: why the sink is to be dropped, in words: its jobs are done no more.
     """
 
-    def __init__(self, sink: Sink, session: Session, wait_s: float) -> None:
+    def __init__(self, sink: Sink, session: Session) -> None:
         self.sink = sink
         self.trouble: str | None = None
-        self._wait_s = wait_s if sink.waited_for else 0.0
+        self._wait_s = WAIT_S if sink.waited_for else 0.0
         self._may_catch_up = True
         # No `Queue`: the garbage collector may close the sinks while this very thread holds that queue's lock.
         self._jobs: SimpleQueue[tuple[_Job, Event]] = SimpleQueue()

@@ -340,11 +340,7 @@ class Memory:
     def __init__(self, accelerator: Accelerator | None) -> None:
         self._accelerator = accelerator
         self._peak: int | None = None
-
-    @property
-    def kind(self) -> str:
-        """What is counted."""
-        return IN_PROCESS if self._accelerator is None else ON_DEVICE
+        self.kind = IN_PROCESS if accelerator is None else ON_DEVICE  # what is counted
 
     def read(self) -> tuple[int | None, int | None]:
         """Bytes now, and the most since the process began or the user last reset it; None where not known."""
