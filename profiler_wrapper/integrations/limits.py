@@ -39,11 +39,7 @@ class Limits(NamedTuple):
 
 
 def read_limits(given: Mapping[str, Any], *, root: Path, test: str, update: bool = False) -> Limits:
-    """The limits as a mark gives them.
-
-    Args:
-        root: what the path of a baseline is relative to.
-        test: names the baseline in a directory of them.
+    """The limits as a mark gives them; a baseline's path is relative to `root`, and `test` its name in a directory.
 
     Raises:
         WrongUse: a keyword that there is none of, a value that is no limit, or a baseline that is not there.

@@ -31,11 +31,7 @@ from profiler_wrapper.monitor.work import PROGRAM, Measurement, error_text
 class Counting:
     """The counting of one trace in a process of its own; in the end the trace is deleted with its directory.
 
-    Args:
-        run: what is known of its layers and compiled code, as plain data.
-
-    Raises:
-        OSError: no process could be started.
+    `run`: what is known of its layers and compiled code, as plain data. Raises OSError: no process could be started.
     """
 
     def __init__(self, trace: Path, run: Mapping[str, Any]) -> None:
@@ -89,13 +85,10 @@ _MOST_COMPILING_STEPS = 10
 
 
 class FlopProbe:
-    """Records whole steps and has them counted.
+    """Records a step of every `frequency` (0: none; None: 500 where nothing else tells the FLOPs) and has it counted.
 
     A recorded step costs what torch's profiler costs, and at its end the time to write the trace. It is counted in
     another process; only the first measurement is waited for, for a bounded time.
-
-    Args:
-        frequency: every so many steps; 0: never; `None`: every 500 where nothing else tells the FLOPs.
     """
 
     def __init__(self, frequency: int | None, notices: Notices) -> None:

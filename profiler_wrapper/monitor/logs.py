@@ -285,17 +285,12 @@ _CLAIMING = Lock()  # each log opens its file in a thread of its own
 class LogFiles:
     """Names the files of a run alike, lets no two runs share one, and removes the oldest.
 
-    Args:
-        kinds: what this run writes.
-        max_files: of each kind, the newest so many stay, this run's among them; 0: all.
-
-    Attributes:
-        stamp: of this run's files, as in their names; "" before the first is opened.
+    Of each of the `kinds` that this run writes, the newest `max_files` stay, this run's among them; 0: all.
     """
 
     def __init__(self, kinds: Sequence[LogKind], *, max_files: int) -> None:
         self._kinds, self._max_files = kinds, max_files
-        self.stamp = ""
+        self.stamp = ""  # of this run's files, as in their names; "" before the first is opened
 
     def open(self, session: Session, kind: LogKind) -> LineFile:
         """The new file of this kind. Raises OSError: it cannot be made."""
@@ -490,10 +485,8 @@ FLUSH_STEPS = 100  # steps that wait for a row at most
 class TrainingLog(Sink):
     """Each step, appended in place: only the end of the file is written again, and little of it is in memory.
 
-    It is brought up to date with each row. A file of an earlier run is moved aside, to `training_log_<its time>.json`.
-
-    Args:
-        max_files: the newest so many stay, this run's among them; 0: all.
+    It is brought up to date with each row. A file of an earlier run is moved aside, to `training_log_<its time>.json`;
+    the newest `max_files` stay, this run's among them; 0: all.
     """
 
     name = "training_log"

@@ -124,32 +124,19 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """What is written once, at the head of a log.
+    """What is written once, at the head of a log."""
 
-    Attributes:
-        start_time: seconds since 1970.
-        log_dir: where log files go; None: nowhere.
-        log_interval: steps between two rows of text, TensorBoard, W&B and console. JSON lines have every step.
-        rank, world_size: of this process; of the job.
-        device_name: None where not known.
-        peak_flops_per_s: of one device, dense, by type of number; None where not known.
-        peak_source: where these peaks are from.
-        convention: of attention, as in `StepRecord`.
-        memory_kind: what the memory of a step is: the accelerator's, or the process's.
-        versions: of torch, of this package, ...
-    """
-
-    start_time: float = field(default_factory=time.time)
-    log_dir: Path | None = None
-    log_interval: int = 10
-    rank: int = 0
-    world_size: int = 1
-    device_name: str | None = None
-    peak_flops_per_s: Mapping[str, float] | None = None
-    peak_source: str | None = None
-    convention: Convention = "full"
-    memory_kind: str = ""
-    versions: Mapping[str, str] = field(default_factory=dict)
+    start_time: float = field(default_factory=time.time)  # seconds since 1970
+    log_dir: Path | None = None  # where log files go; None: nowhere
+    log_interval: int = 10  # steps between two rows of text, TensorBoard, W&B and console; JSON lines have every step
+    rank: int = 0  # of this process
+    world_size: int = 1  # ranks of the job
+    device_name: str | None = None  # None, as of the next two: not known
+    peak_flops_per_s: Mapping[str, float] | None = None  # of one device, dense, by type of number
+    peak_source: str | None = None  # where these peaks are from
+    convention: Convention = "full"  # of attention, as in `StepRecord`
+    memory_kind: str = ""  # what the memory of a step is: the accelerator's, or the process's
+    versions: Mapping[str, str] = field(default_factory=dict)  # of torch, of this package, ...
 
     @property
     def stamp(self) -> str:
@@ -193,15 +180,12 @@ class Means(Rates):
     """Sums of work over sums of time, so that a long step weighs what it took.
 
     Of a kind of work, only steps count where it and the time are known. Steps that were profiled count nowhere.
-
-    Attributes:
-        steps: those that count: undisturbed, with a time.
     """
 
     __slots__ = ("_sums", "_time_s", "steps", "world_size")
 
     def __init__(self) -> None:
-        self.steps = 0
+        self.steps = 0  # those that count: undisturbed, with a time
         self.world_size = 1
         self._time_s = 0.0
         self._sums = {name: [0.0, 0.0, 0] for name in _WORK}  # the work, the time of its steps, their number
@@ -237,17 +221,13 @@ class Means(Rates):
 
 
 class Row(Means):
-    """What a log shows of the steps since its last row: their means, and the last of them.
-
-    Attributes:
-        record: the last step; its numbers other than times, work and rates are the row's.
-    """
+    """What a log shows of the steps since its last row: their means, and the last of them."""
 
     __slots__ = ("_broken_down", "_part_times_s", "record")
 
     def __init__(self) -> None:
         super().__init__()
-        self.record: StepRecord
+        self.record: StepRecord  # the last step; its numbers other than times, work and rates are the row's
         self._part_times_s: dict[str, float] = defaultdict(float)
         self._broken_down = 0  # steps whose parts are known
 

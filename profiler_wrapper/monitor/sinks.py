@@ -67,27 +67,20 @@ class Sinks:
 
     In a forked child (a worker of a data loader) all methods do nothing. What is still open when the process ends, or
     the object goes, is closed then.
-
-    Attributes:
-        session: what the sinks were opened with.
-        statistics: of all steps so far.
     """
 
     def __init__(self, sinks: Iterable[Sink], session: Session) -> None:
-        self.session = session
-        self.statistics = RunStatistics()
+        self.session = session  # what the sinks were opened with
+        self.statistics = RunStatistics()  # of all steps so far
         self._interval = Interval(session.log_interval)
         self._pid = os.getpid()
         self._workers = [_Worker(sink, session) for sink in sinks]
         self._finish = weakref.finalize(self, _close, self._workers, self._interval, self.statistics, self._pid)
 
     def write(self, record: StepRecord, *, skip: Collection[str] = frozenset()) -> None:
-        """One step, in the order of the loop.
+        """One step, in the order of the loop; `skip`: names of sinks that do not get it.
 
         When this returns, what sinks with `waited_for` write is with the operating system, unless they were slow.
-
-        Args:
-            skip: names of sinks that do not get it.
         """
         if not self._finish.alive or os.getpid() != self._pid:
             return
@@ -132,15 +125,11 @@ def _drop(workers: list[_Worker]) -> None:
 
 
 class _Worker:
-    """A sink and its thread, which is a daemon: one of an executor would hold up the end of the process.
-
-    Attributes:
-        trouble: why the sink is to be dropped, in words: its jobs are done no more.
-    """
+    """A sink and its thread, which is a daemon: one of an executor would hold up the end of the process."""
 
     def __init__(self, sink: Sink, session: Session) -> None:
         self.sink = sink
-        self.trouble: str | None = None
+        self.trouble: str | None = None  # why the sink is to be dropped, in words: its jobs are done no more
         self._wait_s = WAIT_S if sink.waited_for else 0.0
         self._may_catch_up = True
         # No `Queue`: the garbage collector may close the sinks while this very thread holds that queue's lock.
@@ -262,11 +251,7 @@ class Console(Sink):
 
 
 class Tracker(Sink):
-    """A sink that needs a package, which is imported when it is made: seconds of importing slow a training's steps.
-
-    Args:
-        module: what is imported; `name` is what to install.
-    """
+    """A sink that needs a package, which is imported when it is made: seconds of importing slow a training's steps."""
 
     def __init__(self, module: str) -> None:
         self._package: Any = None
@@ -276,7 +261,7 @@ class Tracker(Sink):
             self._missing = error
 
     def open(self, session: Session) -> None:
-        """Raises ImportError: there is no such package; the message says what to do."""
+        """Raises ImportError: there is no such package; the message says what to install: what the sink is called."""
         if self._package is None:
             raise ImportError(f"pip install {self.name} ({self._missing})") from self._missing
 

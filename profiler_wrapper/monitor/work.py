@@ -121,11 +121,9 @@ class Work(NamedTuple):
 
 
 class Roof:
-    """Times at the peak, each type of number at its own.
+    """Times at the peak, each type of number at its own; none is known without `peaks`.
 
-    Args:
-        peaks: None: not known, so neither is any time.
-        tf32: products of float32 numbers run as TF32, so their peak is that of "tfloat32" where it is known.
+    `tf32`: products of float32 numbers run as TF32, so their peak is that of "tfloat32" where it is known.
     """
 
     def __init__(self, peaks: Peaks | None, notices: Notices, *, tf32: bool = False) -> None:
