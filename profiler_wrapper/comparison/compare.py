@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -45,6 +45,7 @@ from profiler_wrapper.comparison.times import (
     shared_time,
     time_changes,
 )
+from profiler_wrapper.reports.describe import peak_bytes
 from profiler_wrapper.result import load
 
 Source = Analysis | str | os.PathLike[str]  # a result, or what `load` reads
@@ -286,14 +287,6 @@ def _per_step(side: Side, rows: Iterable[Any]) -> float:
 def flops_per_step(analysis: Analysis) -> int | None:
     """Of all that ran; None where none were counted, or some op tells none."""
     return sum(row.flops_per_step for row in analysis.flops) if analysis.flops and not analysis.uncounted else None
-
-
-def peak_bytes(analysis: Analysis) -> int | None:
-    """The highest allocated at any time; None where no allocation was recorded."""
-    peak = analysis.memory.get("peak")
-    whole = peak.get("allocated_bytes") if isinstance(peak, Mapping) else None
-    known = [whole, *(row.peak_bytes for row in analysis.steps)]
-    return max((int(size) for size in known if isinstance(size, (int, float))), default=None)
 
 
 def _finite(value: float) -> float | None:

@@ -184,7 +184,7 @@ def pair_rows(a: Analysis, b: Analysis) -> tuple[ComparedRow, ...]:
     shown_of_a = shown_names(a, b)
     rows_a = {(shown_of_a[row.layer], row.phase): row for row in a.layers}
     rows_b = {(row.layer, row.phase): row for row in b.layers}
-    backends_a, backends_b = _backends(a), _backends(b)
+    backends_a, backends_b = backends_of(a), backends_of(b)
     order = {layer: place for place, layer in enumerate(dict.fromkeys(layer for layer, _ in (*rows_b, *rows_a)))}
     return tuple(
         ComparedRow(
@@ -204,7 +204,7 @@ def blocks_of(pairs: Iterable[ComparedRow]) -> dict[str, str | None]:
     return {pair.layer: pair.row.block for pair in pairs}
 
 
-def _backends(analysis: Analysis) -> dict[tuple[str, Phase], tuple[str, ...]]:
+def backends_of(analysis: Analysis) -> dict[tuple[str, Phase], tuple[str, ...]]:
     """Backends of each layer's own attention, the one with most time first."""
     found: dict[tuple[str, Phase], list[tuple[int, str]]] = defaultdict(list)
     for row in analysis.attention:

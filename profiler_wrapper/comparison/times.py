@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -339,27 +339,25 @@ def _units(pairs: Sequence[ComparedRow]) -> Iterable[tuple[UnitKey, list[Compare
     for layer, members in by_layer.items():
         if layer:
             yield UnitKey((layer,), None), members
-    for layers in folds(pairs):
+    for layers in _folds(by_layer):
         members = [pair for layer in layers for pair in by_layer[layer]]
         yield UnitKey(layers, None), members
         for phase in dict.fromkeys(pair.phase for pair in members):
             yield UnitKey(layers, phase), [pair for pair in members if pair.phase == phase]
 
 
-def folds(pairs: Iterable[ComparedRow]) -> list[tuple[str, ...]]:
+def _folds(rows: Mapping[str, Sequence[ComparedRow]]) -> list[tuple[str, ...]]:
     """Layers of one class that have one place in their blocks, or names that differ in one number; three or more.
 
     What only one side has goes together.
     """
-    rows: dict[str, list[ComparedRow]] = defaultdict(list)
-    for pair in pairs:
-        rows[pair.layer].append(pair)
     groups: dict[tuple[object, ...], list[str]] = defaultdict(list)
-    for layer, (first, *_) in rows.items():
-        pattern, number = like_name(layer, first.row.block)
-        sides = tuple(any(getattr(pair, side) is not None for pair in rows[layer]) for side in "ab")
+    for layer, pairs in rows.items():
+        first = pairs[0].row
+        pattern, number = like_name(layer, first.block)
+        sides = tuple(any(getattr(pair, side) is not None for pair in pairs) for side in "ab")
         if number is not None:
-            groups[pattern, first.row.class_name, sides].append(layer)
+            groups[pattern, first.class_name, sides].append(layer)
     return [tuple(layers) for layers in groups.values() if len(layers) >= FEWEST_SIBLINGS]
 
 
@@ -388,11 +386,11 @@ class _Tree:
     def __init__(self, pairs: Sequence[ComparedRow], changes: TimeChanges) -> None:
         self._changes = changes.units
         self._children: dict[str | None, list[str]] = defaultdict(list)
-        self._phases: dict[str, list[Phase]] = defaultdict(list)
+        self._rows: dict[str, list[ComparedRow]] = defaultdict(list)
         shown: dict[str | None, str] = {pair.a.layer: pair.layer for pair in pairs if pair.a is not None}
         parents: dict[str, str | None] = {}
         for pair in pairs:
-            self._phases[pair.layer].append(pair.phase)
+            self._rows[pair.layer].append(pair)
             if pair.b is not None:
                 parents[pair.layer] = pair.b.parent
             else:
@@ -401,11 +399,11 @@ class _Tree:
             above = parents[layer]
             self._children[above if above and above in parents else None].append(layer)
         self._blocks = blocks_of(pairs)
-        self._fold_of = {layer: fold for fold in folds(pairs) for layer in fold}
+        self._fold_of = {layer: fold for fold in _folds(self._rows) for layer in fold}
 
     def roots(self) -> list[UnitKey]:
         """Where to begin: the roots, and what has no module, phase by phase."""
-        outside = [UnitKey(("",), phase) for phase in self._phases[""]]
+        outside = [UnitKey(("",), pair.phase) for pair in self._rows.get("", ())]
         return self._together(self._children[None]) + [key for key in outside if self._apart(key)]
 
     def explain(self, key: UnitKey) -> list[UnitKey]:
@@ -465,7 +463,7 @@ class _Tree:
 
     def _phase_of(self, key: UnitKey, whole: UnitChange) -> tuple[Phase | None, UnitChange]:
         """The phase that has most of the change, and its own; else none and the change of all."""
-        for phase in dict.fromkeys(phase for layer in key.layers for phase in self._phases[layer]):
+        for phase in dict.fromkeys(pair.phase for layer in key.layers for pair in self._rows[layer]):
             part = self._changes.get(UnitKey(key.layers, phase))
             if part is not None and part.apart and part.apart_ns / whole.apart_ns >= EXPLAINS:
                 return phase, part

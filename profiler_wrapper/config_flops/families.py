@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple
 
 from profiler_wrapper.config_flops.model_flops import Batch, Fields, Work, register_family, whole_number
@@ -529,7 +530,7 @@ def _dit(fields: Fields, batch: Batch) -> Work:
     batch = batch.or_of_length(patches(fields, "sample_size", "patch_size"))
     work = Work(batch)
     hidden, layers = _width(fields), fields.whole(*LAYERS)
-    channels, patch = fields.whole("in_channels"), _patch_area(fields)
+    channels, patch = fields.whole("in_channels"), prod(sides(fields, "patch_size"))
     work.linear("embedding", channels * patch, hidden, input_gradient=False)
     _timestep(work, _SINE_WIDTH, hidden, hidden, times=layers + 1)
     work.linear("modulation", hidden, _MODULATIONS * hidden, rows=batch.sequences, times=layers)
@@ -541,7 +542,7 @@ def _dit(fields: Fields, batch: Batch) -> Work:
 
 def _cogvideox(fields: Fields, batch: Batch) -> Work:
     text = fields.whole("max_text_seq_length")
-    patch, frames_of_patch = _patch_area(fields), fields.whole("patch_size_t", default=1)
+    patch, frames_of_patch = prod(sides(fields, "patch_size")), fields.whole("patch_size_t", default=1)
     batch = batch.or_of_length(text + _video_tokens(fields, frames_of_patch))
     work = Work(batch)
     hidden, layers, time_width = _width(fields), fields.whole(*LAYERS), fields.whole("time_embed_dim")
@@ -565,11 +566,6 @@ def _cogvideox(fields: Fields, batch: Batch) -> Work:
 
 def _width(fields: Fields) -> int:
     return fields.whole(*HEADS) * fields.whole("attention_head_dim")
-
-
-def _patch_area(fields: Fields) -> int:
-    height, width = sides(fields, "patch_size")
-    return height * width
 
 
 def _video_tokens(fields: Fields, frames_of_patch: int) -> int:

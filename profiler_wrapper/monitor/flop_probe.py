@@ -160,7 +160,12 @@ class FlopProbe:
         if self._is_on_another_thread():
             return
         session, self._session = self._session, None
-        scopes = self._unwatch()
+        watch, self._watch = self._watch, None
+        scopes, self._scopes = self._scopes, None
+        if scopes is not None:
+            scopes.detach()
+        if watch is not None:
+            watch.remove()
         if session is None:
             return
         try:
@@ -264,15 +269,6 @@ class FlopProbe:
         elif too_much is not None:
             self.cancel()
             self._notices.warn_once("growth", f"the FLOPs of step {self._step} were not measured, because {too_much}")
-
-    def _unwatch(self) -> LayerScopes | None:
-        watch, self._watch = self._watch, None
-        scopes, self._scopes = self._scopes, None
-        if scopes is not None:
-            scopes.detach()
-        if watch is not None:
-            watch.remove()
-        return scopes
 
     def _failed(self, error: Exception) -> None:
         self._notices.warn_once("probe", f"the FLOPs of step {self._step} could not be measured: {error_text(error)}")

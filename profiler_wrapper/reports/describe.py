@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -135,13 +135,12 @@ def parts_in_words(analysis: Analysis) -> str:
     for name in names:
         of_name = [row for row in rows if row.part == name]
         count, time_ms = sum(row.count for row in of_name) / steps, sum(row.time_ns for row in of_name) / steps / 1e6
-        said.append(f"{clean(name) if count <= 1 else _several(count, clean(name))} {time_ms:.3f} ms")
+        what = clean(name)
+        if count > 1:
+            what = f"{count:g} {what}s" if what == "token" else f"{count:g} x {what}"
+        said.append(f"{what} {time_ms:.3f} ms")
     unit = "a request" if analysis.run.get("step_source") == "requests" else "a step"
     return f"{unit}: {', '.join(said)}"
-
-
-def _several(count: float, name: str) -> str:
-    return f"{count:g} {name}s" if name == "token" else f"{count:g} x {name}"
 
 
 def left_out_in_words(analysis: Analysis) -> str:
@@ -296,6 +295,14 @@ def expert_and_adapter_lines(analysis: Analysis, width: int) -> list[str]:
         own, base = (f"{time_ns / step_count(analysis) / 1e6:.3f} ms" for time_ns in (own_ns, base_ns))
         lines.append(f"adapters: {own} {per_step(analysis)} beside {base} of the {len(rows)} layers they adapt")
     return [shorten(clean(line), width) for line in lines]
+
+
+def peak_bytes(analysis: Analysis) -> int | None:
+    """The highest allocated at any time; None where no allocation was recorded."""
+    peak = analysis.memory.get("peak")
+    whole = peak.get("allocated_bytes") if isinstance(peak, Mapping) else None
+    known = [whole, *(row.peak_bytes for row in analysis.steps)]
+    return max((int(size) for size in known if isinstance(size, (int, float))), default=None)
 
 
 def attention_backends(analysis: Analysis) -> dict[str, int]:

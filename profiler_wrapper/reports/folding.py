@@ -15,9 +15,9 @@ from itertools import count
 from statistics import median
 from typing import Any, Literal
 
-from profiler_wrapper.analysis.model import Analysis, LayerRow, Phase
+from profiler_wrapper.analysis.model import PHASES, Analysis, LayerRow, Phase
 from profiler_wrapper.analysis.statistics import FEWEST_VALUES, fill_numbers, outliers, split_number
-from profiler_wrapper.reports.columns import Values, layer_values, phase_times, summed
+from profiler_wrapper.reports.columns import Values, layer_values, summed
 from profiler_wrapper.reports.describe import step_count
 from profiler_wrapper.units import MIB
 
@@ -219,11 +219,6 @@ class Shown:
     extras: list[Any] = field(default_factory=list)
     children: list[Shown] = field(default_factory=list)
 
-    @property
-    def inside_fold(self) -> bool:
-        """Whether it stands for a part of many layers."""
-        return self.parent is not None and len(self.parent.fold.members) > 1
-
     def walk(self) -> Iterator[Shown]:
         """Itself and all below it."""
         stack = [self]
@@ -254,7 +249,8 @@ def choose(tree: Tree, *, most: int, extras: Callable[[Shown], list[Any]]) -> tu
                 break
             room -= 1
             one.parent.children.append(one)
-        if one.fold.numbered and not one.inside_fold:
+        part_of_many = one.parent is not None and len(one.parent.fold.members) > 1
+        if one.fold.numbered and not part_of_many:
             one.extras = extras(one)[:room]
             room -= len(one.extras)
         if room > 0:
@@ -357,7 +353,7 @@ def layer_bars(analysis: Analysis) -> list[LayerBar]:
         LayerBar(
             layer=total.layer,
             block=total.kind == "block",
-            times_ms={phase: time_ns / per_ms for phase, time_ns in phase_times(total.values).items()},
+            times_ms={phase: total.values[phase] / per_ms for phase in PHASES if phase in total.values},
             attention_ms={name: time_ns / per_ms for name, time_ns in attention.get(total.layer, {}).items()},
             entry_mib=_mib(total.values["entry"]),
             exit_mib=_mib(total.values["exit"]),

@@ -38,27 +38,23 @@ def full_table(analysis: Analysis) -> str:
     ]
     steps = (step_section(analysis), parts_in_words(analysis), left_out_in_words(analysis))
     sections = [
-        ", ".join(title_parts(analysis)),
-        _section(f"Layers, in model order: ms {per_step(analysis)}, MiB", layer_section(analysis)),
-        _section(f"Attention: ms {per_step(analysis)}", attention_section(analysis)),
-        _section(f"Classes: ms {per_step(analysis)}", class_section(analysis)),
-        _section(f"Layers of experts: ms {per_step(analysis)}", expert_layer_section(analysis)),
-        _section("Experts, in the steps with shapes: ms a step", expert_section(analysis)),
-        _section(f"Adapters beside what they adapt: ms {per_step(analysis)}", adapter_section(analysis)),
-        _section("Share of the peak", use_line(analysis, _LONGEST_LINE)),
-        _section(f"Work of which no FLOPs are known: ms {per_step(analysis)}", uncounted_section(analysis.uncounted)),
-        _section("Work of which no bytes are known: ms a step", uncounted_section(analysis.untold_bytes)),
-        _section("Steps: ms", "\n".join(filter(None, steps))),
-        _section("Followed by name: ms in each step or entry; of a function what it gave", "\n".join(series)),
-        *(_section(title, text) for title, text in memory_sections(analysis)),
-        _section("KV cache", "\n".join(kv_cache_lines(analysis))),
-        _section("Warnings", "\n".join(clean(warning) for warning in analysis.warnings)),
+        (f"Layers, in model order: ms {per_step(analysis)}, MiB", layer_section(analysis)),
+        (f"Attention: ms {per_step(analysis)}", attention_section(analysis)),
+        (f"Classes: ms {per_step(analysis)}", class_section(analysis)),
+        (f"Layers of experts: ms {per_step(analysis)}", expert_layer_section(analysis)),
+        ("Experts, in the steps with shapes: ms a step", expert_section(analysis)),
+        (f"Adapters beside what they adapt: ms {per_step(analysis)}", adapter_section(analysis)),
+        ("Share of the peak", use_line(analysis, _LONGEST_LINE)),
+        (f"Work of which no FLOPs are known: ms {per_step(analysis)}", uncounted_section(analysis.uncounted)),
+        ("Work of which no bytes are known: ms a step", uncounted_section(analysis.untold_bytes)),
+        ("Steps: ms", "\n".join(filter(None, steps))),
+        ("Followed by name: ms in each step or entry; of a function what it gave", "\n".join(series)),
+        *memory_sections(analysis),
+        ("KV cache", "\n".join(kv_cache_lines(analysis))),
+        ("Warnings", "\n".join(clean(warning) for warning in analysis.warnings)),
     ]
-    return "\n\n".join(section for section in sections if section) + "\n"
-
-
-def _section(title: str, text: str) -> str:
-    return f"{title}\n\n{text}" if text else ""
+    parts = [", ".join(title_parts(analysis)), *(f"{title}\n\n{text}" for title, text in sections if text)]
+    return "\n\n".join(parts) + "\n"
 
 
 def layer_section(analysis: Analysis) -> str:

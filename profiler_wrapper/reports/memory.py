@@ -333,14 +333,13 @@ def memory_lines(memory: Mapping[str, Any], width: int) -> list[str]:
 
 def memory_use_sections(use: MemoryUse) -> list[tuple[str, str]]:
     """Titles and texts, all sizes in MiB."""
-    sections = [
+    return [
         (f"Memory of {clean(use.device)} at the peak, by category: MiB", _peak_table(use)),
         ("Who holds it at the peak: MiB", _owner_table(use)),
         ("Memory by category over time: MiB", _moment_table(use)),
         ("Memory from step to step", "\n".join(_trend(use))),
         ("What would lower the peak", "\n".join(map(_change_text, use.changes))),
     ]
-    return [(title, text) for title, text in sections if text]
 
 
 def _peak_table(use: MemoryUse) -> str:

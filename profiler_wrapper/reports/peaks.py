@@ -70,25 +70,21 @@ def measured_text(measured: MeasuredPeaks, maker: Peaks | None, *, width: int) -
     rows = [_row(kind, ceiling, of_maker.get(kind)) for kind, ceiling in ceilings.items()]
     header = ("type", "best", "median", "maker's", "best of it", "size")
     when = f"measured {measured.date[:16]} UTC, torch {measured.torch}"
-    lines = [f"{clean(measured.device)}, {clean(when)}", grid(header, rows, left_last=True), ""]
-    lines += _wrapped(
-        "Square matmuls, 2 n^3 FLOPs; a copy counts the bytes that it reads and those that it writes.", width
-    )
+    notes = ["Square matmuls, 2 n^3 FLOPs; a copy counts the bytes that it reads and those that it writes."]
     noisy = [kind for kind, ceiling in ceilings.items() if ceiling.median_per_s < _NOISY * ceiling.per_s]
     if noisy:
-        lines += _wrapped(
+        notes.append(
             f"The times of {', '.join(noisy)} vary: something else may run on this machine, and the roof be higher. "
-            "Measure again when it is idle.",
-            width,
+            "Measure again when it is idle."
         )
     if measured.left_out:
-        lines += _wrapped(
-            "Not measured: " + "; ".join(f"{kind} ({clean(why)})" for kind, why in measured.left_out.items()) + ".",
-            width,
-        )
+        left_out = "; ".join(f"{kind} ({clean(why)})" for kind, why in measured.left_out.items())
+        notes.append(f"Not measured: {left_out}.")
     if maker:
-        lines += _wrapped(f"Maker's: {clean(maker.source)}.", width)
-    return "\n".join(lines)
+        notes.append(f"Maker's: {clean(maker.source)}.")
+    table = grid(header, rows, left_last=True)
+    wrapped = (line for note in notes for line in _wrapped(note, width))
+    return "\n".join([f"{clean(measured.device)}, {clean(when)}", table, "", *wrapped])
 
 
 def measured_dict(measured: MeasuredPeaks, maker: Peaks | None) -> dict[str, Any]:
