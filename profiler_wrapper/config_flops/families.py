@@ -470,7 +470,7 @@ def vit(fields: Fields, batch: Batch) -> Work:
     The patches come from the data, so their gradient is not computed.
     """
     height, width = sides(fields, "patch_size")
-    batch = batch.or_of_length(1 + patches(fields, "image_size", "patch_size"))
+    batch = batch.or_of_length(1 + patches(fields, "image_size"))
     work = Work(batch)
     hidden = fields.whole(*HIDDEN)
     channels = fields.whole("num_channels")
@@ -498,9 +498,9 @@ def sides(fields: Fields, *names: str) -> tuple[int, int]:
     return height, width
 
 
-def patches(fields: Fields, image: str, patch: str) -> int:
+def patches(fields: Fields, image: str) -> int:
     """How many patches an image of the config's size has."""
-    (height, width), (patch_height, patch_width) = sides(fields, image), sides(fields, patch)
+    (height, width), (patch_height, patch_width) = sides(fields, image), sides(fields, "patch_size")
     return (height // patch_height) * (width // patch_width)
 
 
@@ -527,7 +527,7 @@ def _dit(fields: Fields, batch: Batch) -> Work:
     """In diffusers each block embeds the timestep by itself, and the first block's embedding runs again at the end."""
     if fields.get("norm_type", default="ada_norm_zero") != "ada_norm_zero":
         raise WrongUse(f"a DiT with norm_type={fields.get('norm_type')!r} has other products than those counted here")
-    batch = batch.or_of_length(patches(fields, "sample_size", "patch_size"))
+    batch = batch.or_of_length(patches(fields, "sample_size"))
     work = Work(batch)
     hidden, layers = _width(fields), fields.whole(*LAYERS)
     channels, patch = fields.whole("in_channels"), prod(sides(fields, "patch_size"))

@@ -59,16 +59,8 @@ _SAME = (
 _MAY_BE_NAN = ("loss", "grad_norm", "learning_rate", "step_time_ms")
 
 
-def step_entry(record: StepRecord) -> dict[str, Any]:
-    """A step as it was. What is not known is None.
-
-    Numbers that are not finite, which JSON does not have, are null in a file; `not_finite` then says which they were.
-    """
-    return _entry(record, record)
-
-
 def row_entry(row: Row) -> dict[str, Any]:
-    """As `step_entry` of the row's last step, with the row's means in the place of its times, work and rates."""
+    """That of the row's last step, with the row's means in the place of its times, work and rates."""
     work = {name: row.per_step(name) for name in _SAME[:4]}
     for name in ("tokens", "samples"):
         if (mean := work[name]) is not None and mean.is_integer():
@@ -77,6 +69,10 @@ def row_entry(row: Row) -> dict[str, Any]:
 
 
 def _entry(record: StepRecord, timed: StepRecord | Row) -> dict[str, Any]:
+    """A step with the times and rates of `timed`. What is not known is None.
+
+    Numbers that are not finite, which JSON does not have, are null in a file; `not_finite` then says which they were.
+    """
     parts = timed.breakdown_s
     entry: dict[str, Any] = {
         "iteration": record.step,
@@ -354,7 +350,7 @@ class JsonLog(Sink):
         self._start_time = session.stamp
 
     def write(self, record: StepRecord) -> None:
-        self._file.write(encode(step_entry(record)) + b"\n")
+        self._file.write(encode(_entry(record, record)) + b"\n")
 
     def write_row(self, row: Row) -> None:
         self._summary.add(row)

@@ -163,14 +163,8 @@ class Session:
 
 PERCENTILES = (50, 95, 99)
 
-_WORK = (
-    "model_flops",
-    "hardware_flops",
-    "model_time_at_peak_s",
-    "hardware_time_at_peak_s",
-    "samples",
-    "tokens",
-)
+FLOPS = ("model_flops", "hardware_flops", "model_time_at_peak_s", "hardware_time_at_peak_s")
+_WORK = (*FLOPS, "samples", "tokens")
 _TOTALS = ("samples", "tokens", "model_flops", "step_time_s")
 _BUCKET_GROWTH = 1.01  # of a bucket of times over the one below it
 _LOG_GROWTH = math.log(_BUCKET_GROWTH)

@@ -25,7 +25,7 @@ from profiler_wrapper.analysis.work.formulas import has_formula
 from profiler_wrapper.analysis.work.peaks import Peaks
 from profiler_wrapper.analysis.work.utilization import RECOMPUTE_IS_HIDDEN, StepWork, hides_recompute, work_of_count
 from profiler_wrapper.errors import EmptyRecording, Notices, ProfilerWrapperError
-from profiler_wrapper.monitor.records import Convention, FlopsSource, StepRecord
+from profiler_wrapper.monitor.records import FLOPS, Convention, FlopsSource, StepRecord
 from profiler_wrapper.trace.reader import read_with_shapes
 
 # --------------------------------------------------------------------------------------------------
@@ -115,8 +115,7 @@ class Work(NamedTuple):
 
     def times(self, factor: float) -> Work:
         """That of so many times the sequences."""
-        names = "model_flops", "hardware_flops", "model_time_at_peak_s", "hardware_time_at_peak_s"
-        known = {name: value for name in names if (value := getattr(self, name)) is not None}
+        known = {name: value for name in FLOPS if (value := getattr(self, name)) is not None}
         return self._replace(**{name: value * factor for name, value in known.items()})
 
 
