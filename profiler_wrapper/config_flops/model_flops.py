@@ -46,7 +46,6 @@ class Fields:
         self, config: object, given: Mapping[str, object] | None = None, *, class_name: str | None = None
     ) -> None:
         self._config = config
-        self._entries = config if isinstance(config, Mapping) else None
         self._given = dict(given or {})
         self._class_name = class_name
         self.taken_as: str | None = None  # a model_type that stands before the config's
@@ -132,8 +131,8 @@ class Fields:
         return sorted(self._given.keys() - self.read)
 
     def _of_config(self, name: str) -> Any:
-        if self._entries is not None:
-            return self._entries.get(name, _MISSING)
+        if isinstance(self._config, Mapping):
+            return self._config.get(name, _MISSING)
         return getattr(self._config, name, _MISSING)
 
 

@@ -190,6 +190,11 @@ def summed(rows: Sequence[Values]) -> dict[str, Any]:
     }
 
 
+def phase_times(values: Values) -> dict[Any, Any]:
+    """The time in each phase that there is, in their order."""
+    return {phase: values[phase] for phase in PHASES if phase in values}
+
+
 class Scale(NamedTuple):
     """What makes the values of one table from sums over the timed trace and from work per step."""
 

@@ -15,9 +15,9 @@ from itertools import count
 from statistics import median
 from typing import Any, Literal
 
-from profiler_wrapper.analysis.model import PHASES, Analysis, LayerRow, Phase
+from profiler_wrapper.analysis.model import Analysis, LayerRow, Phase
 from profiler_wrapper.analysis.statistics import FEWEST_VALUES, fill_numbers, outliers, split_number
-from profiler_wrapper.reports.columns import Values, layer_values, summed
+from profiler_wrapper.reports.columns import Values, layer_values, phase_times, summed
 from profiler_wrapper.reports.describe import step_count
 from profiler_wrapper.units import MIB
 
@@ -353,7 +353,7 @@ def layer_bars(analysis: Analysis) -> list[LayerBar]:
         LayerBar(
             layer=total.layer,
             block=total.kind == "block",
-            times_ms={phase: total.values[phase] / per_ms for phase in PHASES if phase in total.values},
+            times_ms={phase: time_ns / per_ms for phase, time_ns in phase_times(total.values).items()},
             attention_ms={name: time_ns / per_ms for name, time_ns in attention.get(total.layer, {}).items()},
             entry_mib=_mib(total.values["entry"]),
             exit_mib=_mib(total.values["exit"]),
