@@ -295,15 +295,15 @@ class Batches:
 
     def _pairs(self, name: str, shapes: Any) -> tuple[tuple[int, int], ...] | None:
         """As plain numbers; None where there are none, or they are no pairs of numbers, which is said."""
-        found = None
-        if shapes is not None:
-            try:
-                found = tuple((int(sequences), int(length)) for sequences, length in shapes)
-            except (TypeError, ValueError):
-                found = None
-            if not found:
-                why = "of each micro-batch there is to be a shape (sequences, places)"
-                self._notices.warn_once(name, f"the monitor leaves out {name}: {why}")
+        if shapes is None:
+            return None
+        try:
+            found = tuple((int(sequences), int(length)) for sequences, length in shapes)
+        except (TypeError, ValueError):
+            found = ()
+        if not found:
+            why = "of each micro-batch there is to be a shape (sequences, places)"
+            self._notices.warn_once(name, f"the monitor leaves out {name}: {why}")
         return found or None
 
     def compare(self, step: int, taken: Shapes, seen: Sequence[BatchSize]) -> None:
