@@ -84,7 +84,6 @@ def guard(options: argparse.Namespace) -> int:
 
 
 def _update(options: argparse.Namespace) -> int:
-    """Write the baseline."""
     from profiler_wrapper.comparison.baseline import make_baseline, write_baseline
 
     path = Path(options.baseline)

@@ -157,21 +157,13 @@ def compare(a: Source, b: Source, *, name_a: str = "", name_b: str = "") -> Comp
     totals = tuple(replace(total, decision="not certain") if uncertain(total) else total for total in totals)
     if totals[0].decision == "not certain":
         decision = "not certain"
+    bases = (a.time_basis, b.time_basis)
     precise = math.isfinite(changes.total.mean_error) and changes.total.mean_error <= SURE
     sure = changes.known and (
         precise if decision in ("no difference", "not certain") else explained(found, totals[0]) >= MOST_OF_IT
     )
     return Comparison(
-        verdict=verdict_of(
-            phases,
-            different,
-            totals,
-            changes,
-            found,
-            work,
-            backend_changes,
-            (a.time_basis, b.time_basis),
-        ),
+        verdict=verdict_of(phases, different, totals, changes, found, work, backend_changes, bases),
         decision=decision,
         confidence="high" if sure else "low",
         name_a=name_a,

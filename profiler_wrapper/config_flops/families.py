@@ -194,7 +194,6 @@ def head_width(fields: Fields, heads: int) -> int:
 
 
 def _windows(fields: Fields, layers: int) -> list[int | None]:
-    """The window of each layer."""
     types = fields.get("layer_types")
     slides = fields.flag("use_sliding_window", default=True)
     width = fields.whole("sliding_window", default=0, least=0) if slides else 0

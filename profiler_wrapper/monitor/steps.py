@@ -480,7 +480,6 @@ class StepWatch:
         numbers: Mapping[str, Any],
         skip: frozenset[str],
     ) -> None:
-        """The step ends now."""
         end, timestamp = self._now(), time.time()
         begun, self._begun = self._begun, None
         begin = begun or self._last_end

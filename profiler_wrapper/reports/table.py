@@ -52,8 +52,6 @@ ALONE: tuple[Phase, ...] = ("optimizer", "other")  # which layers seldom have: b
 
 @dataclass(frozen=True, kw_only=True)
 class TableRow:
-    """One row."""
-
     kind: RowKind
     values: Values  # of all columns; times and work are those of one step, as `Scale` has them
     label: str = ""
