@@ -25,7 +25,7 @@ from profiler_wrapper.reports.full_table import full_table
 from profiler_wrapper.reports.page import result_html
 from profiler_wrapper.reports.result_json import data_frame, from_dict, to_dict, write_csv, write_csv_files
 from profiler_wrapper.reports.table import console_table
-from profiler_wrapper.trace.atomic import check_path, replacing
+from profiler_wrapper.trace.atomic import check_path
 from profiler_wrapper.trace.events import Progress, no_garbage_collection
 from profiler_wrapper.trace.reader import read, read_with_shapes
 from profiler_wrapper.trace.run_directory import RESULT_FILE, find_result, read_json, run_beside, trace_with_shapes
@@ -102,8 +102,7 @@ class ProfileResult(Analysis):
         path = Path(path)
         if path.suffix.lower() != ".csv":
             return write_csv_files(self, path)
-        with replacing(path) as beside:
-            write_csv(self, beside, rows)
+        write_csv(self, path, rows)
         return (path,)
 
     def to_pandas(self, rows: str = "layers") -> pd.DataFrame:

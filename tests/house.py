@@ -40,20 +40,20 @@ def _room(modules: int, lines: int, imports: str | None) -> Room:
 
 
 ROOMS = {
-    "": _room(11, 1625, None),
+    "": _room(11, 1775, None),
     "trace": _room(12, 3125, ""),
     "capture": _room(16, 5575, "trace"),
     "run": _room(9, 2225, "__version__ analysis capture reports result trace"),
     "analysis": _room(43, 12850, "trace"),
-    "reports": _room(16, 4925, "analysis trace"),
-    "comparison": _room(9, 2840, "analysis reports result trace"),
+    "reports": _room(16, 4850, "analysis trace"),
+    "comparison": _room(8, 2800, "analysis reports result trace"),
     "ranks": _room(16, 7525, "analysis reports trace"),
     "snapshot": _room(4, 1225, "reports trace"),
     "timer": _room(8, 3100, "capture trace"),
-    "config_flops": _room(3, 1100, ""),
-    "monitor": _room(12, 4300, "analysis capture config_flops reports timer trace"),
-    "commands": _room(13, 1275, None),
-    "integrations": _room(7, 1275, None),
+    "config_flops": _room(3, 1050, ""),
+    "monitor": _room(12, 4175, "analysis capture config_flops reports timer trace"),
+    "commands": _room(13, 1225, None),
+    "integrations": _room(6, 1050, None),
 }
 SHARED = frozenset({"errors", "child", "units"})  # import nothing of the package but one another
 

@@ -10,7 +10,7 @@ from typing import Any
 from profiler_wrapper.monitor.config import MonitorConfig
 from profiler_wrapper.monitor.logs import sinks_of
 from profiler_wrapper.monitor.records import Session, StepRecord
-from profiler_wrapper.monitor.sinks import WAIT_S, Sinks
+from profiler_wrapper.monitor.sinks import Sinks
 
 START = datetime(2024, 1, 29, 10, 30, 0).timestamp()
 GB = 1 << 30
@@ -36,9 +36,9 @@ def record(step: int, **known: Any) -> StepRecord:
 
 def open_sinks(directory: Path, *, interval: int = 10, world_size: int = 1, **options: Any) -> Sinks:
     """The files that a monitor writes into `directory`."""
-    training_log, wait_s = options.pop("training_log", None), options.pop("wait_s", WAIT_S)
+    training_log = options.pop("training_log", None)
     session = Session(start_time=START, log_dir=directory, log_interval=interval, world_size=world_size)
-    return Sinks(sinks_of(MonitorConfig(**options), training_log=training_log), session, wait_s=wait_s)
+    return Sinks(sinks_of(MonitorConfig(**options), training_log=training_log), session)
 
 
 def write_run(directory: Path, records: list[StepRecord], **options: Any) -> None:

@@ -19,7 +19,7 @@ from profiler_wrapper.commands.common import (
     read_result,
     refuse_to_overwrite,
     settle_format,
-    trace_href,
+    trace_of,
     trace_stem,
     write,
     write_text,
@@ -28,7 +28,6 @@ from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.units import WIDTH_OF_FILES, terminal_width, unicode_terminal
 
 if TYPE_CHECKING:
-    from profiler_wrapper.reports.write import Report, ReportFile
     from profiler_wrapper.result import ProfileResult
 
 
@@ -41,7 +40,6 @@ _LINES = 24  # of the printed table beside its layers, at most
 
 
 def add(commands: Commands) -> None:
-    """The parser."""
     command = add_command(commands, "analyze", analyze, examples=_EXAMPLES)
     add_source(command)
     command.add_argument("--top", type=int, metavar="N", help="at most N rows of each table or list, the longest first")
@@ -165,24 +163,20 @@ def _write_directory(options: argparse.Namespace) -> None:
         print(*write_csv_files(_read(options), directory), sep="\n")
         return
     from profiler_wrapper.reports.page import write_page
-    from profiler_wrapper.trace.run_directory import PAGE_FILE
+    from profiler_wrapper.reports.write import REPORTS
+    from profiler_wrapper.trace.run_directory import PAGE_FILE, href
 
     source = find_source(Path(options.path), peaks=options.peaks, rank=options.rank)
-    files = _report_files(directory, trace_stem(Path(options.path)))
+    prefix = trace_stem(Path(options.path))
+    files = {
+        directory / file.name.replace("<prefix>", prefix).replace("<r>", "0"): (report, file)
+        for report in REPORTS.values()
+        for file in report.files
+    }
     refuse_to_overwrite(files, force=options.force)
     result = read_result(source, peaks=options.peaks)
     reports: Mapping[Path, Callable[[ProfileResult, Path], object]] = {
         path: file.write for path, (report, file) in files.items() if report.applies(result)
     }
-    page = directory / PAGE_FILE
-    write({**reports, page: partial(write_page, trace_href=trace_href(source, result, page))}, result)
-
-
-def _report_files(directory: Path, prefix: str) -> Mapping[Path, tuple[Report, ReportFile]]:
-    from profiler_wrapper.reports.write import REPORTS
-
-    return {
-        directory / file.name.replace("<prefix>", prefix).replace("<r>", "0"): (report, file)
-        for report in REPORTS.values()
-        for file in report.files
-    }
+    page, trace = directory / PAGE_FILE, trace_of(source, result)
+    write({**reports, page: partial(write_page, trace_href=None if trace is None else href(trace, page=page))}, result)

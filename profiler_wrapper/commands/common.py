@@ -204,14 +204,6 @@ def trace_of(source: Path, result: ProfileResult) -> Path | None:
     return trace_beside(source.parent, result.run) if source.name == RESULT_FILE else source
 
 
-def trace_href(source: Path, result: ProfileResult, page: Path) -> str | None:
-    """The link from a page to the trace of its result."""
-    from profiler_wrapper.trace.run_directory import href
-
-    trace = trace_of(source, result)
-    return None if trace is None else href(trace, page=page)
-
-
 def trace_stem(path: Path) -> str:
     """`"runs/h100.pt.trace.json.gz"` -> `"h100"`."""
     trace = path.resolve()

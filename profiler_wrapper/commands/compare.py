@@ -28,7 +28,6 @@ DEFAULT_ROWS = 20
 
 
 def add(commands: Commands) -> None:
-    """The parser."""
     examples = "outputs/before outputs/after\nbefore.json.gz after.json.gz -o difference.html"
     command = add_command(commands, "compare", compare, examples=examples)
     command.add_argument("a", metavar="A", help="what was before: a trace, a result.json, or the directory of a run")

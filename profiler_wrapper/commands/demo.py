@@ -10,7 +10,6 @@ from profiler_wrapper.commands.common import FORMATS, Commands, add_command, jso
 
 
 def add(commands: Commands) -> None:
-    """The parser."""
     command = add_command(commands, "demo", demo, examples="-o outputs")
     command.add_argument(
         "-o", "--output", "--output-dir", dest="output", metavar="DIR", default="outputs",

@@ -25,7 +25,6 @@ from profiler_wrapper.units import terminal_width
 
 
 def add(commands: Commands) -> None:
-    """The parser."""
     examples = (
         "--update baseline.json outputs/run1 outputs/run2 outputs/run3\nbaseline.json outputs/run\n"
         "--update --force baseline.json outputs/run4"
@@ -85,7 +84,6 @@ def guard(options: argparse.Namespace) -> int:
 
 
 def _update(options: argparse.Namespace) -> int:
-    """Write the baseline."""
     from profiler_wrapper.comparison.baseline import make_baseline, write_baseline
 
     path = Path(options.baseline)

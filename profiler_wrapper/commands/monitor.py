@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 
 def add(commands: Commands) -> None:
-    """The parser."""
     command = add_command(commands, "monitor", monitor, examples="logs/perf_monitor\nlogs/perf_monitor -o course.png")
     command.add_argument("path", metavar="PATH", help="a log of a TrainingMonitor, or a directory with logs or runs")
     add_output(command, "the plot and the text")

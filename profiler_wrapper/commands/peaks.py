@@ -20,7 +20,6 @@ from profiler_wrapper.units import terminal_width
 
 
 def add(commands: Commands) -> None:
-    """The parser."""
     command = add_command(commands, "peaks", peaks, examples="--all\n--measure -o peaks.json")
     which = command.add_mutually_exclusive_group()
     which.add_argument("--all", action="store_true", help="every device that is known")
@@ -56,12 +55,14 @@ def _said(options: argparse.Namespace) -> tuple[str, object]:
     Raises:
         WrongUse: there is no such device, no time to measure in, or the environment says what means no peak.
     """
+    from msgspec import to_builtins
+
     from profiler_wrapper.analysis.work.peaks import find_peaks, known_peaks, peaks_of
     from profiler_wrapper.reports import peaks as reports
 
     width = terminal_width()
     if options.all:
-        return reports.all_peaks_text(known_peaks(), width=width), [reports.peaks_dict(one) for one in known_peaks()]
+        return reports.all_peaks_text(known_peaks(), width=width), to_builtins(known_peaks())
     from profiler_wrapper.capture.ceilings import (
         DEFAULT_SECONDS,
         check_seconds,
@@ -81,7 +82,7 @@ def _said(options: argparse.Namespace) -> tuple[str, object]:
     device = find_device(options.device)
     name = device_name(device)
     found, warning = find_peaks(None if device.type == "cpu" else name)
-    data = {"device": name, "peaks": found and reports.peaks_dict(found), "warning": warning}
+    data = {"device": name, "peaks": to_builtins(found), "warning": warning}
     return reports.peaks_text(name, found, warning, width=width), data
 
 

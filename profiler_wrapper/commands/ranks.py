@@ -34,7 +34,6 @@ _TRACE = "timeline_trace.json.gz"
 
 
 def add(commands: Commands) -> None:
-    """The parser."""
     examples = (
         "outputs/profile-20260101-120000\n"
         "outputs/profile-20260101-120000 --ranks 0-7 --format json\n"
@@ -77,13 +76,11 @@ def _names_help() -> str:
     from profiler_wrapper.trace.spans import KNOWN_NAMES
 
     lines = [f"  {kind:<14} {names}" for kind, names in KNOWN_NAMES.items()]
-    return "\n".join(
-        [
-            "The kind of a timer's span follows from words in its name (start(name, kind=...) says it otherwise);",
-            "a name without one counts as other, and is listed by itself:",
-            *lines,
-        ]
+    head = (
+        "The kind of a timer's span follows from words in its name (start(name, kind=...) says it otherwise);\n"
+        "a name without one counts as other, and is listed by itself:"
     )
+    return "\n".join([head, *lines])
 
 
 def ranks(options: argparse.Namespace) -> None:

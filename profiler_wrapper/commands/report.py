@@ -18,15 +18,13 @@ from profiler_wrapper.commands.common import (
     read_result,
     refuse_ending,
     refuse_to_overwrite,
-    trace_href,
     trace_of,
     trace_stem,
 )
-from profiler_wrapper.trace.run_directory import PAGE_FILE, RESULT_FILE
+from profiler_wrapper.trace.run_directory import PAGE_FILE, RESULT_FILE, href
 
 
 def add(commands: Commands) -> None:
-    """The parser."""
     examples = "outputs/profile-20260101-120000 --rank 3\ntrace.json.gz -o page.html\ntrace.json.gz --share"
     command = add_command(commands, "report", report, examples=examples)
     add_source(command)
@@ -56,7 +54,7 @@ def report(options: argparse.Namespace) -> None:
     trace = None if options.share else trace_of(source, result)
     shown = shareable(result) if options.share else result
     with replacing(page) as beside:
-        write_page(shown, beside, trace_href=None if options.share else trace_href(source, result, page))
+        write_page(shown, beside, trace_href=None if trace is None else href(trace, page=page))
     left_out = {"left_out": LEFT_OUT} if options.share else {}
     if options.format == "json":
         print(json_text({"page": str(page), "trace": trace and str(trace), **left_out}))

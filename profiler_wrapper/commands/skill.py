@@ -17,7 +17,6 @@ from profiler_wrapper.commands.common import (
 
 
 def add(commands: Commands) -> None:
-    """The parser."""
     command = add_command(commands, "skill", skill, examples="\n-o .claude/skills/profiler-wrapper/SKILL.md")
     add_output(command, "SKILL.md")
 
@@ -35,5 +34,4 @@ def skill(options: argparse.Namespace) -> None:
     if output is None:
         print(text)
     else:
-        output.parent.mkdir(parents=True, exist_ok=True)
         write({output: lambda subject, path: write_text(path, subject)}, text)

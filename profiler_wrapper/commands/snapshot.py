@@ -17,7 +17,6 @@ from profiler_wrapper.units import terminal_width, unicode_output
 
 
 def add(commands: Commands) -> None:
-    """The parser."""
     command = add_command(commands, "snapshot", snapshot, examples="memory.pickle\nmemory.pickle -o reports/")
     command.add_argument("path", metavar="FILE", help="a pickle of torch.cuda.memory._dump_snapshot; it is not run")
     add_output(command, "the text, the JSON and a plot")

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from profiler_wrapper.analysis.model import Analysis, LayerRow, Phase
-from profiler_wrapper.comparison.compare import Source, peak_bytes
-from profiler_wrapper.comparison.match import Side, match_names, shown_names, side_of, traits
-from profiler_wrapper.comparison.noise import FEWEST_STEPS
+from profiler_wrapper.comparison.compare import Source
+from profiler_wrapper.comparison.match import Side, backends_of, match_names, shown_names, side_of, traits
+from profiler_wrapper.comparison.times import FEWEST_STEPS
 from profiler_wrapper.errors import BrokenTrace, WrongUse
+from profiler_wrapper.reports.describe import peak_bytes
 from profiler_wrapper.reports.result_json import from_dict, to_dict
 from profiler_wrapper.result import load
 from profiler_wrapper.trace.atomic import replacing
@@ -162,13 +163,10 @@ def _measured(analysis: Analysis) -> Baseline:
         **{amount: count / side.steps for amount, count in counts.items()},
         **_of_layers(side),
     }
-    backends: dict[tuple[str, Phase], set[str]] = defaultdict(set)
-    for attention in analysis.attention:
-        backends[attention.layer, attention.phase].add(attention.backend)
     return Baseline(
         traits=own,
         ranges={amount: None if value is None else (float(value), float(value)) for amount, value in known.items()},
-        backends={key: tuple(sorted(names)) for key, names in backends.items()},
+        backends={key: tuple(sorted(set(names))) for key, names in backends_of(analysis).items()},
         breaks=breaks or (),
         blocks={row.layer: row.block for row in analysis.layers},
         times={} if no_times else _times(side),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -32,17 +32,20 @@ from profiler_wrapper.comparison.model import (
     Decision,
     WorkChange,
 )
-from profiler_wrapper.comparison.noise import FEWEST_STEPS, LEAST_CHANGE_UNKNOWN, series_change
 from profiler_wrapper.comparison.text import CLOCK, MOST_OF_IT, PEAK, SURE, explained, uncertain, verdict_of
 from profiler_wrapper.comparison.times import (
+    FEWEST_STEPS,
+    LEAST_CHANGE_UNKNOWN,
     LEAST_ONE_SIDED,
     LEAST_SHARED,
     TimeChanges,
     UnitKey,
     changed_layers,
+    series_change,
     shared_time,
     time_changes,
 )
+from profiler_wrapper.reports.describe import peak_bytes
 from profiler_wrapper.result import load
 
 Source = Analysis | str | os.PathLike[str]  # a result, or what `load` reads
@@ -154,21 +157,13 @@ def compare(a: Source, b: Source, *, name_a: str = "", name_b: str = "") -> Comp
     totals = tuple(replace(total, decision="not certain") if uncertain(total) else total for total in totals)
     if totals[0].decision == "not certain":
         decision = "not certain"
+    bases = (a.time_basis, b.time_basis)
     precise = math.isfinite(changes.total.mean_error) and changes.total.mean_error <= SURE
     sure = changes.known and (
         precise if decision in ("no difference", "not certain") else explained(found, totals[0]) >= MOST_OF_IT
     )
     return Comparison(
-        verdict=verdict_of(
-            phases,
-            different,
-            totals,
-            changes,
-            found,
-            work,
-            backend_changes,
-            (a.time_basis, b.time_basis),
-        ),
+        verdict=verdict_of(phases, different, totals, changes, found, work, backend_changes, bases),
         decision=decision,
         confidence="high" if sure else "low",
         name_a=name_a,
@@ -284,14 +279,6 @@ def _per_step(side: Side, rows: Iterable[Any]) -> float:
 def flops_per_step(analysis: Analysis) -> int | None:
     """Of all that ran; None where none were counted, or some op tells none."""
     return sum(row.flops_per_step for row in analysis.flops) if analysis.flops and not analysis.uncounted else None
-
-
-def peak_bytes(analysis: Analysis) -> int | None:
-    """The highest allocated at any time; None where no allocation was recorded."""
-    peak = analysis.memory.get("peak")
-    whole = peak.get("allocated_bytes") if isinstance(peak, Mapping) else None
-    known = [whole, *(row.peak_bytes for row in analysis.steps)]
-    return max((int(size) for size in known if isinstance(size, (int, float))), default=None)
 
 
 def _finite(value: float) -> float | None:

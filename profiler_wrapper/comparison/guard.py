@@ -2,7 +2,7 @@
 
 Exact counts (FLOPs, kernels, waits, graph breaks, memory, attention's backend) may not leave the baseline's range.
 A layer's time may change, beside the other layers, by the larger of 10 % and three times its spread, if that is noise
-(see `noise`) at all.
+(see `times`) at all.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tabulate import tabulate
 
 from profiler_wrapper.analysis.attention_ops import SLOWER_BACKENDS
 from profiler_wrapper.analysis.model import Analysis, Phase
+from profiler_wrapper.analysis.statistics import Float
 from profiler_wrapper.comparison.baseline import (
     COUNTS,
     NOTHING,
@@ -33,9 +34,8 @@ from profiler_wrapper.comparison.baseline import (
 from profiler_wrapper.comparison.compare import Source, name_of
 from profiler_wrapper.comparison.match import OF_MACHINE, differences, siblings_together
 from profiler_wrapper.comparison.model import Difference
-from profiler_wrapper.comparison.noise import (
+from profiler_wrapper.comparison.times import (
     BUSY,
-    Float,
     beside_the_rest,
     common_factors,
     layer_shifts,

@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from profiler_wrapper.analysis.model import PHASES, Analysis, LayerRow, Phase
-from profiler_wrapper.analysis.statistics import fill_numbers, split_number
+from profiler_wrapper.analysis.statistics import Float, fill_numbers, split_number
 from profiler_wrapper.comparison.model import ComparedRow, Difference
-from profiler_wrapper.comparison.noise import Float
 
 _FEWEST_VOTES = 2  # a prefix that puts fewer names together is chance, unless they are all there is
 _ENOUGH = 0.5  # of the names of the smaller side: with fewer, classes are tried
@@ -185,7 +184,7 @@ def pair_rows(a: Analysis, b: Analysis) -> tuple[ComparedRow, ...]:
     shown_of_a = shown_names(a, b)
     rows_a = {(shown_of_a[row.layer], row.phase): row for row in a.layers}
     rows_b = {(row.layer, row.phase): row for row in b.layers}
-    backends_a, backends_b = _backends(a), _backends(b)
+    backends_a, backends_b = backends_of(a), backends_of(b)
     order = {layer: place for place, layer in enumerate(dict.fromkeys(layer for layer, _ in (*rows_b, *rows_a)))}
     return tuple(
         ComparedRow(
@@ -205,7 +204,7 @@ def blocks_of(pairs: Iterable[ComparedRow]) -> dict[str, str | None]:
     return {pair.layer: pair.row.block for pair in pairs}
 
 
-def _backends(analysis: Analysis) -> dict[tuple[str, Phase], tuple[str, ...]]:
+def backends_of(analysis: Analysis) -> dict[tuple[str, Phase], tuple[str, ...]]:
     """Backends of each layer's own attention, the one with most time first."""
     found: dict[tuple[str, Phase], list[tuple[int, str]]] = defaultdict(list)
     for row in analysis.attention:

@@ -221,10 +221,7 @@ class Comparison:
         Raises:
             KeyError: there is none of this name.
         """
-        for total in self.totals:
-            if total.name == name:
-                return total
-        raise KeyError(name)
+        return {total.name: total for total in self.totals}[name]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: times in microseconds, sizes in bytes; the verdict first.

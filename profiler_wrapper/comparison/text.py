@@ -21,8 +21,7 @@ from profiler_wrapper.comparison.model import (
     Difference,
     WorkChange,
 )
-from profiler_wrapper.comparison.noise import LEAST_CHANGE
-from profiler_wrapper.comparison.times import LEAST_ONE_SIDED, LEAST_SHARED, TimeChanges
+from profiler_wrapper.comparison.times import LEAST_CHANGE, LEAST_ONE_SIDED, LEAST_SHARED, TimeChanges
 from profiler_wrapper.reports.page import packaged_source, page_text
 from profiler_wrapper.reports.result_json import NS_PER_US, csv_cell, to_plain
 from profiler_wrapper.reports.text import cells, clean, grid, shorten

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple
 
 from profiler_wrapper.config_flops.model_flops import Batch, Fields, Work, register_family, whole_number
@@ -193,7 +194,6 @@ def head_width(fields: Fields, heads: int) -> int:
 
 
 def _windows(fields: Fields, layers: int) -> list[int | None]:
-    """The window of each layer."""
     types = fields.get("layer_types")
     slides = fields.flag("use_sliding_window", default=True)
     width = fields.whole("sliding_window", default=0, least=0) if slides else 0
@@ -409,8 +409,9 @@ _register_decoder(  # latent attention, dense blocks first, then experts and sha
 # Models whose tokens all see each other: BERT and ViT. Both conventions of attention are the same for them.
 
 
-def encoder(work: Work, fields: Fields, hidden: int, mlp_width: int, *, causal: bool = False) -> None:
+def encoder(work: Work, fields: Fields, hidden: int, *, causal: bool = False) -> None:
     """Blocks of attention and an MLP of two matrices."""
+    mlp_width = fields.whole("intermediate_size", "ffn_hidden_size")
     layers, heads = fields.whole(*LAYERS), fields.whole(*HEADS)
     HeadAttention(heads, heads, head_width(fields, heads)).add(work, hidden, causal=causal, times=layers)
     Mlp(mlp_width, gated=False).add(work, hidden, times=layers)
@@ -428,9 +429,7 @@ def bert(fields: Fields, batch: Batch) -> Work:
     fields.refuse(*UNCOUNTED)
     work = Work(batch)
     hidden = fields.whole(*HIDDEN)
-    encoder(
-        work, fields, hidden, fields.whole("intermediate_size", "ffn_hidden_size"), causal=fields.flag("is_decoder")
-    )
+    encoder(work, fields, hidden, causal=fields.flag("is_decoder"))
     _bert_head(work, fields, hidden)
     return work
 
@@ -470,14 +469,14 @@ def vit(fields: Fields, batch: Batch) -> Work:
     The patches come from the data, so their gradient is not computed.
     """
     height, width = sides(fields, "patch_size")
-    batch = batch.or_of_length(1 + patches(fields, "image_size", "patch_size"))
+    batch = batch.or_of_length(1 + patches(fields, "image_size"))
     work = Work(batch)
     hidden = fields.whole(*HIDDEN)
     channels = fields.whole("num_channels")
     work.linear(
         "embedding", channels * height * width, hidden, rows=batch.tokens - batch.sequences, input_gradient=False
     )
-    encoder(work, fields, hidden, fields.whole("intermediate_size", "ffn_hidden_size"))
+    encoder(work, fields, hidden)
     name = fields.architecture or "ViTForImageClassification"
     if name == "ViTForImageClassification":
         work.linear("head", hidden, label_count(fields), rows=batch.sequences)
@@ -498,9 +497,9 @@ def sides(fields: Fields, *names: str) -> tuple[int, int]:
     return height, width
 
 
-def patches(fields: Fields, image: str, patch: str) -> int:
+def patches(fields: Fields, image: str) -> int:
     """How many patches an image of the config's size has."""
-    (height, width), (patch_height, patch_width) = sides(fields, image), sides(fields, patch)
+    (height, width), (patch_height, patch_width) = sides(fields, image), sides(fields, "patch_size")
     return (height // patch_height) * (width // patch_width)
 
 
@@ -527,10 +526,10 @@ def _dit(fields: Fields, batch: Batch) -> Work:
     """In diffusers each block embeds the timestep by itself, and the first block's embedding runs again at the end."""
     if fields.get("norm_type", default="ada_norm_zero") != "ada_norm_zero":
         raise WrongUse(f"a DiT with norm_type={fields.get('norm_type')!r} has other products than those counted here")
-    batch = batch.or_of_length(patches(fields, "sample_size", "patch_size"))
+    batch = batch.or_of_length(patches(fields, "sample_size"))
     work = Work(batch)
     hidden, layers = _width(fields), fields.whole(*LAYERS)
-    channels, patch = fields.whole("in_channels"), _patch_area(fields)
+    channels, patch = fields.whole("in_channels"), prod(sides(fields, "patch_size"))
     work.linear("embedding", channels * patch, hidden, input_gradient=False)
     _timestep(work, _SINE_WIDTH, hidden, hidden, times=layers + 1)
     work.linear("modulation", hidden, _MODULATIONS * hidden, rows=batch.sequences, times=layers)
@@ -542,7 +541,7 @@ def _dit(fields: Fields, batch: Batch) -> Work:
 
 def _cogvideox(fields: Fields, batch: Batch) -> Work:
     text = fields.whole("max_text_seq_length")
-    patch, frames_of_patch = _patch_area(fields), fields.whole("patch_size_t", default=1)
+    patch, frames_of_patch = prod(sides(fields, "patch_size")), fields.whole("patch_size_t", default=1)
     batch = batch.or_of_length(text + _video_tokens(fields, frames_of_patch))
     work = Work(batch)
     hidden, layers, time_width = _width(fields), fields.whole(*LAYERS), fields.whole("time_embed_dim")
@@ -566,11 +565,6 @@ def _cogvideox(fields: Fields, batch: Batch) -> Work:
 
 def _width(fields: Fields) -> int:
     return fields.whole(*HEADS) * fields.whole("attention_head_dim")
-
-
-def _patch_area(fields: Fields) -> int:
-    height, width = sides(fields, "patch_size")
-    return height * width
 
 
 def _video_tokens(fields: Fields, frames_of_patch: int) -> int:

@@ -46,7 +46,6 @@ class Fields:
         self, config: object, given: Mapping[str, object] | None = None, *, class_name: str | None = None
     ) -> None:
         self._config = config
-        self._entries = config if isinstance(config, Mapping) else None
         self._given = dict(given or {})
         self._class_name = class_name
         self.taken_as: str | None = None  # a model_type that stands before the config's
@@ -132,8 +131,8 @@ class Fields:
         return sorted(self._given.keys() - self.read)
 
     def _of_config(self, name: str) -> Any:
-        if self._entries is not None:
-            return self._entries.get(name, _MISSING)
+        if isinstance(self._config, Mapping):
+            return self._config.get(name, _MISSING)
         return getattr(self._config, name, _MISSING)
 
 
@@ -303,7 +302,7 @@ def family_of(fields: Fields, name: str | None) -> Family:
             return types[name]
         close = difflib.get_close_matches(str(name), [*FAMILIES, *types], n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise WrongUse(f"no family {name!r} is registered.{hint} Registered: {_known()}")
+        raise WrongUse(f"no family {name!r} is registered.{hint} Registered: {', '.join(families())}")
     newest_first = list(reversed(FAMILIES.values()))
     model_type = fields.model_type
     if model_type is not None:
@@ -313,7 +312,8 @@ def family_of(fields: Fields, name: str | None) -> Family:
         if model_type in FAMILIES:
             return FAMILIES[model_type]
         raise WrongUse(
-            f"model_type={model_type!r} is of no registered family. If it has the same products as one of {_known()}, "
+            f"model_type={model_type!r} is of no registered family. If it has the same products as one of "
+            f"{', '.join(families())}, "
             'say so (family="llama"); else register its formula (register_family), or measure the FLOPs of a step'
         )
     for class_name in fields.class_names:
@@ -329,11 +329,7 @@ def family_of(fields: Fields, name: str | None) -> Family:
         has = "fields of several families: " + ", ".join(sorted(family.name for family in found))
     else:
         has = "no model_type, nor a class or fields that tell its family"
-    raise WrongUse(f"the config has {has}. Say which it is of with family=..., one of {_known()}")
-
-
-def _known() -> str:
-    return ", ".join(sorted(FAMILIES))
+    raise WrongUse(f"the config has {has}. Say which it is of with family=..., one of {', '.join(families())}")
 
 
 __all__ = ["Batch", "Fields", "ModelFlops", "Work", "families", "model_flops", "register_family"]

@@ -1,1 +1,1 @@
-"""Callbacks for the loops of others: `transformers`, `lightning`, `flagscale`; each imports what it is for."""
+"""Callbacks for the loops of others: `transformers`, `lightning`; each imports what it is for."""

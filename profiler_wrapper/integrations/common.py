@@ -108,12 +108,6 @@ class MonitoredTraining(Guarded):
         self.monitor: TrainingMonitor | None = None
         self._learning_rate: float | None = None
 
-    def abandon(self) -> None:
-        self._close()
-
-    def _close(self) -> None:
-        raise NotImplementedError
-
     def _start(
         self,
         default_dir: str | os.PathLike[str],
@@ -124,13 +118,10 @@ class MonitoredTraining(Guarded):
         more_sinks: Sequence[Sink] = (),
         **found: Any,
     ) -> None:
-        """A training begins. What its loop has stands where the user gave nothing.
+        """A training begins. What its loop has stands where the user gave nothing: `found`, by the monitor's options.
 
-        Args:
-            interval: of the loop's own log, in steps.
-            instead_of_wandb: the loop has a run of W&B that one of `more_sinks` logs to.
-            more_sinks: besides those of the config.
-            found: options of `TrainingMonitor`.
+        `interval`: of the loop's own log, in steps. `more_sinks`: besides those of the config; with `instead_of_wandb`
+        one of them logs to a run of W&B that the loop has.
         """
         output_dir = Path(self._output_dir if self._output_dir is not None else default_dir)
         config = self._config

@@ -228,12 +228,14 @@ class MonitorCallback(MonitoredTraining, Callback):
                 name = f"the Trainer's logger {number} ({type(logger).__name__})"
                 self._loggers.send(name, functools.partial(logger.log_metrics, metrics, step=step))
 
-    def _close(self, trainer: Any = None) -> None:
+    def _close(self, trainer: Any) -> None:
+        self.abandon()
+        self._log_rows(trainer)
+
+    def abandon(self) -> None:
         monitor, self.monitor, self._in_step = self.monitor, None, False
         if monitor is not None:
             monitor.close()
-            if trainer is not None:
-                self._log_rows(trainer)
 
 
 def _by_lightnings_names(row: Row) -> Iterator[tuple[str, float]]:

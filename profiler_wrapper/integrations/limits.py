@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from profiler_wrapper.capture.steps import is_off
 from profiler_wrapper.comparison.baseline import Baseline, What, make_baseline, read_baseline, write_baseline
 from profiler_wrapper.comparison.guard import guard
-from profiler_wrapper.comparison.match import folded_name, like_name
+from profiler_wrapper.comparison.match import siblings_together
 from profiler_wrapper.errors import ProfilerWrapperError, WrongUse, warn
 from profiler_wrapper.reports.page import write_page
 from profiler_wrapper.reports.text import clean
@@ -39,11 +39,7 @@ class Limits(NamedTuple):
 
 
 def read_limits(given: Mapping[str, Any], *, root: Path, test: str, update: bool = False) -> Limits:
-    """The limits as a mark gives them.
-
-    Args:
-        root: what the path of a baseline is relative to.
-        test: names the baseline in a directory of them.
+    """The limits as a mark gives them; a baseline's path is relative to `root`, and `test` its name in a directory.
 
     Raises:
         WrongUse: a keyword that there is none of, a value that is no limit, or a baseline that is not there.
@@ -126,7 +122,6 @@ def _beside_baseline(limits: Limits, run: Baseline) -> Iterator[str]:
     if limits.baseline is None:
         return
     if limits.update:
-        limits.baseline.parent.mkdir(parents=True, exist_ok=True)
         write_baseline(run, limits.baseline)
         return
     report = guard(read_baseline(limits.baseline), run, baseline_name=str(limits.baseline), run_name="this test")
@@ -189,10 +184,10 @@ def _measured(name: str, result: ProfileResult, run: Baseline) -> tuple[str, flo
 def _by_layer(parts: Iterable[_Part], result: ProfileResult) -> dict[str, float]:
     """What each layer has, like layers together."""
     blocks = {row.layer: row.block for row in result.layers}
-    like: dict[tuple[str, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    amounts: dict[tuple[str, str], float] = defaultdict(float)
     for layer, word, amount in parts:
-        like[like_name(layer, blocks.get(layer))[0], word][layer] += amount
-    named = (
-        (folded_name({one: blocks.get(one) for one in layers}), word, layers) for (_, word), layers in like.items()
-    )
-    return {f"{name} {word}".strip(): sum(layers.values()) for name, word, layers in named}
+        amounts[layer, word] += amount
+    return {
+        f"{name} {word}".strip(): sum(amounts[layer, word] for layer in layers)
+        for name, layers, word in siblings_together(amounts, blocks)
+    }

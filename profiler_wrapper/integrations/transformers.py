@@ -98,7 +98,7 @@ class MonitorCallback(MonitoredTraining, TrainerCallback):
 
     @guarded
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
-        self._close()  # a training before this one ended by an exception
+        self.abandon()  # a training before this one ended by an exception
         reports_to = args.report_to or ()
         run = sys.modules["wandb"].run if "wandb" in reports_to and "wandb" in sys.modules else None
         sizes = _parallel_sizes(args, model)
@@ -163,7 +163,7 @@ class MonitorCallback(MonitoredTraining, TrainerCallback):
     @guarded
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self._interrupted(args, state)
-        self._close()
+        self.abandon()
 
     def _begin(self) -> None:
         """A step begins; what was begun before is none."""
@@ -196,7 +196,7 @@ class MonitorCallback(MonitoredTraining, TrainerCallback):
             self._end(args, state, ended)
         self._begin()
 
-    def _close(self) -> None:
+    def abandon(self) -> None:
         batches, self._batches = self._batches, None
         if batches is not None:
             batches.stop()

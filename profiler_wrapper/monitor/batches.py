@@ -154,12 +154,8 @@ class _Hook:
         self._counter = counter
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling() or self._counter is None:
-            return
-        self._counter.count(args, kwargs)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Hook:
-        return _Hook()
+        if self._counter is not None and not torch.compiler.is_compiling():
+            self._counter.count(args, kwargs)
 
     def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
         return _Hook, ()
@@ -299,15 +295,15 @@ class Batches:
 
     def _pairs(self, name: str, shapes: Any) -> tuple[tuple[int, int], ...] | None:
         """As plain numbers; None where there are none, or they are no pairs of numbers, which is said."""
-        found = None
-        if shapes is not None:
-            try:
-                found = tuple((int(sequences), int(length)) for sequences, length in shapes)
-            except (TypeError, ValueError):
-                found = None
-            if not found:
-                why = "of each micro-batch there is to be a shape (sequences, places)"
-                self._notices.warn_once(name, f"the monitor leaves out {name}: {why}")
+        if shapes is None:
+            return None
+        try:
+            found = tuple((int(sequences), int(length)) for sequences, length in shapes)
+        except (TypeError, ValueError):
+            found = ()
+        if not found:
+            why = "of each micro-batch there is to be a shape (sequences, places)"
+            self._notices.warn_once(name, f"the monitor leaves out {name}: {why}")
         return found or None
 
     def compare(self, step: int, taken: Shapes, seen: Sequence[BatchSize]) -> None:

@@ -31,11 +31,7 @@ from profiler_wrapper.monitor.work import PROGRAM, Measurement, error_text
 class Counting:
     """The counting of one trace in a process of its own; in the end the trace is deleted with its directory.
 
-    Args:
-        run: what is known of its layers and compiled code, as plain data.
-
-    Raises:
-        OSError: no process could be started.
+    `run`: what is known of its layers and compiled code, as plain data. Raises OSError: no process could be started.
     """
 
     def __init__(self, trace: Path, run: Mapping[str, Any]) -> None:
@@ -89,24 +85,14 @@ _MOST_COMPILING_STEPS = 10
 
 
 class FlopProbe:
-    """Records whole steps and has them counted.
+    """Records a step of every `frequency` (0: none; None: 500 where nothing else tells the FLOPs) and has it counted.
 
     A recorded step costs what torch's profiler costs, and at its end the time to write the trace. It is counted in
     another process; only the first measurement is waited for, for a bounded time.
-
-    Args:
-        frequency: every so many steps; 0: never; `None`: every 500 where nothing else tells the FLOPs.
     """
 
-    def __init__(
-        self,
-        frequency: int | None,
-        notices: Notices,
-        *,
-        count: Callable[[Path, Mapping[str, Any]], Counting] = Counting,
-    ) -> None:
+    def __init__(self, frequency: int | None, notices: Notices) -> None:
         self._frequency, self._notices = frequency, notices
-        self._count = count
         self._session: Session | None = None
         self._step = 0
         self._watch: Watch | None = None
@@ -174,7 +160,12 @@ class FlopProbe:
         if self._is_on_another_thread():
             return
         session, self._session = self._session, None
-        scopes = self._unwatch()
+        watch, self._watch = self._watch, None
+        scopes, self._scopes = self._scopes, None
+        if scopes is not None:
+            scopes.detach()
+        if watch is not None:
+            watch.remove()
         if session is None:
             return
         try:
@@ -199,7 +190,7 @@ class FlopProbe:
             session.export(trace)
             # Compiled code says by its layers what it computes again.
             run = {} if scopes is None else {"layers": scopes.describe(), "compiled": scopes.describe_compiled()}
-            self._counting, self._counting_since_s = self._count(trace, run), time.monotonic()
+            self._counting, self._counting_since_s = Counting(trace, run), time.monotonic()
         except BaseException:
             shutil.rmtree(trace.parent, ignore_errors=True)
             raise
@@ -278,15 +269,6 @@ class FlopProbe:
         elif too_much is not None:
             self.cancel()
             self._notices.warn_once("growth", f"the FLOPs of step {self._step} were not measured, because {too_much}")
-
-    def _unwatch(self) -> LayerScopes | None:
-        watch, self._watch = self._watch, None
-        scopes, self._scopes = self._scopes, None
-        if scopes is not None:
-            scopes.detach()
-        if watch is not None:
-            watch.remove()
-        return scopes
 
     def _failed(self, error: Exception) -> None:
         self._notices.warn_once("probe", f"the FLOPs of step {self._step} could not be measured: {error_text(error)}")

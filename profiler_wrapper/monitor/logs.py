@@ -59,16 +59,8 @@ _SAME = (
 _MAY_BE_NAN = ("loss", "grad_norm", "learning_rate", "step_time_ms")
 
 
-def step_entry(record: StepRecord) -> dict[str, Any]:
-    """A step as it was. What is not known is None.
-
-    Numbers that are not finite, which JSON does not have, are null in a file; `not_finite` then says which they were.
-    """
-    return _entry(record, record)
-
-
 def row_entry(row: Row) -> dict[str, Any]:
-    """As `step_entry` of the row's last step, with the row's means in the place of its times, work and rates."""
+    """That of the row's last step, with the row's means in the place of its times, work and rates."""
     work = {name: row.per_step(name) for name in _SAME[:4]}
     for name in ("tokens", "samples"):
         if (mean := work[name]) is not None and mean.is_integer():
@@ -77,6 +69,10 @@ def row_entry(row: Row) -> dict[str, Any]:
 
 
 def _entry(record: StepRecord, timed: StepRecord | Row) -> dict[str, Any]:
+    """A step with the times and rates of `timed`. What is not known is None.
+
+    Numbers that are not finite, which JSON does not have, are null in a file; `not_finite` then says which they were.
+    """
     parts = timed.breakdown_s
     entry: dict[str, Any] = {
         "iteration": record.step,
@@ -285,17 +281,12 @@ _CLAIMING = Lock()  # each log opens its file in a thread of its own
 class LogFiles:
     """Names the files of a run alike, lets no two runs share one, and removes the oldest.
 
-    Args:
-        kinds: what this run writes.
-        max_files: of each kind, the newest so many stay, this run's among them; 0: all.
-
-    Attributes:
-        stamp: of this run's files, as in their names; "" before the first is opened.
+    Of each of the `kinds` that this run writes, the newest `max_files` stay, this run's among them; 0: all.
     """
 
     def __init__(self, kinds: Sequence[LogKind], *, max_files: int) -> None:
         self._kinds, self._max_files = kinds, max_files
-        self.stamp = ""
+        self.stamp = ""  # of this run's files, as in their names; "" before the first is opened
 
     def open(self, session: Session, kind: LogKind) -> LineFile:
         """The new file of this kind. Raises OSError: it cannot be made."""
@@ -359,7 +350,7 @@ class JsonLog(Sink):
         self._start_time = session.stamp
 
     def write(self, record: StepRecord) -> None:
-        self._file.write(encode(step_entry(record)) + b"\n")
+        self._file.write(encode(_entry(record, record)) + b"\n")
 
     def write_row(self, row: Row) -> None:
         self._summary.add(row)
@@ -490,10 +481,8 @@ FLUSH_STEPS = 100  # steps that wait for a row at most
 class TrainingLog(Sink):
     """Each step, appended in place: only the end of the file is written again, and little of it is in memory.
 
-    It is brought up to date with each row. A file of an earlier run is moved aside, to `training_log_<its time>.json`.
-
-    Args:
-        max_files: the newest so many stay, this run's among them; 0: all.
+    It is brought up to date with each row. A file of an earlier run is moved aside, to `training_log_<its time>.json`;
+    the newest `max_files` stay, this run's among them; 0: all.
     """
 
     name = "training_log"

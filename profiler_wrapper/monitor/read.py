@@ -132,18 +132,13 @@ class _Head(msgspec.Struct):
 
 
 class StepReader:
-    """The lines of `perf_steps_<time>.jsonl`, one after another; those that cannot be read are counted.
-
-    Attributes:
-        session: what the first line tells.
-        skipped: lines that are no step: torn by a kill or a full disk.
-    """
+    """The lines of `perf_steps_<time>.jsonl`, one after another; those that cannot be read are counted."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError."""
         self.path = path
-        self.session: Mapping[str, Any] = {}
-        self.skipped = 0
+        self.session: Mapping[str, Any] = {}  # what the first line tells
+        self.skipped = 0  # lines that are no step: torn by a kill or a full disk
         with path.open("rb") as file:
             head = file.readline(1 << 20)
         with contextlib.suppress(*_UNREADABLE):

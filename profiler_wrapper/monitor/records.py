@@ -124,32 +124,19 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """What is written once, at the head of a log.
+    """What is written once, at the head of a log."""
 
-    Attributes:
-        start_time: seconds since 1970.
-        log_dir: where log files go; None: nowhere.
-        log_interval: steps between two rows of text, TensorBoard, W&B and console. JSON lines have every step.
-        rank, world_size: of this process; of the job.
-        device_name: None where not known.
-        peak_flops_per_s: of one device, dense, by type of number; None where not known.
-        peak_source: where these peaks are from.
-        convention: of attention, as in `StepRecord`.
-        memory_kind: what the memory of a step is: the accelerator's, or the process's.
-        versions: of torch, of this package, ...
-    """
-
-    start_time: float = field(default_factory=time.time)
-    log_dir: Path | None = None
-    log_interval: int = 10
-    rank: int = 0
-    world_size: int = 1
-    device_name: str | None = None
-    peak_flops_per_s: Mapping[str, float] | None = None
-    peak_source: str | None = None
-    convention: Convention = "full"
-    memory_kind: str = ""
-    versions: Mapping[str, str] = field(default_factory=dict)
+    start_time: float = field(default_factory=time.time)  # seconds since 1970
+    log_dir: Path | None = None  # where log files go; None: nowhere
+    log_interval: int = 10  # steps between two rows of text, TensorBoard, W&B and console; JSON lines have every step
+    rank: int = 0  # of this process
+    world_size: int = 1  # ranks of the job
+    device_name: str | None = None  # None, as of the next two: not known
+    peak_flops_per_s: Mapping[str, float] | None = None  # of one device, dense, by type of number
+    peak_source: str | None = None  # where these peaks are from
+    convention: Convention = "full"  # of attention, as in `StepRecord`
+    memory_kind: str = ""  # what the memory of a step is: the accelerator's, or the process's
+    versions: Mapping[str, str] = field(default_factory=dict)  # of torch, of this package, ...
 
     @property
     def stamp(self) -> str:
@@ -176,14 +163,8 @@ class Session:
 
 PERCENTILES = (50, 95, 99)
 
-_WORK = (
-    "model_flops",
-    "hardware_flops",
-    "model_time_at_peak_s",
-    "hardware_time_at_peak_s",
-    "samples",
-    "tokens",
-)
+FLOPS = ("model_flops", "hardware_flops", "model_time_at_peak_s", "hardware_time_at_peak_s")
+_WORK = (*FLOPS, "samples", "tokens")
 _TOTALS = ("samples", "tokens", "model_flops", "step_time_s")
 _BUCKET_GROWTH = 1.01  # of a bucket of times over the one below it
 _LOG_GROWTH = math.log(_BUCKET_GROWTH)
@@ -193,15 +174,12 @@ class Means(Rates):
     """Sums of work over sums of time, so that a long step weighs what it took.
 
     Of a kind of work, only steps count where it and the time are known. Steps that were profiled count nowhere.
-
-    Attributes:
-        steps: those that count: undisturbed, with a time.
     """
 
     __slots__ = ("_sums", "_time_s", "steps", "world_size")
 
     def __init__(self) -> None:
-        self.steps = 0
+        self.steps = 0  # those that count: undisturbed, with a time
         self.world_size = 1
         self._time_s = 0.0
         self._sums = {name: [0.0, 0.0, 0] for name in _WORK}  # the work, the time of its steps, their number
@@ -237,17 +215,13 @@ class Means(Rates):
 
 
 class Row(Means):
-    """What a log shows of the steps since its last row: their means, and the last of them.
-
-    Attributes:
-        record: the last step; its numbers other than times, work and rates are the row's.
-    """
+    """What a log shows of the steps since its last row: their means, and the last of them."""
 
     __slots__ = ("_broken_down", "_part_times_s", "record")
 
     def __init__(self) -> None:
         super().__init__()
-        self.record: StepRecord
+        self.record: StepRecord  # the last step; its numbers other than times, work and rates are the row's
         self._part_times_s: dict[str, float] = defaultdict(float)
         self._broken_down = 0  # steps whose parts are known
 
@@ -291,31 +265,6 @@ class Interval:
         return row
 
 
-class TimeSketch:
-    """How often a time was seen, in buckets of 1 %: any percentile is right within 0.5 %.
-
-    From a nanosecond to a year there are fewer than 4,000 buckets.
-    """
-
-    def __init__(self) -> None:
-        self._buckets = Counter[int]()
-
-    def add(self, time_s: float) -> None:
-        """Args: time_s: more than 0."""
-        self._buckets[math.ceil(math.log(time_s) / _LOG_GROWTH)] += 1
-
-    def percentile(self, percent: float) -> float | None:
-        """The time that `percent` of all were at most; None: there were none."""
-        wanted = max(1, math.ceil(self._buckets.total() * percent / 100))
-        seen = 0
-        for bucket in sorted(self._buckets):
-            seen += self._buckets[bucket]
-            if seen >= wanted:
-                # the value nearest to both ends of the bucket
-                return float(_BUCKET_GROWTH**bucket * 2 / (1 + _BUCKET_GROWTH))
-        return None
-
-
 class Range(NamedTuple):
     """The least and the most of what was seen."""
 
@@ -337,7 +286,8 @@ class RunStatistics:
     last_timestamp: float | None = None  # when the last one ended; seconds since 1970
     peak_memory_bytes: int | None = None  # the most that a record has
     totals: dict[str, float] = field(default_factory=dict)  # of `_TOTALS`, over all steps that have them
-    _times: TimeSketch = field(default_factory=TimeSketch)
+    # How many steps took as long, in buckets of 1 %: fewer than 4,000 from a nanosecond to a year.
+    _times: Counter[int] = field(default_factory=Counter)
 
     def add(self, record: StepRecord) -> None:
         self.steps += 1
@@ -354,13 +304,20 @@ class RunStatistics:
                 self.totals[name] = self.totals.get(name, 0) + value
         if self.rates.add(record):
             assert record.step_time_s is not None
-            self._times.add(record.step_time_s)
+            self._times[math.ceil(math.log(record.step_time_s) / _LOG_GROWTH)] += 1
             self.step_time_s = _widened(self.step_time_s, record.step_time_s)
             self.tflops_per_gpu = _widened(self.tflops_per_gpu, record.tflops_per_gpu)
 
     def step_time_percentile(self, percent: float) -> float | None:
-        """Seconds; within 0.5 % of the true one."""
-        return self._times.percentile(percent)
+        """What `percent` of the steps took at most: seconds, within 0.5 % of the true one; None: there were none."""
+        wanted = max(1, math.ceil(self._times.total() * percent / 100))
+        seen = 0
+        for bucket, count in sorted(self._times.items()):
+            seen += count
+            if seen >= wanted:
+                # the value nearest to both ends of the bucket
+                return float(_BUCKET_GROWTH**bucket * 2 / (1 + _BUCKET_GROWTH))
+        return None
 
 
 def _widened(seen: Range | None, value: float | None) -> Range | None:

@@ -13,6 +13,7 @@ import numpy as np
 from profiler_wrapper.monitor.read import PARTS, PERCENTILES, Column, MonitorRun, Spread
 from profiler_wrapper.reports import figures
 from profiler_wrapper.reports.text import clean, grid, shorten, wrap
+from profiler_wrapper.units import WIDTH_OF_FILES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 # --------------------------------------------------------------------------------------------------
 # A monitored run as text: 100 columns, or as many as the terminal has.
-
-WIDTH = 100
 
 # Column of the log -> what it is called, what it is multiplied by, decimals.
 _ROWS = {
@@ -50,7 +49,7 @@ _PEAK_LINES = 4
 _SLOWEST = 3  # times the median: a single step that is worth a word
 
 
-def monitor_text(run: MonitorRun, *, width: int = WIDTH) -> str:
+def monitor_text(run: MonitorRun, *, width: int = WIDTH_OF_FILES) -> str:
     """The run, its numbers, and what stands out; only numbers may need more than `width` columns."""
     remarks = [line for remark in _remarks(run) for line in wrap(remark, width, 2)]
     return "\n".join([*_title(run, width), "", _table(run), *_breakdown(run), *remarks])
@@ -88,13 +87,12 @@ def _title(run: MonitorRun, width: int) -> Iterator[str]:
 
 
 def _table(run: MonitorRun) -> str:
-    header = ["", *_COLUMNS]
     rows = [
         [label, *_cells(run.spreads[name], factor, decimals)]
         for name, (label, factor, decimals) in _ROWS.items()
         if name in run.spreads
     ]
-    return grid(header, rows)
+    return grid(["", *_COLUMNS], rows)
 
 
 def _cells(spread: Spread, factor: float, decimals: int) -> list[str]:

@@ -67,36 +67,20 @@ class Sinks:
 
     In a forked child (a worker of a data loader) all methods do nothing. What is still open when the process ends, or
     the object goes, is closed then.
-
-    Attributes:
-        session: what the sinks were opened with.
-        statistics: of all steps so far.
     """
 
-    def __init__(
-        self,
-        sinks: Iterable[Sink],
-        session: Session,
-        *,
-        wait_s: float = WAIT_S,
-        closing_s: float = CLOSING_S,
-    ) -> None:
-        self.session = session
-        self.statistics = RunStatistics()
+    def __init__(self, sinks: Iterable[Sink], session: Session) -> None:
+        self.session = session  # what the sinks were opened with
+        self.statistics = RunStatistics()  # of all steps so far
         self._interval = Interval(session.log_interval)
         self._pid = os.getpid()
-        self._workers = [_Worker(sink, session, wait_s) for sink in sinks]
-        self._finish = weakref.finalize(
-            self, _close, self._workers, self._interval, self.statistics, self._pid, closing_s
-        )
+        self._workers = [_Worker(sink, session) for sink in sinks]
+        self._finish = weakref.finalize(self, _close, self._workers, self._interval, self.statistics, self._pid)
 
     def write(self, record: StepRecord, *, skip: Collection[str] = frozenset()) -> None:
-        """One step, in the order of the loop.
+        """One step, in the order of the loop; `skip`: names of sinks that do not get it.
 
         When this returns, what sinks with `waited_for` write is with the operating system, unless they were slow.
-
-        Args:
-            skip: names of sinks that do not get it.
         """
         if not self._finish.alive or os.getpid() != self._pid:
             return
@@ -115,10 +99,10 @@ class Sinks:
         self._finish()
 
 
-def _close(workers: list[_Worker], interval: Interval, statistics: RunStatistics, pid: int, closing_s: float) -> None:
+def _close(workers: list[_Worker], interval: Interval, statistics: RunStatistics, pid: int) -> None:
     if os.getpid() != pid:
         return
-    until = time.monotonic() + closing_s
+    until = time.monotonic() + CLOSING_S
     row = interval.rest()
     for worker in workers:
         if row is not None:
@@ -126,7 +110,7 @@ def _close(workers: list[_Worker], interval: Interval, statistics: RunStatistics
         worker.hand_over(statistics)
     for worker in workers:
         if not worker.is_done(until - time.monotonic()):
-            worker.trouble = f"did not finish in {closing_s:g} s"
+            worker.trouble = f"did not finish in {CLOSING_S:g} s"
     _drop(workers)
     workers.clear()
 
@@ -141,16 +125,12 @@ def _drop(workers: list[_Worker]) -> None:
 
 
 class _Worker:
-    """A sink and its thread, which is a daemon: one of an executor would hold up the end of the process.
+    """A sink and its thread, which is a daemon: one of an executor would hold up the end of the process."""
 
-    Attributes:
-        trouble: why the sink is to be dropped, in words: its jobs are done no more.
-    """
-
-    def __init__(self, sink: Sink, session: Session, wait_s: float) -> None:
+    def __init__(self, sink: Sink, session: Session) -> None:
         self.sink = sink
-        self.trouble: str | None = None
-        self._wait_s = wait_s if sink.waited_for else 0.0
+        self.trouble: str | None = None  # why the sink is to be dropped, in words: its jobs are done no more
+        self._wait_s = WAIT_S if sink.waited_for else 0.0
         self._may_catch_up = True
         # No `Queue`: the garbage collector may close the sinks while this very thread holds that queue's lock.
         self._jobs: SimpleQueue[tuple[_Job, Event]] = SimpleQueue()
@@ -271,11 +251,7 @@ class Console(Sink):
 
 
 class Tracker(Sink):
-    """A sink that needs a package, which is imported when it is made: seconds of importing slow a training's steps.
-
-    Args:
-        module: what is imported; `name` is what to install.
-    """
+    """A sink that needs a package, which is imported when it is made: seconds of importing slow a training's steps."""
 
     def __init__(self, module: str) -> None:
         self._package: Any = None
@@ -285,7 +261,7 @@ class Tracker(Sink):
             self._missing = error
 
     def open(self, session: Session) -> None:
-        """Raises ImportError: there is no such package; the message says what to do."""
+        """Raises ImportError: there is no such package; the message says what to install: what the sink is called."""
         if self._package is None:
             raise ImportError(f"pip install {self.name} ({self._missing})") from self._missing
 

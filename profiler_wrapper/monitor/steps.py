@@ -111,13 +111,9 @@ class MonitorArgs:
 
 
 class Job:
-    """This process within its job: who it is, and what its steps compute. Asks no other rank.
+    """This process within its job: who it is, and what its steps compute. Asks no other rank."""
 
-    Attributes:
-        works, sinks: what steps compute, and where they are written, once `open` has been called.
-    """
-
-    works: StepWorks
+    works: StepWorks  # what steps compute, and where they are written: once `open` has been called
     sinks: Sinks
 
     def __init__(self, given: MonitorArgs, notices: Notices) -> None:
@@ -185,9 +181,7 @@ def _info(given: MonitorArgs) -> RunInfo:
 def parallelism(given: MonitorArgs, *, world_size: int, device_mesh: Any = None) -> Parallelism:
     """What the user gave, then what the mesh says, then that every rank has data of its own.
 
-    Args:
-        world_size: of the process group or the environment.
-        device_mesh: a `DeviceMesh` with named dimensions.
+    `world_size`: of the process group or the environment. `device_mesh`: a `DeviceMesh` with named dimensions.
     """
     sharing = {
         kind: getattr(given, f"{kind}_parallel") or _size_of_mesh(device_mesh, names)
@@ -340,11 +334,7 @@ class Memory:
     def __init__(self, accelerator: Accelerator | None) -> None:
         self._accelerator = accelerator
         self._peak: int | None = None
-
-    @property
-    def kind(self) -> str:
-        """What is counted."""
-        return IN_PROCESS if self._accelerator is None else ON_DEVICE
+        self.kind = IN_PROCESS if accelerator is None else ON_DEVICE  # what is counted
 
     def read(self) -> tuple[int | None, int | None]:
         """Bytes now, and the most since the process began or the user last reset it; None where not known."""
@@ -379,9 +369,7 @@ class _Point(NamedTuple):
 class StepWatch:
     """What stands behind a `TrainingMonitor`; its methods may raise.
 
-    Args:
-        on_failure: told of what fails where nobody could catch it.
-        layers: the spans of each step's layers and parts are written, too.
+    `on_failure` is told of what fails where nobody could catch it; with `layers` spans of layers and parts are written.
     """
 
     def __init__(
@@ -492,7 +480,6 @@ class StepWatch:
         numbers: Mapping[str, Any],
         skip: frozenset[str],
     ) -> None:
-        """The step ends now."""
         end, timestamp = self._now(), time.time()
         begun, self._begun = self._begun, None
         begin = begun or self._last_end

@@ -25,7 +25,7 @@ from profiler_wrapper.analysis.work.formulas import has_formula
 from profiler_wrapper.analysis.work.peaks import Peaks
 from profiler_wrapper.analysis.work.roofline import RECOMPUTE_IS_HIDDEN, StepWork, hides_recompute, work_of_count
 from profiler_wrapper.errors import EmptyRecording, Notices, ProfilerWrapperError
-from profiler_wrapper.monitor.records import Convention, FlopsSource, StepRecord
+from profiler_wrapper.monitor.records import FLOPS, Convention, FlopsSource, StepRecord
 from profiler_wrapper.trace.reader import read_with_shapes
 
 # --------------------------------------------------------------------------------------------------
@@ -115,17 +115,14 @@ class Work(NamedTuple):
 
     def times(self, factor: float) -> Work:
         """That of so many times the sequences."""
-        names = "model_flops", "hardware_flops", "model_time_at_peak_s", "hardware_time_at_peak_s"
-        known = {name: value for name in names if (value := getattr(self, name)) is not None}
+        known = {name: value for name in FLOPS if (value := getattr(self, name)) is not None}
         return self._replace(**{name: value * factor for name, value in known.items()})
 
 
 class Roof:
-    """Times at the peak, each type of number at its own.
+    """Times at the peak, each type of number at its own; none is known without `peaks`.
 
-    Args:
-        peaks: None: not known, so neither is any time.
-        tf32: products of float32 numbers run as TF32, so their peak is that of "tfloat32" where it is known.
+    `tf32`: products of float32 numbers run as TF32, so their peak is that of "tfloat32" where it is known.
     """
 
     def __init__(self, peaks: Peaks | None, notices: Notices, *, tf32: bool = False) -> None:

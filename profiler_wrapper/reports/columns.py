@@ -98,11 +98,6 @@ def _of_roof(row: Values, _: float) -> float | None:
     return row["roof"] / computing_ns if row["roof"] and computing_ns > 0 else None
 
 
-def _causal_flops(row: Values, _: float) -> int | None:
-    """FLOPs in the causal convention, where they are others."""
-    return None if row["causal_flops"] == row["flops"] else row["causal_flops"]
-
-
 # In the order in which all views show them.
 COLUMNS = (
     _of_phase("self", "time", "self_time_ns", full="self"),
@@ -126,7 +121,8 @@ COLUMNS = (
           needs="flops", why="work"),
     _work("known_flops", "flops", "known_flops_per_step"),  # at least so many, where an op tells none
     _of_phase("self_flops", "flops", "self_flops_per_step", full="self GFLOP"),
-    _of_phase("causal_flops", "flops", "causal_flops_per_step", value=_causal_flops, full="causal GFLOP"),
+    _of_phase("causal_flops", "flops", "causal_flops_per_step", full="causal GFLOP",  # where they are others
+              value=lambda row, _: None if row["causal_flops"] == row["flops"] else row["causal_flops"]),
     Column(key="rate", kind="rate", value=_ratio("flops", "time", 1e9), console="speed", full="GFLOP/s", page="Speed",
            goes=9, spare=8, sets="main work", help="FLOPs over the time of the row", needs="flops", why="work"),
     _of_phase("peak_time", "time", "peak_time_per_step_ns"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -135,13 +135,12 @@ def parts_in_words(analysis: Analysis) -> str:
     for name in names:
         of_name = [row for row in rows if row.part == name]
         count, time_ms = sum(row.count for row in of_name) / steps, sum(row.time_ns for row in of_name) / steps / 1e6
-        said.append(f"{clean(name) if count <= 1 else _several(count, clean(name))} {time_ms:.3f} ms")
+        what = clean(name)
+        if count > 1:
+            what = f"{count:g} {what}s" if what == "token" else f"{count:g} x {what}"
+        said.append(f"{what} {time_ms:.3f} ms")
     unit = "a request" if analysis.run.get("step_source") == "requests" else "a step"
     return f"{unit}: {', '.join(said)}"
-
-
-def _several(count: float, name: str) -> str:
-    return f"{count:g} {name}s" if name == "token" else f"{count:g} x {name}"
 
 
 def left_out_in_words(analysis: Analysis) -> str:
@@ -298,6 +297,14 @@ def expert_and_adapter_lines(analysis: Analysis, width: int) -> list[str]:
     return [shorten(clean(line), width) for line in lines]
 
 
+def peak_bytes(analysis: Analysis) -> int | None:
+    """The highest allocated at any time; None where no allocation was recorded."""
+    peak = analysis.memory.get("peak")
+    whole = peak.get("allocated_bytes") if isinstance(peak, Mapping) else None
+    known = [whole, *(row.peak_bytes for row in analysis.steps)]
+    return max((int(size) for size in known if isinstance(size, (int, float))), default=None)
+
+
 def attention_backends(analysis: Analysis) -> dict[str, int]:
     """Attention time by backend in nanoseconds, most first."""
     times: dict[str, int] = {}
@@ -351,11 +358,10 @@ def followed(analysis: Analysis) -> list[Followed]:
     series = []
     for name, values in analysis.series.items():
         match = _FUNCTION_OF_LAYER.fullmatch(name)
-        if match and match.group(1) in layers:
-            series.append(Followed(name, values, is_time=False))
-        else:
-            scaled = tuple(None if value is None else value / _US_PER_MS for value in values)
-            series.append(Followed(name, scaled, is_time=True))
+        is_time = match is None or match.group(1) not in layers
+        if is_time:
+            values = tuple(None if value is None else value / _US_PER_MS for value in values)
+        series.append(Followed(name, values, is_time))
     return series
 
 
@@ -364,18 +370,14 @@ def followed_lines(analysis: Analysis, *, most: int, width: int, unicode: bool) 
 
     What is a layer already has its row, and what has no value its warning.
     """
-    layers = {row.layer for row in analysis.layers}
+    layers, steps = {row.layer for row in analysis.layers}, len(step_numbers(analysis))
     series = [one for one in followed(analysis) if one.known and one.name not in layers]
     lines = []
     for i, one in enumerate(series[:most]):
-        rest = len(series) - most if i == most - 1 else 0
-        lines.append(_line(one, step_numbers(analysis), rest, width, unicode))
+        per = " per step" if len(one.values) == steps else " per entry" if len(one.values) > 1 else " in all"
+        after = f" {one.text(fmean(one.known))}{' ms' if one.is_time else ''}{per}"
+        if i == most - 1 and len(series) > most:
+            after += f" ({len(series) - most} more in the log)"
+        name = shorten(clean(one.name, unicode=unicode), width - cells("followed: " + after))
+        lines.append(f"followed: {name}{after}")
     return lines
-
-
-def _line(one: Followed, steps: Sequence[int], rest: int, width: int, unicode: bool) -> str:
-    per = " per step" if len(one.values) == len(steps) else " per entry" if len(one.values) > 1 else " in all"
-    after = f" {one.text(fmean(one.known))}{' ms' if one.is_time else ''}{per}"
-    after += f" ({rest} more in the log)" if rest > 0 else ""
-    name = shorten(clean(one.name, unicode=unicode), width - cells("followed: " + after))
-    return f"followed: {name}{after}"

@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 
 
 # --------------------------------------------------------------------------------------------------
-# The colours of classes of events and of parts of a step: one for each in every view of the page.
+# The colours of classes of events, parts of a step, phases, kinds of layers and categories of memory: one for each in
+# every picture and page.
 #
-# Chosen to be distinct on white and on dark paper; those that Okabe and Ito ("Color Universal Design", 2008) have
-# are theirs.
+# Chosen to be distinct on white and on dark paper and with any colour vision; those that Okabe and Ito ("Color
+# Universal Design", 2008) have are theirs.
 
 CLASS_COLORS: Mapping[str, str] = {
     "gemm": "#0072B2",
@@ -55,20 +56,6 @@ SPLIT_COLORS: Mapping[str, str] = {
     "cpu": "#009E73",
     "other": "#999999",
 }
-
-
-DPI = 110
-NARROWEST_IN, WIDEST_IN = 10.0, 22.0
-FONT_SIZE = 10
-_LABEL_IN = 0.155  # the width that one label standing upright takes
-_MANY, _NUMBERS_IN = 60, 0.5  # among more layers, numbers stand further apart
-_LONGEST_LABEL = 26
-_LEAST_BESIDE = 0.035  # of the axis: room for the number of a bar beside the layers
-_MESSAGE_LETTERS, _MESSAGE_LINES = 90, 6
-_LETTERS_PER_IN = 8.2  # of a figure's title
-_FEW = 60  # up to here lines carry large marks
-
-# Okabe and Ito, "Color Universal Design" (2008): distinct with any colour vision.
 PHASE_COLORS: Mapping[str, str] = {
     "forward": "#0072B2",
     "prefill": "#56B4E9",
@@ -80,9 +67,42 @@ PHASE_COLORS: Mapping[str, str] = {
     "optimizer": "#CC79A7",
     "other": "#999999",
 }
+KIND_COLORS: Mapping[str, str] = {
+    "attention": "#D55E00",
+    "mlp": "#0072B2",
+    "expert": "#0072B2",
+    "router": "#56B4E9",
+    "norm": "#009E73",
+    "embedding": "#CC79A7",
+    "head": "#E69F00",
+    "block": "#332288",
+    "conv": "#882255",
+}
+OTHER_KIND = "#777777"
+CATEGORY_COLORS: Mapping[MemoryCategory, str] = {
+    "params": "#0072B2",
+    "grads": "#E69F00",
+    "os_params": "#CC79A7",
+    "os_state": "#D55E00",
+    "activation": "#009E73",
+    "communication": "#F0E442",
+    "workspace": "#56B4E9",
+    "other": "#999999",
+}
 INK = "#1a1a1a"
 ATTENTION_COLORS = (INK, "#D55E00", "#882255", "#117733", "#666666", "#332288")
 GRID = "#d9d9d9"
+
+DPI = 110
+NARROWEST_IN, WIDEST_IN = 10.0, 22.0
+FONT_SIZE = 10
+_LABEL_IN = 0.155  # the width that one label standing upright takes
+_MANY, _NUMBERS_IN = 60, 0.5  # among more layers, numbers stand further apart
+_LONGEST_LABEL = 26
+_LEAST_BESIDE = 0.035  # of the axis: room for the number of a bar beside the layers
+_MESSAGE_LETTERS, _MESSAGE_LINES = 90, 6
+_LETTERS_PER_IN = 8.2  # of a figure's title
+_FEW = 60  # up to here lines carry large marks
 
 
 def new_figure(bars: int, *, height_in: float) -> Figure:
@@ -248,13 +268,9 @@ def layer_numbers(layers: Sequence[str]) -> list[int | None]:
 
     `["embed", "layers.0", "layers.1", "norm"]` gives `[None, None, 1, None]`.
     """
-    numbers: list[int | None] = []
-    before = None
-    for layer in layers:
-        pattern, number = split_number(layer)
-        numbers.append(number if pattern == before else None)
-        before = pattern
-    return numbers
+    split = [split_number(layer) for layer in layers]
+    before = [None, *(pattern for pattern, _ in split)]
+    return [number if pattern == other else None for (pattern, number), other in zip(split, before, strict=False)]
 
 
 def short_names(layers: Sequence[str]) -> list[str]:
@@ -271,38 +287,8 @@ def _last_parts(layer: str) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# The colours of kinds of layers: one for each in every picture and page.
-#
-# Told apart with any colour vision (Okabe and Ito, "Color Universal Design", 2008), and by their names.
+# The colours of the rings of a sunburst.
 
-KIND_COLORS: Mapping[str, str] = {
-    "attention": "#D55E00",
-    "mlp": "#0072B2",
-    "expert": "#0072B2",
-    "router": "#56B4E9",
-    "norm": "#009E73",
-    "embedding": "#CC79A7",
-    "head": "#E69F00",
-    "block": "#332288",
-    "conv": "#882255",
-}
-OTHER_KIND = "#777777"
-
-
-# --------------------------------------------------------------------------------------------------
-# The colours of memory: one for each category in every picture and page, and for the rings of a sunburst.
-
-# Okabe and Ito, "Color Universal Design" (2008): distinct with any colour vision.
-CATEGORY_COLORS: Mapping[MemoryCategory, str] = {
-    "params": "#0072B2",
-    "grads": "#E69F00",
-    "os_params": "#CC79A7",
-    "os_state": "#D55E00",
-    "activation": "#009E73",
-    "communication": "#F0E442",
-    "workspace": "#56B4E9",
-    "other": "#999999",
-}
 PLAIN = "#c3c8cf"  # of a name that only holds others
 ROLE_COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#F0E442", "#8c6bb1")
 _LIGHTER, _OTHER = 0.16, 0.22  # of a ring against the one inside it; of every other sector

@@ -21,8 +21,6 @@ from profiler_wrapper.reports.columns import Values, layer_values, phase_times, 
 from profiler_wrapper.reports.describe import step_count
 from profiler_wrapper.units import MIB
 
-FEWEST_FOLDED = FEWEST_VALUES
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTotal:
@@ -39,8 +37,7 @@ class LayerTotal:
 
     @property
     def time_ns(self) -> int:
-        time_ns: int = self.values["time"]
-        return time_ns
+        return int(self.values["time"])
 
 
 @dataclass(frozen=True)
@@ -68,8 +65,7 @@ class Fold:
 
     @property
     def time_ns(self) -> int:
-        time_ns: int = self.values["time"]
-        return time_ns
+        return int(self.values["time"])
 
     @property
     def order(self) -> int:
@@ -154,14 +150,14 @@ def _folds(named: Sequence[tuple[str, LayerTotal]], *, below_fold: bool) -> list
     """`named` (relative name and layer) as folds: those of one class whose names differ in their last number."""
     groups: dict[tuple[str, str], list[tuple[str, LayerTotal]]] = defaultdict(list)
     for name, total in named:
-        groups[_pattern(name), total.class_name].append((name, total))
+        groups[split_number(name)[0], total.class_name].append((name, total))
     folds: list[Fold] = []
     dot = "." if below_fold else ""
     for (pattern, _), entries in groups.items():
         by_name: dict[str, list[LayerTotal]] = defaultdict(list)
         for name, total in entries:
             by_name[name].append(total)
-        if len(by_name) >= FEWEST_FOLDED:
+        if len(by_name) >= FEWEST_VALUES:
             label = fill_numbers(pattern, {number for name in by_name if (number := split_number(name)[1]) is not None})
             names, members = zip(*entries, strict=True)
             folds.append(Fold(dot + label, members, names, numbered=True))
@@ -169,10 +165,6 @@ def _folds(named: Sequence[tuple[str, LayerTotal]], *, below_fold: bool) -> list
             for name, same in by_name.items():
                 folds.append(Fold(dot + name, tuple(same), (name,) * len(same), numbered=False))
     return _tell_apart(folds)
-
-
-def _pattern(name: str) -> str:
-    return split_number(name)[0]
 
 
 def _tell_apart(folds: list[Fold]) -> list[Fold]:
@@ -184,10 +176,10 @@ def _tell_apart(folds: list[Fold]) -> list[Fold]:
     classes: dict[str, set[str]] = defaultdict(set)
     for fold in folds:
         counts[fold.label] += 1
-        classes[_pattern(fold.relative[0])].add(fold.members[0].class_name)
+        classes[split_number(fold.relative[0])[0]].add(fold.members[0].class_name)
     labelled: list[Fold] = []
     for fold in folds:
-        beside = classes[_pattern(fold.relative[0])]
+        beside = classes[split_number(fold.relative[0])[0]]
         if counts[fold.label] > 1 or (len(beside) > 1 and not fold.numbered):
             fold = replace(fold, label=f"{fold.label} ({fold.members[0].class_name})")
         labelled.append(fold)
@@ -227,11 +219,6 @@ class Shown:
     extras: list[Any] = field(default_factory=list)
     children: list[Shown] = field(default_factory=list)
 
-    @property
-    def inside_fold(self) -> bool:
-        """Whether it stands for a part of many layers."""
-        return self.parent is not None and len(self.parent.fold.members) > 1
-
     def walk(self) -> Iterator[Shown]:
         """Itself and all below it."""
         stack = [self]
@@ -262,7 +249,8 @@ def choose(tree: Tree, *, most: int, extras: Callable[[Shown], list[Any]]) -> tu
                 break
             room -= 1
             one.parent.children.append(one)
-        if one.fold.numbered and not one.inside_fold:
+        part_of_many = one.parent is not None and len(one.parent.fold.members) > 1
+        if one.fold.numbered and not part_of_many:
             one.extras = extras(one)[:room]
             room -= len(one.extras)
         if room > 0:

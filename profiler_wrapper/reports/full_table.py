@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from profiler_wrapper.analysis.model import PHASES, Analysis, Phase, StepRow, UncountedRow
@@ -39,27 +38,23 @@ def full_table(analysis: Analysis) -> str:
     ]
     steps = (step_section(analysis), parts_in_words(analysis), left_out_in_words(analysis))
     sections = [
-        ", ".join(title_parts(analysis)),
-        _section(f"Layers, in model order: ms {per_step(analysis)}, MiB", layer_section(analysis)),
-        _section(f"Attention: ms {per_step(analysis)}", attention_section(analysis)),
-        _section(f"Classes: ms {per_step(analysis)}", class_section(analysis)),
-        _section(f"Layers of experts: ms {per_step(analysis)}", expert_layer_section(analysis)),
-        _section("Experts, in the steps with shapes: ms a step", expert_section(analysis)),
-        _section(f"Adapters beside what they adapt: ms {per_step(analysis)}", adapter_section(analysis)),
-        _section("Share of the peak", use_line(analysis, _LONGEST_LINE)),
-        _section(f"Work of which no FLOPs are known: ms {per_step(analysis)}", uncounted_section(analysis.uncounted)),
-        _section("Work of which no bytes are known: ms a step", uncounted_section(analysis.untold_bytes)),
-        _section("Steps: ms", "\n".join(filter(None, steps))),
-        _section("Followed by name: ms in each step or entry; of a function what it gave", "\n".join(series)),
-        *(_section(title, text) for title, text in memory_sections(analysis)),
-        _section("KV cache", "\n".join(kv_cache_lines(analysis))),
-        _section("Warnings", "\n".join(clean(warning) for warning in analysis.warnings)),
+        (f"Layers, in model order: ms {per_step(analysis)}, MiB", layer_section(analysis)),
+        (f"Attention: ms {per_step(analysis)}", attention_section(analysis)),
+        (f"Classes: ms {per_step(analysis)}", class_section(analysis)),
+        (f"Layers of experts: ms {per_step(analysis)}", expert_layer_section(analysis)),
+        ("Experts, in the steps with shapes: ms a step", expert_section(analysis)),
+        (f"Adapters beside what they adapt: ms {per_step(analysis)}", adapter_section(analysis)),
+        ("Share of the peak", use_line(analysis, _LONGEST_LINE)),
+        (f"Work of which no FLOPs are known: ms {per_step(analysis)}", uncounted_section(analysis.uncounted)),
+        ("Work of which no bytes are known: ms a step", uncounted_section(analysis.untold_bytes)),
+        ("Steps: ms", "\n".join(filter(None, steps))),
+        ("Followed by name: ms in each step or entry; of a function what it gave", "\n".join(series)),
+        *memory_sections(analysis),
+        ("KV cache", "\n".join(kv_cache_lines(analysis))),
+        ("Warnings", "\n".join(clean(warning) for warning in analysis.warnings)),
     ]
-    return "\n\n".join(section for section in sections if section) + "\n"
-
-
-def _section(title: str, text: str) -> str:
-    return f"{title}\n\n{text}" if text else ""
+    parts = [", ".join(title_parts(analysis)), *(f"{title}\n\n{text}" for title, text in sections if text)]
+    return "\n\n".join(parts) + "\n"
 
 
 def layer_section(analysis: Analysis) -> str:
@@ -169,15 +164,10 @@ def expert_layer_section(analysis: Analysis) -> str:
         "experts": lambda row: _known(row.experts, str),
         "tokens": lambda row: _known(row.tokens_per_step, "{:.6g}".format),
         "busiest/mean": lambda row: _known(row.balance, "{:.2f}".format),
-        **{
-            title: partial(_part_ms, part=part, steps=steps)
-            for title, part in (
-                ("router ms", "router_time_ns"),
-                ("experts ms", "experts_time_ns"),
-                ("shared ms", "shared_time_ns"),
-                ("all-to-all ms", "all_to_all_time_ns"),
-            )
-        },
+        "router ms": lambda row: _per_step_ms(row.router_time_ns, steps),
+        "experts ms": lambda row: _per_step_ms(row.experts_time_ns, steps),
+        "shared ms": lambda row: _per_step_ms(row.shared_time_ns, steps),
+        "all-to-all ms": lambda row: _per_step_ms(row.all_to_all_time_ns, steps),
         "": lambda row: shorten(clean(row.tokens_unknown or ", ".join(row.kernels)), _LONGEST_KERNELS),
     }
     return _table(analysis.expert_layers, columns, 2, left_last=True)
@@ -202,16 +192,12 @@ def adapter_section(analysis: Analysis) -> str:
     steps = step_count(analysis)
     columns: _Columns = {
         "layer": lambda row: clean(row.layer),
-        "base": partial(_part_ms, part="base_time_ns", steps=steps),
-        "adapters": partial(_part_ms, part="adapter_time_ns", steps=steps),
+        "base": lambda row: _per_step_ms(row.base_time_ns, steps),
+        "adapters": lambda row: _per_step_ms(row.adapter_time_ns, steps),
         "base GFLOP": lambda row: _known(row.base_flops_per_step, _giga),
         "adapters' GFLOP": lambda row: _known(row.adapter_flops_per_step, _giga),
     }
     return _table(analysis.adapters, columns, 1)
-
-
-def _part_ms(row: Any, *, part: str, steps: int) -> str:
-    return _per_step_ms(getattr(row, part), steps)
 
 
 def uncounted_section(rows: Sequence[UncountedRow]) -> str:
@@ -239,15 +225,15 @@ def step_section(analysis: Analysis) -> str:
         "time": lambda row: milliseconds(row.time_ns),
         "step takes": lambda row: took.get(row.step, ""),
         "CPU span": lambda row: _known(row.span_ns, milliseconds),
-        **{phase: partial(_phase_ms, phase=phase) for phase in phases},
+        **{phase: _in_phase(phase) for phase in phases},
         "attention": lambda row: _known(row.attention_ns or None, milliseconds),
         "peak": lambda row: _known(row.peak_bytes, lambda size: f"{mebibytes(size)} MiB"),
     }
     return _table(analysis.steps, columns, 1)
 
 
-def _phase_ms(row: StepRow, *, phase: Phase) -> str:
-    return _known(row.phases_ns.get(phase), milliseconds)
+def _in_phase(phase: Phase) -> Callable[[StepRow], str]:
+    return lambda row: _known(row.phases_ns.get(phase), milliseconds)
 
 
 def memory_sections(analysis: Analysis) -> list[tuple[str, str]]:

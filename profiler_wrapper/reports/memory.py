@@ -64,12 +64,7 @@ class MemoryNode:
             self.phases[owner.phase] = self.phases.get(owner.phase, 0) + owner.size_bytes
 
 
-@dataclass(frozen=True)
-class PlacedNode:
-    """A node and where it is in its tree."""
-
-    node: MemoryNode
-    path: tuple[str, ...]  # labels from the root, which is left out, to this
+Placed = tuple[tuple[str, ...], MemoryNode]  # a node, behind the labels from the root, which is left out, to it
 
 
 def category_tree(owners: Iterable[Owner], category: MemoryCategory, label: str) -> MemoryNode:
@@ -97,22 +92,22 @@ def is_named(owner: Owner) -> bool:
     return bool(owner.name) and owner.category in NAMED
 
 
-def walk(root: MemoryNode, layers: Mapping[str, int], *, above: int = 0) -> Iterator[PlacedNode]:
+def walk(root: MemoryNode, layers: Mapping[str, int], *, above: int = 0) -> Iterator[Placed]:
     """The root and all below it, parents before children; layers as in the model, ops by what they hold.
 
     `layers` gives each layer its place in the model; their names begin `above` labels below the root.
     """
 
-    def place(child: PlacedNode) -> tuple[bool, float, int, list[tuple[bool, int, str]]]:
-        node = child.node
-        order = layers.get(".".join(child.path[above:]), inf)
-        return node.is_op, order, -node.total_bytes if node.is_op else 0, _natural(child.path[-1])
+    def place(child: Placed) -> tuple[bool, float, int, list[tuple[bool, int, str]]]:
+        path, node = child
+        order = layers.get(".".join(path[above:]), inf)
+        return node.is_op, order, -node.total_bytes if node.is_op else 0, _natural(path[-1])
 
-    stack = [PlacedNode(root, ())]
+    stack: list[Placed] = [((), root)]
     while stack:
-        placed = stack.pop()
-        yield placed
-        below = [PlacedNode(node, (*placed.path, label)) for label, node in placed.node.children.items()]
+        path, node = stack.pop()
+        yield path, node
+        below = [((*path, label), child) for label, child in node.children.items()]
         stack += sorted(below, key=place, reverse=True)
 
 
@@ -229,10 +224,9 @@ def _layout(analysis: Analysis, use: MemoryUse) -> Iterator[str]:
         if not root.total_bytes and category in ("communication", "workspace", "other"):
             continue
         yield f"{title}:"
-        for placed in walk(root, order):
-            name = clean(".".join((root_name, *placed.path)), unicode=True)
-            own, total = placed.node.own_bytes, placed.node.total_bytes
-            yield f"layer: {name}, layer_mem: {_mb(own)}, total_mem: {_mb(total)}"
+        for path, node in walk(root, order):
+            name = clean(".".join((root_name, *path)), unicode=True)
+            yield f"layer: {name}, layer_mem: {_mb(node.own_bytes)}, total_mem: {_mb(node.total_bytes)}"
 
 
 def _mb(size_bytes: int) -> str:
@@ -339,14 +333,13 @@ def memory_lines(memory: Mapping[str, Any], width: int) -> list[str]:
 
 def memory_use_sections(use: MemoryUse) -> list[tuple[str, str]]:
     """Titles and texts, all sizes in MiB."""
-    sections = [
+    return [
         (f"Memory of {clean(use.device)} at the peak, by category: MiB", _peak_table(use)),
         ("Who holds it at the peak: MiB", _owner_table(use)),
         ("Memory by category over time: MiB", _moment_table(use)),
         ("Memory from step to step", "\n".join(_trend(use))),
         ("What would lower the peak", "\n".join(map(_change_text, use.changes))),
     ]
-    return [(title, text) for title, text in sections if text]
 
 
 def _peak_table(use: MemoryUse) -> str:

@@ -255,13 +255,13 @@ def page_data(analysis: Analysis, *, title: str = "", trace_href: str | None = N
     and `views` (what single views need).
     """
     data = to_dict(analysis)
-    texts = StringTable()
+    texts: Texts = {}
     for name in LISTS:
         data[name] = columns_of(data[name], texts)
     data["run"] = {name: _as_columns(value, texts) for name, value in data["run"].items()}
     views = plain({"layers": _contained(layer_view, analysis), "roofline": _contained(roofline_data, analysis)})
     views["layers"] = {name: _as_columns(value, texts) for name, value in views["layers"].items()}
-    return {**data, "texts": texts.all, "page": plain(_page(analysis, title, trace_href)), "views": views}
+    return {**data, "texts": list(texts), "page": plain(_page(analysis, title, trace_href)), "views": views}
 
 
 def _page(analysis: Analysis, title: str, trace_href: str | None) -> dict[str, Any]:
@@ -307,28 +307,16 @@ def _safe_link(href: str | None) -> str | None:
     return href if scheme is None or scheme[1] in ("file", "http", "https") else None
 
 
-class StringTable:
-    """The string table: every text once; where it is used stands its number."""
-
-    def __init__(self) -> None:
-        self.all: list[str] = []
-        self._numbers: dict[str, int] = {}
-
-    def number(self, text: str) -> int:
-        """The number of `text`, a new one if it is new."""
-        number = self._numbers.setdefault(text, len(self.all))
-        if number == len(self.all):
-            self.all.append(text)
-        return number
+Texts = dict[str, int]  # every text once; where it is used stands its number
 
 
-def _as_columns(value: Any, texts: StringTable) -> Any:
+def _as_columns(value: Any, texts: Texts) -> Any:
     """`value` in columns where it is a list of rows with the same keys, else as it is."""
     is_rows = isinstance(value, list) and value and all(isinstance(row, dict) and row for row in value)
     return columns_of(value, texts) if is_rows and len({tuple(row) for row in value}) == 1 else value
 
 
-def columns_of(rows: Sequence[Mapping[str, Any]], texts: StringTable) -> dict[str, Any]:
+def columns_of(rows: Sequence[Mapping[str, Any]], texts: Texts) -> dict[str, Any]:
     """`rows`, all with the same keys, as columns: `{"count": 2, "columns": {name: column}}`.
 
     A column is `{"all": value}` where all rows agree, `{"text": [number or null]}` and `{"texts": [[number]]}`
@@ -338,16 +326,16 @@ def columns_of(rows: Sequence[Mapping[str, Any]], texts: StringTable) -> dict[st
     return {"count": len(rows), "columns": {name: _column([row[name] for row in rows], texts) for name in names}}
 
 
-def _column(values: list[Any], texts: StringTable) -> dict[str, Any]:
+def _column(values: list[Any], texts: Texts) -> dict[str, Any]:
     first = values[0]
     if (not isinstance(first, (str, list, dict)) or first == []) and all(
         type(value) is type(first) and value == first for value in values
     ):
         return {"all": first}
     if all(value is None or isinstance(value, str) for value in values):
-        return {"text": [None if value is None else texts.number(value) for value in values]}
+        return {"text": [None if value is None else texts.setdefault(value, len(texts)) for value in values]}
     if all(isinstance(value, list) and all(isinstance(item, str) for item in value) for value in values):
-        return {"texts": [[texts.number(item) for item in value] for value in values]}
+        return {"texts": [[texts.setdefault(item, len(texts)) for item in value] for value in values]}
     return {"values": values}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -13,14 +13,13 @@ from profiler_wrapper.reports.text import clean, grid
 from profiler_wrapper.trace.measured_peaks import Ceiling, MeasuredPeaks
 from profiler_wrapper.units import percent
 
-WIDTH = 100
 _LONGEST_NAME = 26  # in the whole table; a longer one has a line of its own
 _SHORT = {"float64": "fp64", "float32": "fp32", "tfloat32": "tf32", "float16": "fp16", "bfloat16": "bf16",
           "float8": "fp8", "float4": "fp4", "int8": "int8", "int4": "int4"}  # fmt: skip
 _NOISY = 0.8  # a median below this share of the best
 
 
-def peaks_text(device: str, peaks: Peaks | None, warning: str | None, *, width: int = WIDTH) -> str:
+def peaks_text(device: str, peaks: Peaks | None, warning: str | None, *, width: int) -> str:
     """What is known of one device, or what to do where nothing is."""
     lines = [clean(device)]
     if peaks is not None:
@@ -33,7 +32,7 @@ def peaks_text(device: str, peaks: Peaks | None, warning: str | None, *, width: 
     return "\n".join(lines)
 
 
-def all_peaks_text(known: Sequence[Peaks], *, width: int = WIDTH) -> str:
+def all_peaks_text(known: Sequence[Peaks], *, width: int) -> str:
     """The whole table: dense TFLOP/s by type, GB/s, and the number of the source below."""
     sources = list(dict.fromkeys(peaks.source for peaks in known))
     header = ["TFLOP/s, dense", *(_SHORT[kind] for kind in TYPES), "GB/s", "from"]
@@ -64,51 +63,37 @@ def _figures(peaks: Peaks, sources: Sequence[str]) -> list[str]:
     ]
 
 
-def measured_text(measured: MeasuredPeaks, maker: Peaks | None, *, width: int = WIDTH) -> str:
+def measured_text(measured: MeasuredPeaks, maker: Peaks | None, *, width: int) -> str:
     """The best of each type, how far the median was from it, and the maker's figure where there is one."""
-    rows = [
-        _row(kind, ceiling, _flops, maker.flops_per_s.get(kind) if maker else None)
-        for kind, ceiling in measured.flops.items()
-    ]
-    if measured.copy:
-        rows.append(_row("copy", measured.copy, _bytes, maker.bandwidth_bytes_per_s if maker else None))
+    ceilings = {**measured.flops, **({"copy": measured.copy} if measured.copy else {})}
+    of_maker = {**maker.flops_per_s, "copy": maker.bandwidth_bytes_per_s} if maker else {}
+    rows = [_row(kind, ceiling, of_maker.get(kind)) for kind, ceiling in ceilings.items()]
     header = ("type", "best", "median", "maker's", "best of it", "size")
     when = f"measured {measured.date[:16]} UTC, torch {measured.torch}"
-    lines = [f"{clean(measured.device)}, {clean(when)}", grid(header, rows, left_last=True), ""]
-    lines += _wrapped(
-        "Square matmuls, 2 n^3 FLOPs; a copy counts the bytes that it reads and those that it writes.", width
-    )
-    ceilings = {**measured.flops, **({"copy": measured.copy} if measured.copy else {})}
+    notes = ["Square matmuls, 2 n^3 FLOPs; a copy counts the bytes that it reads and those that it writes."]
     noisy = [kind for kind, ceiling in ceilings.items() if ceiling.median_per_s < _NOISY * ceiling.per_s]
     if noisy:
-        lines += _wrapped(
+        notes.append(
             f"The times of {', '.join(noisy)} vary: something else may run on this machine, and the roof be higher. "
-            "Measure again when it is idle.",
-            width,
+            "Measure again when it is idle."
         )
     if measured.left_out:
-        lines += _wrapped(
-            "Not measured: " + "; ".join(f"{kind} ({clean(why)})" for kind, why in measured.left_out.items()) + ".",
-            width,
-        )
+        left_out = "; ".join(f"{kind} ({clean(why)})" for kind, why in measured.left_out.items())
+        notes.append(f"Not measured: {left_out}.")
     if maker:
-        lines += _wrapped(f"Maker's: {clean(maker.source)}.", width)
-    return "\n".join(lines)
-
-
-def peaks_dict(peaks: Peaks) -> dict[str, Any]:
-    """One device as plain data."""
-    data: dict[str, Any] = msgspec.to_builtins(peaks)
-    return data
+        notes.append(f"Maker's: {clean(maker.source)}.")
+    table = grid(header, rows, left_last=True)
+    wrapped = (line for note in notes for line in _wrapped(note, width))
+    return "\n".join([f"{clean(measured.device)}, {clean(when)}", table, "", *wrapped])
 
 
 def measured_dict(measured: MeasuredPeaks, maker: Peaks | None) -> dict[str, Any]:
     """A measurement as the file that `find_peaks` reads, with the maker's figures beside it."""
-    data: dict[str, Any] = msgspec.to_builtins(measured)
-    return {**data, "maker": peaks_dict(maker) if maker else None}
+    return {**msgspec.to_builtins(measured), "maker": msgspec.to_builtins(maker)}
 
 
-def _row(kind: str, ceiling: Ceiling, written: Callable[[float | None], str], makers: float | None) -> tuple[str, ...]:
+def _row(kind: str, ceiling: Ceiling, makers: float | None) -> tuple[str, ...]:
+    written = _bytes if kind == "copy" else _flops
     return (
         kind,
         written(ceiling.per_s),

@@ -476,7 +476,8 @@ def _line(cells: Sequence[Any]) -> str:
 
 def write_csv(analysis: Analysis, path: Path, rows: str = "layers") -> None:
     """One list into one file, in UTF-8."""
-    path.write_text(csv_text(analysis, rows), encoding="utf-8", newline="")
+    with replacing(path) as beside:
+        beside.write_text(csv_text(analysis, rows), encoding="utf-8", newline="")
 
 
 def write_csv_files(analysis: Analysis, directory: Path) -> tuple[Path, ...]:
@@ -487,8 +488,7 @@ def write_csv_files(analysis: Analysis, directory: Path) -> tuple[Path, ...]:
     """
     paths = {name: directory / f"{name}.csv" for name in LISTS if getattr(analysis, name)}
     for name, path in paths.items():
-        with replacing(path) as beside:
-            write_csv(analysis, beside, name)
+        write_csv(analysis, path, name)
     return tuple(paths.values())
 
 

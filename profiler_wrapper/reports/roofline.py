@@ -235,11 +235,10 @@ def draw_roofline(analysis: Analysis, path: str | os.PathLike[str]) -> None:
         figures.say(path, title, "No part of the model has both FLOPs and bytes that are known.")
         return
     bars = [point for point in what.points if point.of_roof is not None][:_MOST_BARS]
-    height = _ROOF_IN + (0.9 + _BAR_IN * len(bars) if bars else 0.0)
-    figure = figures.new_figure(0, height_in=height + 0.6)
+    heights = [_ROOF_IN, 0.9 + _BAR_IN * len(bars)] if bars else [_ROOF_IN]
+    figure = figures.new_figure(0, height_in=sum(heights) + 0.6)
     figure.set_figwidth(_WIDTH_IN)
-    ratios = [_ROOF_IN, 0.9 + _BAR_IN * len(bars)] if bars else [1.0]
-    axes = figure.subplots(len(ratios), 1, squeeze=False, height_ratios=ratios)[:, 0]
+    axes = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
     figures.head(figure, title)
     _draw_roofs(axes[0], what, drawn)
     if bars:

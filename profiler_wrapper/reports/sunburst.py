@@ -104,8 +104,7 @@ def sectors(use: MemoryUse, page: str, layers: Mapping[str, int]) -> list[Sector
     root.label = title
     found: list[Sector] = []
     numbers: dict[tuple[str, ...], int] = {}
-    for placed in walk(root, layers, above=len(trees) > 1):
-        path, node = placed.path, placed.node
+    for path, node in walk(root, layers, above=len(trees) > 1):
         numbers[path] = len(found)
         name = clean(".".join(path) or title, unicode=True)
         label = shorten(clean(node.label, unicode=True), _LONGEST_LABEL, ellipsis="…")

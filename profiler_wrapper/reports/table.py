@@ -18,6 +18,7 @@ from profiler_wrapper.reports.describe import (
     left_out_in_words,
     outside_label,
     parts_in_words,
+    peak_bytes,
     per_step,
     step_numbers,
     title_parts,
@@ -51,8 +52,6 @@ ALONE: tuple[Phase, ...] = ("optimizer", "other")  # which layers seldom have: b
 
 @dataclass(frozen=True, kw_only=True)
 class TableRow:
-    """One row."""
-
     kind: RowKind
     values: Values  # of all columns; times and work are those of one step, as `Scale` has them
     label: str = ""
@@ -200,9 +199,6 @@ def total_row(analysis: Analysis, totals: Sequence[LayerTotal], scale: Scale) ->
         phases[row.phase] = phases.get(row.phase, 0) + row.self_time_ns
     roots = [total for total in totals if total.parent is None]
     of_roots = summed([root.values for root in roots])
-    peak = analysis.memory.get("peak")
-    whole = peak.get("allocated_bytes") if isinstance(peak, Mapping) else None
-    peaks = [whole, of_roots["peak"], *(row.peak_bytes for row in analysis.steps)]
     sums = {
         **phases,
         "time": analysis.time.total_ns,
@@ -213,7 +209,7 @@ def total_row(analysis: Analysis, totals: Sequence[LayerTotal], scale: Scale) ->
         "known_flops": sum(row.flops_per_step for row in analysis.flops) if analysis.uncounted else None,
         "roof": _whole_roof(analysis, roots),
         "retained": of_roots["retained"],
-        "peak": most(size for size in peaks if isinstance(size, (int, float))),
+        "peak": most((peak_bytes(analysis), of_roots["peak"])),
     }
     return TableRow(kind="total", label="TOTAL", values=scale.of(sums))
 

@@ -67,14 +67,14 @@ def _head(text: str, width: int) -> str:
     return "".join(kept)
 
 
-def wrap(text: str, width: int, lines: int, *, ellipsis: str = "...") -> list[str]:
+def wrap(text: str, width: int, lines: int) -> list[str]:
     """`text` in at most `lines` lines of at most `width` columns; what is left out leaves an ellipsis."""
     if cells(text) != len(text):
-        return [shorten(text, width, ellipsis=ellipsis)]
+        return [shorten(text, width)]
     wrapped = textwrap.wrap(text, width, subsequent_indent="  ") or [""]
     if len(wrapped) > lines:
         wrapped = wrapped[:lines]
-        wrapped[-1] = _head(wrapped[-1], width - cells(ellipsis)) + ellipsis
+        wrapped[-1] = _head(wrapped[-1], width - len("...")) + "..."
     return wrapped
 
 

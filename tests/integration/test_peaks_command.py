@@ -94,7 +94,7 @@ def test_the_table_needs_no_torch() -> None:
         "import sys; sys.modules['torch'] = None\n"
         "from profiler_wrapper.analysis.work.peaks import known_peaks\n"
         "from profiler_wrapper.reports.peaks import all_peaks_text\n"
-        "print(all_peaks_text(known_peaks()))"
+        "print(all_peaks_text(known_peaks(), width=100))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr == ""

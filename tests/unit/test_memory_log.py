@@ -174,10 +174,9 @@ def test_a_total_is_its_own_and_those_right_below(held: list[Owner], category: M
     root = category_tree(held, category, "root")
     assert root.total_bytes == sum(one.size_bytes for one in held if one.category == category)
     seen = list(walk(root, layer_order(llama(1))))
-    for placed in seen:
-        node = placed.node
+    for _, node in seen:
         assert node.total_bytes == node.own_bytes + sum(child.total_bytes for child in node.children.values())
-    paths = [placed.path for placed in seen]
+    paths = [path for path, _ in seen]
     assert len(set(paths)) == len(paths)
     for i, path in enumerate(paths[1:], 1):
         assert path[:-1] in paths[:i]
@@ -189,4 +188,4 @@ def test_layers_without_a_place_in_the_model_are_in_natural_order() -> None:
         for i in (10, 2, 1)
     ]
     root = category_tree(held, "activation", "root")
-    assert [placed.path[1] for placed in walk(root, {}) if len(placed.path) == 2] == ["1", "2", "10"]
+    assert [path[1] for path, _ in walk(root, {}) if len(path) == 2] == ["1", "2", "10"]

@@ -120,7 +120,8 @@ class Hangs:
 
 
 def test_a_counting_that_hangs_is_told_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    probe = FlopProbe(1, Notices(), count=Hangs)
+    monkeypatch.setattr(flop_probe, "Counting", Hangs)
+    probe = FlopProbe(1, Notices())
     assert probe.begin(0)
     with pytest.warns(ProfilerWrapperWarning, match="step 0 were not counted within 10 s"):
         probe.end()

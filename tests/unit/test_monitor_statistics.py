@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from monitor_runs import GB, record
-from profiler_wrapper.monitor.records import Interval, RunStatistics, TimeSketch
+from profiler_wrapper.monitor.records import Interval, RunStatistics
 
 
 def statistics(*records: object) -> RunStatistics:
@@ -59,13 +59,11 @@ def test_extremes_are_those_of_single_steps_and_memory_counts_all_steps() -> Non
 
 def test_percentiles_are_right_within_half_a_percent_in_a_few_buckets() -> None:
     times = np.random.default_rng(0).lognormal(-1.5, 0.6, 20_000)
-    sketch = TimeSketch()
-    for time_s in times:
-        sketch.add(float(time_s))
+    found = statistics(*(record(step, step_time_s=float(time_s)) for step, time_s in enumerate(times)))
     for percent in (0.1, 5, 50, 95, 99, 99.9, 100):
         true = np.percentile(times, percent, method="inverted_cdf")
-        assert sketch.percentile(percent) == pytest.approx(true, rel=0.0051)
-    assert len(sketch._buckets) < 600
+        assert found.step_time_percentile(percent) == pytest.approx(true, rel=0.0051)
+    assert len(found._times) < 600
 
 
 def test_an_interval_ends_at_multiples_even_if_steps_are_left_out() -> None:

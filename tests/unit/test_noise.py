@@ -9,33 +9,40 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiler_wrapper.comparison import noise
+from profiler_wrapper.comparison.times import (
+    _ranks_agree,
+    common_factors,
+    layer_shifts,
+    series_change,
+    step_spread,
+    weighted_median,
+)
 
 
 @pytest.mark.parametrize("steps", [4, 20])
 def test_the_spread_of_a_step_is_its_standard_deviation(steps: int) -> None:
     times = np.random.default_rng(0).normal(0, 0.05, (4000, steps))
-    assert noise.step_spread(times, times + 1).mean() == pytest.approx(0.05, rel=0.2)  # of four: 15 % more
-    assert np.isnan(noise.step_spread(times[:, :1], times[:, :1])).all()
+    assert step_spread(times, times + 1).mean() == pytest.approx(0.05, rel=0.2)  # of four: 15 % more
+    assert np.isnan(step_spread(times[:, :1], times[:, :1])).all()
 
 
 def test_the_rank_test_asks_for_nine_of_ten_pairs_of_few_steps_and_for_less_of_many() -> None:
     few = np.arange(5.0)
-    assert noise._ranks_agree(np.array([few, few]), np.array([few + 3.5, few + 2.5])).tolist() == [True, False]
+    assert _ranks_agree(np.array([few, few]), np.array([few + 3.5, few + 2.5])).tolist() == [True, False]
     many = np.arange(50.0)
-    assert noise._ranks_agree(np.array([many, many]), np.array([many + 11, many + 8])).tolist() == [True, False]
-    assert noise._ranks_agree(few[None, :1], few[None, :1]).tolist() == [True]  # one step has no ranks
+    assert _ranks_agree(np.array([many, many]), np.array([many + 11, many + 8])).tolist() == [True, False]
+    assert _ranks_agree(few[None, :1], few[None, :1]).tolist() == [True]  # one step has no ranks
 
 
 def test_a_weighted_median_by_hand() -> None:
-    assert noise.weighted_median(np.array([3.0, 1.0, 2.0]), np.array([1.0, 1.0, 5.0])) == 2.0
-    assert noise.weighted_median(np.array([3.0, 1.0]), np.array([9.0, 1.0])) == 3.0
-    assert noise.weighted_median(np.array([]), np.array([])) == 0.0
+    assert weighted_median(np.array([3.0, 1.0, 2.0]), np.array([1.0, 1.0, 5.0])) == 2.0
+    assert weighted_median(np.array([3.0, 1.0]), np.array([9.0, 1.0])) == 3.0
+    assert weighted_median(np.array([]), np.array([])) == 0.0
 
 
 def test_what_all_layers_have_in_common_is_one_number_a_step() -> None:
     times = np.array([[10.0, 20, 10], [100, 200, 100], [7, 14, 7]])
-    assert np.exp(noise.common_factors(np.log(times), np.ones(3))) == pytest.approx([1, 2, 1])
+    assert np.exp(common_factors(np.log(times), np.ones(3))) == pytest.approx([1, 2, 1])
 
 
 def _times(random: np.random.Generator, base: np.ndarray, steps: int) -> np.ndarray:
@@ -50,7 +57,7 @@ def test_noise_alone_is_no_difference_among_hundreds_of_layers(steps: int) -> No
     for _ in range(60):
         base = np.exp(random.normal(0, 1, 300))
         one, other = _times(random, base, steps), _times(random, base, steps)
-        alarms += bool(noise.layer_shifts(one, other, np.sqrt(base)).beyond_noise().any())
+        alarms += bool(layer_shifts(one, other, np.sqrt(base)).beyond_noise().any())
     assert alarms <= 1
 
 
@@ -59,7 +66,7 @@ def test_a_change_is_found_however_the_clock_went() -> None:
     base = np.exp(random.normal(0, 1, 100))
     one, other = _times(random, base, 5), _times(random, base, 5) * np.array([1.0, 1.5, 1.0, 0.8, 1.0])
     other[17] *= 1.25
-    shifts = noise.layer_shifts(one, other, np.sqrt(base))
+    shifts = layer_shifts(one, other, np.sqrt(base))
     assert np.flatnonzero(shifts.beyond_noise()).tolist() == [17]
     assert math.expm1(shifts.excess[17]) == pytest.approx(0.25, abs=0.08)
 
@@ -69,7 +76,7 @@ def test_runs_that_differ_by_more_than_their_steps_show_widen_every_error() -> N
     base = np.exp(random.normal(0, 1, 200))
     between = np.exp(random.normal(0, 0.2, 200))  # caches, addresses: the same in every step of a run
     one, other = _times(random, base, 5), _times(random, base * between, 5)
-    shifts = noise.layer_shifts(one, other, np.sqrt(base))
+    shifts = layer_shifts(one, other, np.sqrt(base))
     assert not shifts.beyond_noise().any()
     assert np.median(shifts.error) > 3 * 0.03 * math.sqrt(2 / 5)
 
@@ -79,16 +86,16 @@ def test_one_step_a_side_takes_a_large_change() -> None:
     base = np.exp(random.normal(0, 1, 60))
     one, other = _times(random, base, 1), _times(random, base, 1)
     other[5] *= 1.2
-    assert not noise.layer_shifts(one, other, np.sqrt(base)).beyond_noise().any()
+    assert not layer_shifts(one, other, np.sqrt(base)).beyond_noise().any()
     other[5] *= 2
-    shifts = noise.layer_shifts(one, other, np.sqrt(base))
+    shifts = layer_shifts(one, other, np.sqrt(base))
     assert (shifts.known, np.flatnonzero(shifts.beyond_noise()).tolist()) == (False, [5])
 
 
 def test_a_series_by_itself() -> None:
-    alike = noise.series_change(np.array([10.0, 10.2, 9.9, 10.1]), np.array([10.1, 10.0, 10.2, 9.9]))
-    slower = noise.series_change(np.array([10.0, 10.2, 9.9, 10.1]), np.array([11.9, 12.0, 12.2, 12.1]))
-    unknown = noise.series_change(np.array([10.0]), np.array([12.0]))
+    alike = series_change(np.array([10.0, 10.2, 9.9, 10.1]), np.array([10.1, 10.0, 10.2, 9.9]))
+    slower = series_change(np.array([10.0, 10.2, 9.9, 10.1]), np.array([11.9, 12.0, 12.2, 12.1]))
+    unknown = series_change(np.array([10.0]), np.array([12.0]))
     assert (alike.beyond_noise, slower.beyond_noise, unknown.beyond_noise) == (False, True, False)
     assert math.expm1(slower.shift) == pytest.approx(0.2, abs=0.02)
     assert math.isnan(unknown.mean_error)
@@ -100,6 +107,6 @@ def test_the_other_way_round_is_the_opposite(units: int, a: int, b: int, seed: i
     random = np.random.default_rng(seed)
     base = np.exp(random.normal(0, 2, units))
     one, other, weight = _times(random, base, a), scale * _times(random, base, b), np.sqrt(base)
-    there, back = noise.layer_shifts(one, other, weight), noise.layer_shifts(other, one, weight)
+    there, back = layer_shifts(one, other, weight), layer_shifts(other, one, weight)
     assert there.shift == pytest.approx(-back.shift)
     assert np.isfinite(there.error).all() and (there.error >= 0).all()

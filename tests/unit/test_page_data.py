@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from profiler_wrapper.reports.page import StringTable, columns_of, page_data, page_html, script_json
+from profiler_wrapper.reports.page import columns_of, page_data, page_html, script_json
 from profiler_wrapper.reports.result_json import LISTS, from_dict, to_dict
 from sample_page import AWKWARD, awkward_page, large_page
 from sample_results import llama
@@ -44,7 +44,7 @@ def test_lists_are_those_of_result_json(analysis: Any) -> None:
 
 
 def test_columns_by_hand() -> None:
-    texts = StringTable()
+    texts: dict[str, int] = {}
     rows = [{"a": "x", "b": None, "c": 1, "d": ["x", "y"], "e": True}, {"a": "y", "b": None, "c": 1.5, "d": [], "e": 1}]
     assert columns_of(rows, texts) == {
         "count": 2,
@@ -56,7 +56,7 @@ def test_columns_by_hand() -> None:
             "e": {"values": [True, 1]},  # equal, and yet not the same
         },
     }
-    assert texts.all == ["x", "y"]
+    assert list(texts) == ["x", "y"]
     assert columns_of([], texts) == {"count": 0, "columns": {}}
 
 

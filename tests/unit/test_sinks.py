@@ -178,11 +178,15 @@ def test_warnings_as_errors_do_not_end_the_training(capsys: pytest.CaptureFixtur
     assert "goes on without raising" in capsys.readouterr().err
 
 
-def test_a_sink_that_hangs_is_waited_for_once_and_said_once(hanging: Callable[..., Hanging]) -> None:
+def test_a_sink_that_hangs_is_waited_for_once_and_said_once(
+    hanging: Callable[..., Hanging], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sinks_module, "WAIT_S", 0.2)
+    monkeypatch.setattr(sinks_module, "CLOSING_S", 0.1)
     kept = Kept()
 
     def run() -> None:
-        sinks = Sinks([hanging(waited_for=True), kept], Session(log_interval=1), wait_s=0.2, closing_s=0.1)
+        sinks = Sinks([hanging(waited_for=True), kept], Session(log_interval=1))
         for step in range(1, 50):
             sinks.write(record(step))
         sinks.close()
@@ -194,8 +198,11 @@ def test_a_sink_that_hangs_is_waited_for_once_and_said_once(hanging: Callable[..
     assert "close 49" in kept.calls
 
 
-def test_a_sink_that_is_slow_with_every_step_is_waited_for_a_bounded_time_in_all() -> None:
-    sinks = Sinks([Slow(0.08, waited_for=True)], Session(), wait_s=0.2, closing_s=5.0)
+def test_a_sink_that_is_slow_with_every_step_is_waited_for_a_bounded_time_in_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sinks_module, "WAIT_S", 0.2)
+    sinks = Sinks([Slow(0.08, waited_for=True)], Session())
     begin = time.monotonic()
     write_steps(sinks, last=15)
     assert time.monotonic() - begin < 0.6
