@@ -88,7 +88,7 @@ def ideal_steps(own: SelfTimes) -> IdealSteps:
     alone = np.concatenate([members for members in groups if len(members) == 1] or [np.empty(0, dtype=np.int64)])
     for members in groups:
         base[:, members] = _typical(own, members, alone)
-    base[:, :, own.kinds.index("gc")] = 0.0  # ideal: none of it
+    base[:, :, [kind == "gc" for kind in own.kinds]] = 0.0  # ideal: none of it
     base[~np.isfinite(own.self_ns)] = np.nan
     sums, ideals = own.self_ns.sum(axis=2), base.sum(axis=2)
     stage_ns = np.stack([largest(ideals[:, members], axis=1) for members in groups], axis=1)
