@@ -92,7 +92,7 @@ def test_for_other_lengths_there_is_the_formula() -> None:
 def test_a_batch_that_is_larger_than_the_measured_one_has_more_flops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FlopProbe.__init__, "__kwdefaults__", {"count": CountedHere})
+    monkeypatch.setattr(flop_probe, "Counting", CountedHere)
     model = torch.nn.Linear(64, 32)
     with monitoring(tmp_path, flops_profile_freq=100) as (monitor, records):
         for size in (4, 32, 2):
