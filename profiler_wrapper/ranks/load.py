@@ -113,9 +113,8 @@ def run_of(path: Path) -> Path | None:
 
 def _load_run(database: Database, path: Path, choice: Choice, folder: Path) -> LoadedSpans:
     rank = rank_of_directory(path)
-    if (
-        rank is not None and (path / RUN_FILE).is_file()
-    ):  # of one rank of a run: its steps are those of the run's report
+    # Of one rank of a run: its steps are those of the run's report.
+    if rank is not None and (path / RUN_FILE).is_file():
         choice = replace(choice, ranks=(rank,) if choice.ranks is None else choice.ranks, use=choice.use or "traces")
         path = path.parent
     sources = find_sources(path)
