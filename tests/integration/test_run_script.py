@@ -38,6 +38,7 @@ class Ended:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # jobs of a shell's background ignore it
         )
 
     def wait(self) -> Ended:
