@@ -71,3 +71,18 @@ def test_without_kernels_copies_tell_and_without_device_events_nothing() -> None
     nothing = Trace().op("aten::mm", 0, 10).recording(metadata={"deviceProperties": DEVICES})
     assert busiest_device(nothing) is None
     assert busiest_device_properties(nothing) == DeviceProperties()
+
+
+@pytest.mark.parametrize(
+    ("name", "warp_size", "is_amd"),
+    [
+        (None, 64, True),
+        (None, 32, False),
+        (None, None, None),
+        ("AMD Instinct MI300X", None, True),
+        ("AMD Radeon RX 7900 XTX", 32, True),
+        ("NVIDIA H100 80GB HBM3", 32, False),
+    ],
+)
+def test_who_made_a_device(name: str | None, warp_size: int | None, is_amd: bool | None) -> None:
+    assert DeviceProperties(name=name, warp_size=warp_size).is_amd is is_amd

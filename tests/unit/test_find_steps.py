@@ -66,6 +66,7 @@ def test_without_an_optimizer_calls_of_the_first_root() -> None:
         trace.mark(".", 100 * i, 100 * i + 90, flags=("decode",))
         trace.mark(".", 100 * i + 92, 100 * i + 95, root="Sampler#0")
     assert intervals(steps_of(trace)) == [(0, 10, 100), (1, 100, 200), (2, 200, 300), (3, 300, FOREVER)]
+    assert step_windows(attributed(trace.recording())).step_times_ns == (90, 100, 100)  # the last one's end is unknown
 
 
 def test_a_root_recomputed_in_backward_starts_no_step() -> None:

@@ -141,6 +141,7 @@ def test_an_op_that_multiplies_nothing_itself_is_known(name: str, inside: str) -
         ("lib::scan", "lib_mixing", ("lib::scan", "other")),
         ("lib::norm", "void rms_norm_kernel<float>()", None),
         ("MyFunction", "_selective_scan_fwd", ("_selective_scan_fwd", "other")),  # Triton, by no op
+        ("MyFunction", "flash_fwd_kernel<bf16>", ("flash_fwd_kernel<bf16>", "attention")),  # its name tells its work
         ("MyFunction", "void mine::kernel<float>(float*)", None),  # of C++: who knows, but no Triton kernel
         ("MyFunction", "triton_poi_fused_add_0", None),
         ("MyFunction", "triton_red_fused_mean_1", None),

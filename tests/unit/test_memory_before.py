@@ -93,6 +93,7 @@ def test_frees_of_what_nobody_told_were_other() -> None:
     use = use_of(trace, (5, [W]))
     assert category_at(use, 50) == {"params": 100, "activation": 8, "other": 50}
     assert category_at(use, 400) == {"params": 100, "activation": 8}
+    assert {owner.category: owner.name for owner in use.peak_owners}["other"] == ""
 
 
 def test_an_allocation_where_another_was_not_freed_shows_that_that_is_gone() -> None:
