@@ -131,6 +131,18 @@ def test_no_more_columns_give_way_than_have_to(width: int, columns: int) -> None
     assert re.search(r"^layers\.\{0\.\.23\}\.mlp +backward ", text, re.MULTILINE)
 
 
+@pytest.mark.parametrize(
+    ("blocks", "row", "said"), [(24, "layers.{0..23}.mlp", "1 slower"), (1, "layers.0.mlp", "slower")]
+)
+def test_of_like_layers_in_one_row_it_says_how_many_are_slower(blocks: int, row: str, said: str) -> None:
+    def slower(layer: str, phase: str, step: int) -> float:
+        return 2.0 if layer == "layers.0.mlp" else 1.0
+
+    text = compare_text(compare(noisy_run(1, blocks=blocks), noisy_run(2, blocks=blocks, slower=slower)), width=120)
+    lines = [line for line in text.splitlines() if line.startswith(f"{row} ")]
+    assert [re.split("  +", line)[-1] for line in lines if "  forward " in line or "  backward " in line] == [said] * 2
+
+
 def one_of_the_mlps(layer: str, phase: str, step: int) -> float:
     return 2.0 if layer == "layers.7.mlp" else 1.0
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import pytest
 
 from comparables import comparable
@@ -18,6 +19,7 @@ from profiler_wrapper.analysis.model import Analysis, ClassRow, FlopRow, Operato
 from profiler_wrapper.comparison.baseline import make_baseline, read_baseline, write_baseline
 from profiler_wrapper.comparison.guard import GuardCheck, GuardReport, guard
 from profiler_wrapper.comparison.match import like_name
+from profiler_wrapper.comparison.times import step_spread
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.reports.result_json import to_dict
 from sample_results import llama
@@ -464,6 +466,9 @@ def test_a_file_of_version_2_is_still_a_baseline(tmp_path: Path) -> None:
     assert set(base.times) == set(now.times)
     for key, time in base.times.items():
         assert median(time.steps_ns) == pytest.approx(median(now.times[key].steps_ns), rel=0.03)
+    told = json.loads(VERSION_2.read_text())
+    assert median(base.steps_ns) == pytest.approx(1000 * told["step_us"])
+    assert step_spread(np.log([base.steps_ns]))[0] == pytest.approx(told["step_spread"], rel=0.05)
     assert not guard(base, now).regressed
     with pytest.raises(WrongUse, match="version 2"):
         write_baseline(base, tmp_path / "again.json")
