@@ -40,6 +40,11 @@ def test_a_database_has_few_threads_beside_those_that_compute() -> None:
         assert len(list(Path("/proc/self/task").iterdir())) <= before + 2  # each reserves 70 MB of addresses
 
 
+def test_a_database_fetches_nothing_from_a_network() -> None:
+    with open_database() as database:
+        assert database.execute("SELECT current_setting('autoinstall_known_extensions')").fetchone() == (False,)
+
+
 PLAIN = [
     span(0, 5, "step", 0, 100),
     span(0, 5, "data", 0, 10),
