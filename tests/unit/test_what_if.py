@@ -5,13 +5,14 @@ from __future__ import annotations
 import statistics
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from test_step_accounting import times
 
 from profiler_wrapper.analysis.statistics import mad, median
-from profiler_wrapper.ranks.lost_time import ideal_steps
+from profiler_wrapper.ranks.lost_time import Cost, ideal_steps, recurs
 from profiler_wrapper.ranks.times import largest
 
 LENGTHS = st.floats(0, 1e9, allow_nan=False)
@@ -107,3 +108,22 @@ def test_medians_leave_out_what_is_not_known(values: np.ndarray) -> None:
 def test_deviation_is_that_of_normal_numbers() -> None:
     numbers = np.random.default_rng(0).normal(5, 3, 20_000)
     assert abs(mad(numbers) - 3) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("hit", "typical_gain", "is_so"),
+    [
+        ("1000" * 6, 0.01, True),
+        ("10000" * 6, 0.5, False),  # a fifth of the steps
+        ("1000" * 4 + "0" * 8, 0.5, False),  # not in the last third
+        ("1" * 12 + "0" * 4, 0.5, False),  # once, for long
+        ("0" + "1" * 23, 0.01, True),  # nearly always
+        ("1111", 0.2, True),
+        ("1111", 0.19, False),
+        ("1110", 0.5, False),
+    ],
+)
+def test_a_cost_recurs_by_the_steps_that_it_hits(hit: str, typical_gain: float, is_so: bool) -> None:
+    steps = np.array([step == "1" for step in hit])
+    cost = Cost(gain_ns=steps.astype(float), share=0.5, typical_share=0.5, typical_gain=typical_gain, hit=steps)
+    assert recurs(cost) is is_so
