@@ -14,14 +14,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of processes for a few kernels
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # no programs to try out what the CPU says that it can
+os.environ.setdefault("FORK_SERVER_OWNER", str(os.getpid()))  # workers of one run share the server of programs.py
 os.environ.setdefault("PROFILER_WRAPPER_WORKERS", "1")  # a second process that reduces traces only costs its start
 sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
-import torch
 from hypothesis import settings
-
-import variants
 
 # The same examples in every run: a red run shows its change. HYPOTHESIS_PROFILE=default draws new ones.
 settings.register_profile("repeatable", derandomize=True)
@@ -43,13 +41,17 @@ def _clean_slate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each test starts from the same seed, without our environment variables and compiled code of another test."""
     for name in ("PROFILER_WRAPPER", "PROFILER_WRAPPER_RUN", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
-    torch.manual_seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
     yield
-    torch._dynamo.reset() if "torch._dynamo" in sys.modules else None
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch._dynamo"].reset()
 
 
 @pytest.fixture
 def process_group() -> Iterator[None]:
     """A gloo process group of one."""
+    import variants
+
     with variants.process_group():
         yield
