@@ -12,7 +12,7 @@ import pytest
 from programs import Forked, run_program
 
 BODIES = {
-    "prints": "import sys; print(sys.argv, __name__, __file__ if '__file__' in dir() else None); print(2, file=sys.stderr)",
+    "prints": "import sys; print(sys.argv, __file__ if '__file__' in dir() else ''); print(2, file=sys.stderr)",
     "directory": "import os, sys; print(os.getcwd(), sys.path[0], os.environ['GIVEN'])",
     "raises": "def f():\n    raise KeyError('own')\nf()",
     "exits": "import atexit, sys; atexit.register(print, 'at the end'); sys.exit(3)",
