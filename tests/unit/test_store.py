@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from processes import forked_afresh
+from processes import run_in_processes
 from profiler_wrapper.trace.atomic import json_bytes, replacing
 from profiler_wrapper.trace.run_directory import RunDirectory, open_run, safe_name
 
@@ -72,23 +72,21 @@ def test_ranks_of_one_launcher_meet_without_a_job_id(tmp_path: Path) -> None:
     assert ranks[0].root.name.endswith("-29500")
 
 
-def _open_in_child(folder: str, rank: int) -> str:
-    return str(open_run(folder, prefix="p", rank=rank, world_size=2, environment={}).root)
+def _open_in_child(folder: str) -> str:
+    return str(open_run(folder, prefix="p", rank=int(os.environ["RANK"]), world_size=2, environment={}).root)
 
 
 def test_child_processes_meet_in_one_directory(tmp_path: Path) -> None:
-    with forked_afresh().Pool(2, maxtasksperchild=1) as pool:
-        roots = pool.starmap(_open_in_child, [(str(tmp_path), rank) for rank in range(2)], chunksize=1)
-    assert len(set(roots)) == 1
+    assert len(set(run_in_processes(_open_in_child, str(tmp_path)))) == 1
 
 
-def _open_by_time(folder: str) -> str:
-    return str(open_run(folder, prefix="p", environment={}, now=NOW).root)
+def _open_by_time(folder: str) -> list[str]:
+    return [str(open_run(folder, prefix="p", environment={}, now=NOW).root) for _ in range(10)]
 
 
 def test_processes_at_the_same_time_do_not_share(tmp_path: Path) -> None:
-    with forked_afresh().Pool(2) as pool:
-        assert len(set(pool.map(_open_by_time, [str(tmp_path)] * 20, chunksize=1))) == 20
+    first, second = run_in_processes(_open_by_time, str(tmp_path))
+    assert len({*first, *second}) == 20
 
 
 @pytest.mark.parametrize("environment", [{}, {"PROFILER_WRAPPER_RUN": "r"}, {"SLURM_JOB_ID": "7"}])
