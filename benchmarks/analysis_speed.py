@@ -146,6 +146,7 @@ def ask(arguments: Sequence[str]) -> dict[str, Any]:
     command = [sys.executable, __file__, "--child", *arguments]
     # Installed packages come as byte code; this checkout's is written by the first process, which counts for nothing.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[1])
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=TOO_LONG_S, check=False, env=environment)
     except subprocess.TimeoutExpired:

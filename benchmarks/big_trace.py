@@ -20,6 +20,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import measuring  # noqa: F401
+
 _GAP_US = 10.0
 # Numbers that say which events belong together.
 _LINKS = ("External id", "correlation", "Sequence number", "Ev Idx", "Python id", "Python parent id")

@@ -30,6 +30,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import measuring  # noqa: F401
+
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 # Blocks of 16 KiB to 1 MiB, of which the profiler keeps its events in (76 KiB in torch 2.13), are never given twice.

@@ -13,8 +13,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-
+import measuring  # noqa: F401
 import profiler_wrapper as pw
 from browser import CHROMIUM, NO_CHROMIUM, Browser
 from profiler_wrapper.analysis.model import Analysis

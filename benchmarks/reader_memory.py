@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
+import measuring  # noqa: F401
 from big_trace import write as repeat
 
 HEAD = '{\n  "schemaVersion": 1,\n  "deviceProperties": [\n    {\n      "id": 0, "name": "NVIDIA H100 80GB HBM3"\n    }\n  ],\n  "traceEvents": [\n'

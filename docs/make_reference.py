@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+import checkout  # noqa: F401
 from make_result_schema import _comments
 from profiler_wrapper.__main__ import _parser
 from profiler_wrapper.analysis.classes import BACKENDS

@@ -18,7 +18,10 @@ from typing import Any
 import torch
 import torch._inductor.config
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, LlamaForCausalLM
+
+import checkout  # noqa: F401
 
 IDS = torch.arange(32).reshape(2, 16)
 
@@ -48,17 +51,18 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """Two blocks and a head, which is compiled whole."""
+    """Two blocks and a head, which is compiled whole. `again`: the blocks are computed again in backward."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, again: bool = False) -> None:
         super().__init__()
+        self.again = again
         self.layers = nn.ModuleList(Block() for _ in range(2))
         self.head = nn.Linear(32, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The mean, as a loss."""
         for layer in self.layers:
-            x = layer(x)
+            x = checkpoint(layer, x, use_reentrant=False) if self.again else layer(x)
         return self.head(x).mean()
 
 
@@ -85,14 +89,13 @@ def train(directory: Path, who: str) -> None:
     for block in by_block.model.layers:
         block.compile(fullgraph=True)
     whole = torch.compile(net, fullgraph=True)
-    checkpointed = llama()
-    checkpointed.gradient_checkpointing_enable({"use_reentrant": False})
+    checkpointed = Net(again=True)
     with_recompute = torch.compile(checkpointed)
     x = torch.randn(4, 32)
     training = {
         "whole": (net, lambda: whole(x).backward()),
         "by_block": (by_block, lambda: by_block(input_ids=IDS, labels=IDS).loss.backward()),
-        "checkpointed": (checkpointed, lambda: with_recompute(input_ids=IDS, labels=IDS).loss.backward()),
+        "checkpointed": (checkpointed, lambda: with_recompute(x).backward()),
     }
     keys: list[str] = []
     for name, (model, step) in training.items():

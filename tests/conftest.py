@@ -21,6 +21,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import pytest
 from hypothesis import settings
 
+import checkout  # noqa: F401
+
 # The same examples in every run: a red run shows its change. HYPOTHESIS_PROFILE=default draws new ones.
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))

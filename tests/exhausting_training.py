@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import checkout  # noqa: F401
 import profiler_wrapper as pw
 
 MIB = 1 << 20

@@ -37,6 +37,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
+import checkout  # noqa: F401
 import pipeline_jobs
 import profiler_wrapper as pw
 import rank_traces

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+import checkout  # noqa: F401
 import models
 import profiler_wrapper as pw
 from profiling import QUICK

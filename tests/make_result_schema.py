@@ -18,6 +18,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
+import checkout  # noqa: F401
 from profiler_wrapper.analysis.advice.advise import MOST_FINDINGS
 from profiler_wrapper.analysis.model import (
     SCHEMA_VERSION,

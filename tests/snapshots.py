@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import checkout  # noqa: F401
+
 if TYPE_CHECKING:
     from profiler_wrapper.snapshot.read import MemorySnapshot
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -15,29 +13,24 @@ import pytest
 from profiler_wrapper import load
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.result import ProfileResult, attribute_trace
+from programs import run_program
 from torch_versions import since_torch
 
 SCRIPT = Path(__file__).parents[1] / "compiled_training.py"
 STEPS = 2
 PATIENCE_S = 500
 
-pytestmark = pytest.mark.timeout(600)  # compiling takes a minute of one core, which may not be ours alone
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]  # compiling takes half a minute of a core
 
 
 def train_all(directory: Path) -> None:
     """Three trainings that have Inductor's cache in common."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(SCRIPT.parents[1]),
-        "TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor"),
-        "OMP_NUM_THREADS": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, SCRIPT, directory, "first=us", "second=us", "third=nobody"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
+    done = run_program(
+        SCRIPT,
+        directory,
+        *("first=us", "second=us", "third=nobody"),
+        environment={"PYTHONPATH": str(SCRIPT.parents[1]), "TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor")},
+        timeout_s=PATIENCE_S,
     )
     (directory / "status").write_text(str(done.returncode))
     (directory / "status").rename(directory / "done")
@@ -137,13 +130,11 @@ NAMES_OF_GRAPHS = since_torch(2, 11, "without Inductor's cache the graphs of che
 
 @NAMES_OF_GRAPHS
 def test_what_checkpointing_computes_again_is_recompute(trained: Path, trained_again: Path) -> None:
-    """All products of a block; its last one only where the backward needs the result: the final norm's does."""
-    linears = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
-    linears += ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-    names = [f"model.layers.{k}.{linear}" for k in range(2) for linear in linears]
-    expected = {(name, "forward"): STEPS for name in (*names, "lm_head")}
-    expected |= {(name, "backward"): 2 * STEPS for name in (*names, "lm_head")}
-    expected |= {(name, "recompute"): STEPS for name in names if name != "model.layers.0.mlp.down_proj"}
+    """All products of a block; its last one only where the backward needs the result: the head's does."""
+    names = [f"layers.{k}.mlp.{linear}" for k in range(2) for linear in ("up", "down")]
+    expected = {(name, "forward"): STEPS for name in (*names, "head")}
+    expected |= {(name, "backward"): 2 * STEPS for name in (*names, "head")}
+    expected |= {(name, "recompute"): STEPS for name in names if name != "layers.0.mlp.down"}
     for runs in (trained, trained_again):
         assert library_calls(runs, "checkpointed_all") == expected
 
