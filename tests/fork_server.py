@@ -117,9 +117,9 @@ def _run(what: str, *arguments: str) -> None:
         exec(compile(arguments[0], "<string>", "exec", dont_inherit=True), vars(main))
     else:
         sys.argv = [what, *arguments]
-        main.__file__ = what
-        with open(what, "rb") as file:
-            code = compile(file.read(), what, "exec", dont_inherit=True)
+        main.__file__ = path = os.path.abspath(what)
+        with open(path, "rb") as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
         exec(code, vars(main))
 
 
