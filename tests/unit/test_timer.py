@@ -20,12 +20,36 @@ import torch
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.timer import log as span_log
 from profiler_wrapper.timer import spans as span_recording
+from profiler_wrapper.timer import timer as timer_module
 from profiler_wrapper.timer.log import LineFile
 from profiler_wrapper.timer.spans import SpanRecorder, _label
 from profiler_wrapper.timer.timer import Timer
 from profiler_wrapper.trace.spans import KINDS, RANK_COLUMNS, SPAN_COLUMNS, TimerFiles, kind_of_span
 from programs import warned
 from timed_runs import files_of, header_of, span_rows, text_rows
+
+MS = 1_000_000  # nanoseconds
+
+
+class Clock:
+    """The monotonic clock, which stands still but where the test moves it."""
+
+    def __init__(self) -> None:
+        self.now_ns = time.perf_counter_ns()
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+    def sleep(self, milliseconds: int) -> None:
+        self.now_ns += milliseconds * MS
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for module in (span_recording, timer_module):
+        monkeypatch.setattr(module, "perf_counter_ns", clock)
+    return clock
 
 
 @pytest.fixture
@@ -60,19 +84,19 @@ def places(spans: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 # --- spans ---
 
 
-def test_a_span_is_a_line_of_text_and_a_json_line(timer: Timer, tmp_path: Path) -> None:
-    before = time.time_ns()
+def test_a_span_is_a_line_of_text_and_a_json_line(timer: Timer, clock: Clock, tmp_path: Path) -> None:
+    begin_ns = clock.now_ns
     timer.start("forward")
-    time.sleep(0.01)
+    clock.sleep(10)
     timer.stop("forward")
-    after = time.time_ns()
     (span,) = written(timer)
     assert span["rank"] == 0
     assert span["kind"] == "forward"
     assert (span["step"], span["device_ns"], span["parent"], span["depth"]) == (None, None, None, 0)
     assert span["thread"] == threading.get_native_id()
-    assert 10_000_000 <= span["duration_ns"] <= after - before
-    assert before - 1_000_000 <= span["start_ns"] <= after
+    assert span["duration_ns"] == 10 * MS
+    told = header_of(*files_of(tmp_path))["clock"]
+    assert span["start_ns"] == begin_ns + told["start_ns"] - told["monotonic_ns"]
     assert set(span) <= {*SPAN_COLUMNS, *RANK_COLUMNS}
     assert [path.name for path in files_of(tmp_path, "*")] == ["timer_rank0.jsonl", "timer_rank0.log"]
 
@@ -92,13 +116,13 @@ def test_recursion(timer: Timer) -> None:
     assert [span["depth"] for span in written(timer)] == list(range(20, -1, -1))
 
 
-def test_an_outer_span_lasts_as_long_as_all_within_it(timer: Timer) -> None:
+def test_an_outer_span_lasts_as_long_as_all_within_it(timer: Timer, clock: Clock) -> None:
     with timer("outer"):
         for _ in range(3):
             with timer("inner"):
-                time.sleep(0.002)
+                clock.sleep(2)
     *inner, outer = written(timer)
-    assert sum(span["duration_ns"] for span in inner) <= outer["duration_ns"]
+    assert [span["duration_ns"] for span in inner] == [2 * MS] * 3 and outer["duration_ns"] == 6 * MS
     assert all(
         outer["start_ns"] <= span["start_ns"]
         and span["start_ns"] + span["duration_ns"] <= outer["start_ns"] + outer["duration_ns"]
@@ -106,15 +130,15 @@ def test_an_outer_span_lasts_as_long_as_all_within_it(timer: Timer) -> None:
     )
 
 
-def test_interleaved_names_end_when_they_are_stopped(timer: Timer) -> None:
+def test_interleaved_names_end_when_they_are_stopped(timer: Timer, clock: Clock) -> None:
     timer.start("a")
     timer.start("b")
     timer.stop("a")
-    time.sleep(0.005)
+    clock.sleep(5)
     timer.stop("b")
     a, b = written(timer)
     assert (a["name"], b["name"], b["parent"]) == ("a", "b", "a")
-    assert b["start_ns"] + b["duration_ns"] - a["start_ns"] - a["duration_ns"] >= 5_000_000
+    assert b["start_ns"] + b["duration_ns"] - a["start_ns"] - a["duration_ns"] == 5 * MS
 
 
 def test_stop_without_a_name_ends_the_innermost(timer: Timer) -> None:
@@ -125,21 +149,21 @@ def test_stop_without_a_name_ends_the_innermost(timer: Timer) -> None:
     assert names(written(timer)) == ["b", "a"]
 
 
-def test_what_start_returns_stops_that_very_span(timer: Timer) -> None:
+def test_what_start_returns_stops_that_very_span(timer: Timer, clock: Clock) -> None:
     first = timer.start("same")
-    time.sleep(0.005)
+    clock.sleep(5)
     second = timer.start("same")
     timer.stop(first)
     timer.stop(second)
     one, other = written(timer)
-    assert other["start_ns"] - one["start_ns"] >= 5_000_000
+    assert other["start_ns"] - one["start_ns"] == 5 * MS
     assert (one["depth"], other["depth"]) == (0, 1)
 
 
-def test_a_span_over_the_end_of_a_second(timer: Timer) -> None:
+def test_a_span_over_the_end_of_a_second(timer: Timer, clock: Clock) -> None:
     for _ in range(3):
         with timer("long"):
-            time.sleep(0.4)
+            clock.sleep(400)
         with timer("short"):
             pass
     spans = written(timer)  # compares the text with the JSON lines
@@ -297,19 +321,19 @@ def test_functions_keep_what_they_are_and_return(timer: Timer) -> None:
     assert names(written(timer)) == ["load", "fails"]
 
 
-def test_a_generator_is_timed_until_it_is_exhausted(timer: Timer) -> None:
+def test_a_generator_is_timed_until_it_is_exhausted(timer: Timer, clock: Clock) -> None:
     @timer("batches")
     def batches() -> Iterator[int]:
         yield 1
-        time.sleep(0.005)
+        clock.sleep(5)
         yield 2
 
     assert list(batches()) == [1, 2]
     (span,) = written(timer)
-    assert span["duration_ns"] >= 5_000_000
+    assert span["duration_ns"] == 5 * MS
 
 
-def test_a_generator_that_is_closed_ends_no_span_of_its_caller(timer: Timer) -> None:
+def test_a_generator_that_is_closed_ends_no_span_of_its_caller(timer: Timer, clock: Clock) -> None:
     @timer("batches")
     def batches() -> Iterator[int]:
         yield from range(3)
@@ -319,43 +343,49 @@ def test_a_generator_that_is_closed_ends_no_span_of_its_caller(timer: Timer) -> 
         next(source)
         timer.start("work")
         source.close()  # as where a loop is left and its iterator let go of
-        time.sleep(0.005)
+        clock.sleep(5)
         timer.stop("work")
 
     assert warned(use) == []
     spans = {span["name"]: span["duration_ns"] for span in written(timer)}
-    assert spans["work"] >= 5_000_000, "it was ended with the generator"
+    assert spans["work"] == 5 * MS, "it was ended with the generator"
 
 
-def test_two_generators_in_turn_have_their_own_times(timer: Timer) -> None:
-    def wait(seconds: float) -> Iterator[None]:
+def test_two_generators_in_turn_have_their_own_times(timer: Timer, clock: Clock) -> None:
+    def wait(milliseconds: int) -> Iterator[None]:
         with timer("generator"):
-            time.sleep(seconds)
+            clock.sleep(milliseconds)
             yield
 
-    long, short = wait(0.03), wait(0.001)
+    long, short = wait(30), wait(1)
     next(long)
     next(short)
     for generator in (long, short):  # the first is not the innermost
         with pytest.raises(StopIteration):
             next(generator)
-    first, second = written(timer)
-    assert first["duration_ns"] >= 30_000_000 > second["duration_ns"] >= 1_000_000
+        clock.sleep(4)
+    assert [span["duration_ns"] for span in written(timer)] == [31 * MS, 5 * MS]
 
 
-def test_coroutines_in_turn_have_their_own_times(timer: Timer) -> None:
+def test_coroutines_in_turn_have_their_own_times(timer: Timer, clock: Clock) -> None:
     @timer("coroutine")
-    async def wait(seconds: float, *, fails: bool = False) -> None:
-        await asyncio.sleep(seconds)
+    async def wait(ended: asyncio.Event, *, fails: bool = False) -> None:
+        await ended.wait()
         if fails:
             raise KeyError
 
-    async def both() -> None:
-        await asyncio.gather(wait(0.01, fails=True), wait(0.05), wait(0.03), return_exceptions=True)
+    async def all_three() -> None:
+        events = [asyncio.Event() for _ in range(3)]
+        tasks = [asyncio.create_task(wait(event, fails=event is events[0])) for event in events]
+        await asyncio.sleep(0)  # all of them begin
+        for milliseconds, number in ((10, 0), (20, 2), (20, 1)):
+            clock.sleep(milliseconds)
+            events[number].set()
+            await asyncio.wait([tasks[number]])
+        assert isinstance(tasks[0].exception(), KeyError)
 
-    assert warned(lambda: asyncio.run(both())) == []
-    durations = [span["duration_ns"] / 1e9 for span in written(timer)]
-    assert all(wanted <= found for wanted, found in zip((0.01, 0.03, 0.05), durations, strict=True))
+    assert warned(lambda: asyncio.run(all_three())) == []
+    assert [span["duration_ns"] for span in written(timer)] == [10 * MS, 30 * MS, 50 * MS]
 
 
 def test_a_block_can_be_entered_again_and_within_itself(timer: Timer) -> None:
@@ -421,7 +451,7 @@ def test_a_span_that_ends_while_another_thread_makes_the_files(timer: Timer, mon
 
     def claim(place: span_log.SpanPlace, owner: span_log.Owner, claim: Any = span_log.SpanPlace.claim) -> TimerFiles:
         made.set()
-        go_on.wait(10)
+        go_on.wait(100)
         return claim(place, owner)
 
     def ended(name: str) -> threading.Thread:
@@ -435,9 +465,9 @@ def test_a_span_that_ends_while_another_thread_makes_the_files(timer: Timer, mon
 
     monkeypatch.setattr(span_log.SpanPlace, "claim", claim)
     first = ended("first")
-    made.wait(10)
+    assert made.wait(100)
     second = ended("second")
-    second.join(0.2)  # it waits for the files, or comes to write before they are there
+    second.join(0.2)  # it waits for the files, or comes to write before they are there: right in any order
     go_on.set()
     first.join()
     second.join()
@@ -489,19 +519,20 @@ def test_more_can_be_said_of_a_span(timer: Timer) -> None:
     assert (inner["kind"], inner["group"], inner["bytes"], inner["sequence"]) == ("communication", "tp", 4096, 0)
 
 
-def test_waiting_is_the_communication_within_a_span(timer: Timer) -> None:
+def test_waiting_is_the_communication_within_a_span(timer: Timer, clock: Clock) -> None:
     for _ in range(2):
         with timer("backward"):
             with timer("layer"), timer("all_reduce"):
-                time.sleep(0.002)
+                clock.sleep(2)
             with timer("all_reduce"):
-                pass
+                clock.sleep(1)
+            clock.sleep(5)
         with timer("optimizer"):
             pass
     spans = written(timer)
     for first in (0, 5):
         ring, layer, second, backward, optimizer = spans[first : first + 5]
-        assert layer["waiting_ns"] == ring["duration_ns"]
+        assert layer["waiting_ns"] == ring["duration_ns"] == 2 * MS
         assert backward["waiting_ns"] == ring["duration_ns"] + second["duration_ns"]
         assert "waiting_ns" not in optimizer
     assert [span["sequence"] for span in spans if span["name"] == "all_reduce"] == [0, 1, 2, 3]
@@ -571,25 +602,30 @@ def test_a_span_named_step_is_one_and_takes_no_depth(timer: Timer) -> None:
     ]
 
 
-def test_pauses_of_the_garbage_collector_are_spans(tmp_path: Path) -> None:
-    timer = Timer(tmp_path, device="cpu", gc=True)
-    with timer("warm"):
-        pass
-    cycles: list[Any] = [[] for _ in range(50_000)]
-    for one in cycles:
-        one.append(one)
-    del cycles, one
-    with timer("backward"):
-        begin = time.perf_counter_ns()
-        gc.collect()
-        lasted = time.perf_counter_ns() - begin
-    timer.close()
+def test_pauses_of_the_garbage_collector_are_spans(tmp_path: Path, clock: Clock) -> None:
+    def last(phase: str, info: dict[str, Any]) -> None:
+        if phase == "stop":
+            clock.now_ns += lasts_ns[0]
+
+    lasts_ns = [7 * MS]
+    gc.callbacks.insert(0, last)  # before the timer hears that the collection has ended
+    gc.disable()  # no other collection
+    try:
+        timer = Timer(tmp_path, device="cpu", gc=True)
+        with timer("warm"):
+            pass
+        with timer("backward"):
+            gc.collect()
+            lasts_ns = [99_999]  # too short to be told
+            gc.collect()
+        timer.close()
+    finally:
+        gc.enable()
+        gc.callbacks.remove(last)
     (path,) = files_of(tmp_path)
     pauses = [span for span in span_rows(path) if span["kind"] == "gc" and span["parent"] == "backward"]
-    assert [pause["depth"] for pause in pauses] == [1]
-    assert 0.5 * lasted < pauses[0]["duration_ns"] <= lasted
-    before = len(gc.callbacks)
-    assert not any("_pauses" in repr(callback) for callback in gc.callbacks), before
+    assert [(pause["depth"], pause["duration_ns"]) for pause in pauses] == [(1, 7 * MS)]
+    assert not any("_pauses" in repr(callback) for callback in gc.callbacks)
 
 
 # --- files ---
@@ -614,20 +650,20 @@ def test_the_header_says_whose_spans_they_are(timer: Timer) -> None:
     assert (header["schema_version"], header["attempt"], header["worker"]) == (1, 0, False)
     assert header["run"] == path.parent.parent.name
     clock = header["clock"]
-    second = 1_000_000_000  # other epochs and units are far more than that from one another; a busy machine is not
-    assert abs(clock["time_ns"] - clock["start_ns"]) < second
-    assert abs(time.time_ns() - clock["time_ns"] - (time.perf_counter_ns() - clock["monotonic_ns"])) < second
+    minute = 60_000 * MS  # other epochs and units are far more than that from one another; a busy machine is not
+    assert abs(clock["time_ns"] - clock["start_ns"]) < minute
+    assert abs(time.time_ns() - clock["time_ns"] - (time.perf_counter_ns() - clock["monotonic_ns"])) < minute
 
 
-def test_a_clock_that_is_set_breaks_no_duration(timer: Timer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_is_set_breaks_no_duration(timer: Timer, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     with timer("before"):
-        pass
+        clock.sleep(3)
     real = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: real() - 3_600 * 10**9)
     with timer("after"):
         pass
     before, after = written(timer)
-    assert 0 <= after["start_ns"] - before["start_ns"] < 10**9
+    assert after["start_ns"] - before["start_ns"] == 3 * MS
     path = timer.dump()
     assert path is not None
     assert '{"header":{"clock"' in path.with_suffix(".jsonl").read_text().splitlines()[-1]
@@ -725,17 +761,16 @@ def test_what_a_signal_or_a_collection_writes_while_a_line_is_written_is_not_los
     def append_and_write(self: LineFile, line: bytes) -> None:
         if not inside:
             inside.append(True)
-            begin = time.monotonic()
-            with timer("inside"):
+            with timer("inside"):  # where it waits for the lock in vain, its line is lost
                 pass
-            inside.append(time.monotonic() - begin < 0.5)
         append(self, line)
 
+    monkeypatch.setattr(span_log, "_LOCK_S", 0.05)
     monkeypatch.setattr(LineFile, "append", append_and_write)
     with timer("outside"):
         pass
     monkeypatch.undo()
-    assert inside == [True, True]
+    assert inside == [True] and timer._recorder.log.lost == 0
     assert names(written(timer)) == ["first", "inside", "outside"]
 
 
@@ -820,21 +855,23 @@ def test_a_name_that_cannot_even_be_printed(timer: Timer) -> None:
 def test_garbage_that_is_collected_while_the_files_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the thread that makes them: to wait there for itself is to wait in vain."""
     timer = Timer(tmp_path, device="cpu", gc=True)
-    original = span_log.clock_reading
-    told: list[float] = []
+    original, told = span_log.clock_reading, []
 
     def reading(offset_ns: int) -> dict[str, int]:
         if not told:
-            told.append(0.0)
-            began = time.perf_counter()
+            told.append(True)
             timer._recorder._pause(0, 1_000_000)
-            told.append(time.perf_counter() - began)
         return original(offset_ns)
 
+    monkeypatch.setattr(span_log, "_LOCK_S", 0.05)
     monkeypatch.setattr(span_log, "clock_reading", reading)
-    with timer("first"):
-        pass
-    assert told and max(told) < 1.0, "it waits for the lock that this thread holds"
+
+    def use() -> None:
+        with timer("first"):
+            pass
+
+    assert warned(use) == [], "it waits for the lock that this thread holds"
+    assert told
     timer.close()
     assert len(list(tmp_path.rglob("*.jsonl"))) == 1, "the files were made twice"
 
