@@ -22,10 +22,23 @@ import pytest
 from hypothesis import settings
 
 import checkout  # noqa: F401
+import left_out
 
 # The same examples in every run: a red run shows its change. HYPOTHESIS_PROFILE=default draws new ones.
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files that no test of this size is in: what they import takes seconds in each worker."""
+    is_file = collection_path.match("test_*.py")
+    return True if is_file and left_out.has_none(collection_path, size=config.option.markexpr) else None
+
+
+@pytest.hookimpl(trylast=True)  # of those that are left after -m and -k
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if left := left_out.leave_out(items, left_out.what_lacks()):
+        config.hook.pytest_deselected(items=left)
 
 
 def pytest_collection_finish() -> None:

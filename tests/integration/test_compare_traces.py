@@ -11,7 +11,7 @@ import pytest
 
 import models
 import profiler_wrapper as pw
-from browser import CHROMIUM, NO_CHROMIUM, Browser
+from browser import Browser
 from profiler_wrapper.__main__ import main
 from profiler_wrapper.comparison.compare import compare
 from profiler_wrapper.comparison.model import Comparison
@@ -95,17 +95,16 @@ def test_the_page_holds_names_as_text(tmp_path: Path) -> None:
     assert "\\u003c/script\\u003e" in page
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
-def test_every_view_of_the_page_opens_without_a_network_or_an_error(tmp_path: Path) -> None:
-    path = comparison().write_page(tmp_path / "page.html")
-    with Browser() as browser:
-        page = browser.open(path)
-        for tab in ("changes", "layers", "alike", "classes"):
-            page.click(f"#tab-{tab}")
-            page.wait(f"document.querySelectorAll('#view-{tab} tbody tr').length > 0")
-        page.click("#tab-layers")
-        assert "model.layers.7.mlp" in page.text("#view-layers")
-        assert (page.problems, page.requests) == ([], [])
+@pytest.mark.full
+def test_every_view_of_the_page_opens_without_a_network_or_an_error(browser: Browser, tmp_path: Path) -> None:
+    page = browser.open(comparison().write_page(tmp_path / "page.html"))
+    for tab in ("changes", "layers", "alike", "classes"):
+        page.click(f"#tab-{tab}")
+        page.wait(f"document.querySelectorAll('#view-{tab} tbody tr').length > 0")
+    page.click("#tab-layers")
+    assert "model.layers.7.mlp" in page.text("#view-layers")
+    assert (page.problems, page.requests) == ([], [])
+    page.close()
 
 
 @needs_traces

@@ -23,6 +23,8 @@ from profiler_wrapper.capture.torch_state import profiler_is_on
 from profiler_wrapper.config_flops.model_flops import FAMILIES
 from profiler_wrapper.timer import timer
 
+pytestmark = pytest.mark.full
+
 PAGES = sorted(DOCS.rglob("*.md"))
 
 

@@ -21,6 +21,8 @@ from shared_traces import TRACES, needs_traces
 
 transformers = pytest.importorskip("transformers")
 
+pytestmark = pytest.mark.full
+
 HIDDEN, WIDTH, EXPERTS, CHOSEN, PREFERRED = 32, 48, 4, 2, 2
 SIZES = {"hidden_size": HIDDEN, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
 SIZES |= {"vocab_size": 64, "intermediate_size": WIDTH, "use_cache": False}

@@ -8,6 +8,8 @@ import pytest
 
 import golden_outputs
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.skipif(
     golden_outputs.versions() != golden_outputs.kept_versions(), reason="kept with other versions of Python and numpy"

@@ -32,6 +32,8 @@ from tests.trainers import (
 pytest.importorskip("lightning")
 from profiler_wrapper.integrations.lightning import LayerProfiler, MonitorCallback, ProfilerCallback
 
+pytestmark = pytest.mark.full
+
 PEAK_TFLOPS = 0.5
 PACKAGES = ["lightning.pytorch", "pytorch_lightning"]
 

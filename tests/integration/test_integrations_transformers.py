@@ -41,6 +41,8 @@ from profiler_wrapper.integrations.transformers import (  # noqa: E402
     _rates,
 )
 
+pytestmark = pytest.mark.full
+
 PEAK_TFLOPS = 0.5
 
 

@@ -20,6 +20,8 @@ from profiler_wrapper import ProfileResult, ProfilerWrapper
 from profiler_wrapper.capture.kv_cache import RequestCaches
 from profiling import QUICK, result_of
 
+pytestmark = pytest.mark.full
+
 PROMPT, NEW = 12, 5
 TOKENS = PROMPT + NEW - 1  # the last one is not given to the model any more
 IDS = torch.randint(3, 100, (2, PROMPT), generator=torch.Generator().manual_seed(0))

@@ -21,6 +21,8 @@ from profiler_wrapper import compat
 from profiler_wrapper.__main__ import main
 from profiler_wrapper.monitor.sinks import Sink, tagged
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 PAGES = ("profiler-tools", "internlm", "flagscale", "mfu", "torch-profiler")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from browser import CHROMIUM, NO_CHROMIUM, Browser, Page
+from browser import Browser, Page
 from page_tables import LAYER_ROWS, TRACE, Opener, names_of_layers, open_page
 from profiler_wrapper.reports.page import page_html
 from sample_page import AWKWARD, awkward_page
 from sample_views import full_analysis
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
+pytestmark = pytest.mark.full
 ROW_HEIGHT = 24
 
 

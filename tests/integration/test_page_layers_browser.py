@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from browser import CHROMIUM, NO_CHROMIUM, Browser, Page
+from browser import Browser, Page
 from page_tables import LAYER_ROWS, Opener, names_of_layers, open_page, table_of
 from profiler_wrapper.analysis.model import Analysis
 from sample_page import awkward_page
 from sample_views import full_analysis
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
+pytestmark = pytest.mark.full
 
 
 @pytest.fixture

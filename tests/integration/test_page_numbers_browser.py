@@ -7,13 +7,13 @@ from statistics import fmean
 
 import pytest
 
-from browser import CHROMIUM, NO_CHROMIUM, Page
+from browser import Page
 from page_tables import Opener, show, table_named, table_of, tooltip_of_cell
 from profiler_wrapper.analysis.model import Analysis, ClassRow, Phase, UnattributedRow
 from sample_results import llama
 from sample_views import US, full_analysis, overview, products
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
+pytestmark = pytest.mark.full
 
 
 def figures_of(page: Page) -> dict[str, str]:

@@ -16,6 +16,8 @@ from profiler_wrapper.errors import ProfilerWrapperWarning
 from profiler_wrapper.run import files
 from profiling import directory_of
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def case() -> Case:

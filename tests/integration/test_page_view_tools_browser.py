@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from browser import CHROMIUM, NO_CHROMIUM, Browser, Page
+from browser import Browser, Page
 from page_tables import show, table_of
 from profiler_wrapper.reports.page import write_page
 from sample_results import llama
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
+pytestmark = pytest.mark.full
 
 
 def descending(values: Sequence[float | None]) -> bool:

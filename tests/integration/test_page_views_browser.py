@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from browser import CHROMIUM, NO_CHROMIUM, Browser, Page
+from browser import Browser, Page
 from page_numbers import assert_first_views, assert_numbers
 from page_tables import VIEWS, Opener, assert_all_open, open_page, show, table_named, table_of
 from profiler_wrapper.analysis.model import Analysis
@@ -22,7 +22,7 @@ from shared_traces import TRACE_NAMES, TRACES, needs_traces
 # A browser takes seconds for a trace; these have the same kinds of rows as h100_qwen1.5_0.5b_inference, and fewer.
 ALIKE = ("h100_bert_small_inference", "h100_vit_inference")
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
+pytestmark = pytest.mark.full
 
 
 @pytest.fixture(scope="module")

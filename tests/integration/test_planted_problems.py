@@ -11,6 +11,8 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import planted_problems as planted
 
+pytestmark = pytest.mark.full
+
 QUICK = ("one slow layer", "attention in single ops", "a memory leak", "an optimizer with a loop")
 
 

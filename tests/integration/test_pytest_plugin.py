@@ -19,6 +19,8 @@ from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.integrations.limits import read_limits
 from profiler_wrapper.result import load
 
+pytestmark = pytest.mark.full
+
 pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).parents[2]

@@ -10,13 +10,13 @@ import pytest
 
 pytest.importorskip("duckdb")
 
-from browser import CHROMIUM, NO_CHROMIUM, Browser, Page
+from browser import Browser, Page
 from profiler_wrapper.ranks.figures import write_ranks_page
 from profiler_wrapper.ranks.load import open_ranks
 from small_rank_jobs import HOSTILE, write_job
 
 HOSTILE_NAME = "<img src=x>my reader"
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
+pytestmark = pytest.mark.full
 
 VIEWS = ("summary", "timeline", "heat", "ranks", "communication", "layers")
 

@@ -20,6 +20,8 @@ import models
 from profiler_wrapper import ProfileResult, ProfilerWrapper
 from profiling import QUICK, result_of
 
+pytestmark = pytest.mark.full
+
 IDS = torch.randint(3, 100, (1, 12), generator=torch.Generator().manual_seed(0))
 
 

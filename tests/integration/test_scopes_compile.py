@@ -21,6 +21,8 @@ from torch import nn
 from profiler_wrapper.capture.scopes import LayerScopes
 from profiler_wrapper.trace.marks import Mark, parse_mark
 
+pytestmark = pytest.mark.full
+
 PLAIN_CALL = nn.Module.__call__
 
 

@@ -16,6 +16,8 @@ import variants
 from profiler_wrapper.capture.scopes import LayerScopes
 from profiler_wrapper.trace.marks import Mark, parse_mark
 
+pytestmark = pytest.mark.full
+
 # Compiled blocks hide what is in them.
 INSIDE_COMPILED = {"compiled_blocks", "compiled_in_place"}
 CHECKPOINTED = {"checkpoint_wrapped", "gradient_checkpointing", "gradient_checkpointing_reentrant"}

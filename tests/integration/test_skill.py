@@ -17,6 +17,8 @@ from profiler_wrapper.commands import COMMANDS
 from profiler_wrapper.result import load
 from rank_spans import job, write_logs
 
+pytestmark = pytest.mark.full
+
 
 def skill(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert main(["skill", *arguments]) == 0

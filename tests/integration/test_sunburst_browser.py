@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from browser import CHROMIUM, NO_CHROMIUM, Browser
+from browser import Browser
 from profiler_wrapper.analysis.model import MemoryUse
 from profiler_wrapper.reports.sunburst import PAGES, write_page, write_script
 from sample_memory import MIB, llama_memory, memory_at_peak, owner
 from sample_results import llama
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
+pytestmark = pytest.mark.full
 
 AWKWARD = ("<b>bold</b>", "</script><script>document.title='ran'</script>", 'quo"te', "<img src=x onerror=alert(1)>")
 

@@ -18,7 +18,7 @@ from statistics import fmean
 import pytest
 
 import models
-from browser import CHROMIUM, NO_CHROMIUM, Page
+from browser import Page
 from page_tables import UNITS, Opener, show, table_named
 from profiler_wrapper import ProfilerWrapper, load
 from profiler_wrapper.analysis.model import Analysis
@@ -87,7 +87,7 @@ def test_texts_plots_tables_and_advice_agree(analysis: Analysis) -> None:
     assert_agree(numbers)
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
+@pytest.mark.full
 def test_the_page_agrees(analysis: Analysis, opened: Opener) -> None:
     numbers: Numbers = defaultdict(dict)
     page = opened(analysis)

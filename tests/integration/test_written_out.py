@@ -18,6 +18,8 @@ from profiler_wrapper.capture import growth, recorder
 from profiler_wrapper.trace.joined import JoinedTrace
 from profiling import result_of
 
+pytestmark = pytest.mark.full
+
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
 PAUSED = "recording paused"
 COUNTED = (

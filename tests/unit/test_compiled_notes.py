@@ -279,6 +279,7 @@ def test_import_hooks_of_others_find_the_module_as_without_us(
     assert importlib.import_module(module_file).f == 2
 
 
+@pytest.mark.full
 def test_importing_us_imports_neither_torch_nor_its_compiler() -> None:
     script = """
         import sys

@@ -154,6 +154,7 @@ def test_a_generation_is_valid(tmp_path: Path) -> None:
     check(prof.result)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", sorted(TRACES.glob("*.json.gz")), ids=lambda path: path.name)
 def test_results_of_recorded_traces_are_valid(path: Path) -> None:
     result = load(path)
