@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 
 def write_trace(path: Path, rank: int = 0, scale: int = 1, *, world_size: int = 2, steps: int = 2) -> Path:
@@ -25,3 +28,10 @@ def write_trace(path: Path, rank: int = 0, scale: int = 1, *, world_size: int = 
     data = {"distributedInfo": told, "baseTimeNanoseconds": 10**18, "traceEvents": events}
     path.write_text(json.dumps(data), encoding="utf-8")
     return path
+
+
+@contextlib.contextmanager
+def reduced_here() -> Iterator[None]:
+    """This process reduces traces, as where none can be started: to start one takes longer than some small traces."""
+    with mock.patch("profiler_wrapper.ranks.reduce.start_child", side_effect=OSError("none is started here")):
+        yield

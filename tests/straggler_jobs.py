@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
+from job_clock import PlannedTime, RealTime
 from profiler_wrapper import ProfilerWrapper
 from profiler_wrapper.ranks.load import load_ranks
 from profiler_wrapper.ranks.model import Verdict
@@ -101,33 +102,33 @@ class _Work(torch.autograd.Function):
     """Takes time, in forward and twice as long in backward, as a device would."""
 
     @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:
-        ctx.backward_s = backward_s
-        time.sleep(forward_s)
+    def forward(ctx: Any, values: torch.Tensor, forward_s: float, backward_s: float, clock: RealTime) -> torch.Tensor:
+        ctx.backward_s, ctx.clock = backward_s, clock
+        clock.sleep(forward_s)
         return values.view_as(values)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        time.sleep(ctx.backward_s)
-        return grad, None, None
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        ctx.clock.sleep(ctx.backward_s)
+        return grad, None, None, None
 
 
 class Block(nn.Module):
     """A residual MLP that takes `forward_s` and `backward_s` beside its own time."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, clock: RealTime) -> None:
         super().__init__()
-        self.name, self.span, self.step = name, None, 0
+        self.name, self.clock, self.span, self.step = name, clock, None, 0
         self.forward_s = self.backward_s = 0.0
         self.mlp = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         span = self.span or (lambda *_, **__: contextlib.nullcontext())
         with span(self.name, kind="forward", layer=self.name, step=self.step):
-            return values + self.mlp(_Work.apply(values, self.forward_s, self.backward_s))
+            return values + self.mlp(_Work.apply(values, self.forward_s, self.backward_s, self.clock))
 
 
-class _Delays:
+class Delays:
     """What each step adds on this rank, in seconds."""
 
     def __init__(self, plan: Plan, rank: int, world_size: int) -> None:
@@ -154,16 +155,17 @@ class _Delays:
         return plan.delay_s if hit else 0.0
 
 
-def run_plan(plan: Plan, span: Span) -> None:
+def run_plan(plan: Plan, span: Span, clock: RealTime) -> None:
     """One rank's part of the job. The process group is there."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    delays = _Delays(plan, rank, world_size)
+    delays = Delays(plan, rank, world_size)
     torch.manual_seed(plan.seed)
     first = delays.stage * BLOCKS
-    blocks = nn.Sequential(*[Block(f"blocks.{first + at}") for at in range(BLOCKS)])
-    job = _Pipeline(plan, blocks, delays, span) if plan.stages > 1 else _DataParallel(plan, blocks, delays, span)
+    blocks = nn.Sequential(*[Block(f"blocks.{first + at}", clock) for at in range(BLOCKS)])
+    job = (_Pipeline if plan.stages > 1 else _DataParallel)(plan, blocks, delays, span, clock)
     with _own_collections():
         dist.barrier()
+        clock.meet()
         for step in range(plan.steps):
             for at, block in enumerate(blocks):
                 block.span, block.step = span, step
@@ -174,7 +176,7 @@ def run_plan(plan: Plan, span: Span) -> None:
                 block.backward_s += delays.of("backward", step) / BLOCKS / job.microbatches
             with span("step", kind="step", step=step):
                 if plan.cause == "gc" and step % 2 == 0 and (step // 2) % 2 == rank % 2:
-                    _SlowToGo(plan.delay_s)
+                    _SlowToGo(plan.delay_s, clock)
                     gc.collect()
                 job.step(step)
 
@@ -194,37 +196,38 @@ def _own_collections() -> Iterator[None]:
 class _SlowToGo:
     """Garbage that takes long to collect."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds, self.itself = seconds, self
+    def __init__(self, seconds: float, clock: RealTime) -> None:
+        self.seconds, self.clock, self.itself = seconds, clock, self
 
     def __del__(self) -> None:
-        time.sleep(self.seconds)
+        self.clock.sleep(self.seconds)
 
 
 class _Batches(Dataset[torch.Tensor]):
     """Batches that take time to make."""
 
-    def __init__(self, seconds: list[float]) -> None:
-        self.seconds = seconds
+    def __init__(self, seconds: list[float], clock: RealTime) -> None:
+        self.seconds, self.clock = seconds, clock
 
     def __len__(self) -> int:
         return len(self.seconds)
 
     def __getitem__(self, at: int) -> torch.Tensor:
-        time.sleep(0.001 + self.seconds[at])
+        self.clock.sleep(0.001 + self.seconds[at])
         return torch.randn(8, WIDTH)
 
 
-def _batches(plan: Plan, delays: _Delays) -> Iterator[torch.Tensor]:
-    return iter(DataLoader(_Batches([delays.of("data", step) for step in range(plan.steps)]), batch_size=None))
+def _batches(plan: Plan, delays: Delays, clock: RealTime) -> Iterator[torch.Tensor]:
+    seconds = [delays.of("data", step) for step in range(plan.steps)]
+    return iter(DataLoader(_Batches(seconds, clock), batch_size=None))
 
 
 class _DataParallel:
     microbatches = 1
 
-    def __init__(self, plan: Plan, blocks: nn.Sequential, delays: _Delays, span: Span) -> None:
-        self.plan, self.delays, self.span = plan, delays, span
-        self.batches = _batches(plan, delays)
+    def __init__(self, plan: Plan, blocks: nn.Sequential, delays: Delays, span: Span, clock: RealTime) -> None:
+        self.plan, self.delays, self.span, self.clock = plan, delays, span, clock
+        self.batches = _batches(plan, delays, clock)
         self.model: nn.Module = DistributedDataParallel(blocks) if plan.ddp else blocks
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
 
@@ -234,15 +237,16 @@ class _DataParallel:
         with self.span("forward", kind="forward", step=step):
             loss = self.model(batch).square().mean()
         if self.plan.ddp:
-            time.sleep(self.delays.of("late", step))
+            self.clock.sleep(self.delays.of("late", step))
         with self.span("backward", kind="backward", step=step):
             loss.backward()
         if not self.plan.ddp:
-            time.sleep(self.delays.of("late", step))
+            self.clock.sleep(self.delays.of("late", step))
             grads = torch.cat([parameter.grad.flatten() for parameter in self.model.parameters()])
             for part in grads.chunk(2):
                 with self.span("all_reduce", kind="communication", group="world", step=step):
                     dist.all_reduce(part)
+                    self.clock.meet()
         with self.span("optimizer", kind="optimizer", step=step):
             self.optimizer.step()
             self.optimizer.zero_grad()
@@ -253,9 +257,9 @@ class _Pipeline:
 
     microbatches = MICROBATCHES
 
-    def __init__(self, plan: Plan, blocks: nn.Sequential, delays: _Delays, span: Span) -> None:
-        self.plan, self.blocks, self.delays, self.span = plan, blocks, delays, span
-        self.batches = _batches(plan, delays)
+    def __init__(self, plan: Plan, blocks: nn.Sequential, delays: Delays, span: Span, clock: RealTime) -> None:
+        self.plan, self.blocks, self.delays, self.span, self.clock = plan, blocks, delays, span, clock
+        self.batches = _batches(plan, delays, clock)
         world_size, rank = dist.get_world_size(), dist.get_rank()
         self.width = world_size // plan.stages  # ranks of a stage
         self.last = delays.stage == plan.stages - 1
@@ -286,13 +290,15 @@ class _Pipeline:
                 out.square().mean().backward() if self.last else out.backward(grad)
             if stage:
                 self._move(dist.send, "send_backward", values.grad, self.before, step, at)
-        time.sleep(self.delays.of("late", step))
+        self.clock.sleep(self.delays.of("late", step))
         grads = torch.cat([parameter.grad.flatten() for parameter in self.blocks.parameters()])
         if self.width > 1:
             with self.span("all_reduce", kind="communication", group=f"stage {stage}", step=step):
                 dist.all_reduce(grads, group=self.peers)
+                self.clock.meet(self.peers)
         with self.span("norm", kind="communication", group="world", step=step):
             dist.all_reduce(torch.ones(1))
+            self.clock.meet()
         with self.span("optimizer", kind="optimizer", step=step):
             self.optimizer.step()
             self.optimizer.zero_grad()
@@ -302,6 +308,7 @@ class _Pipeline:
         group = f"{min(rank, other)}-{max(rank, other)}"
         with self.span(name, kind="communication", group=group, microbatch=at, step=step):
             how(values, other)
+            (self.clock.sent if how is dist.send else self.clock.received)(other)
 
 
 _GROUPS: dict[int, list[Any]] = {}
@@ -326,14 +333,16 @@ def stage_groups(stages: int) -> list[Any]:
 
 def record_rows(plans: list[Plan]) -> list[list[Row]]:
     """For `run_in_processes`: this rank's rows of each plan, one job after the other in the same processes."""
-    return [_rows_of(plan) for plan in plans]
+    clock = PlannedTime()
+    with clock.shown():
+        return [_rows_of(plan, clock) for plan in plans]
 
 
-def _rows_of(plan: Plan) -> list[Row]:
+def _rows_of(plan: Plan, clock: RealTime) -> list[Row]:
     recorder = Rows(dist.get_rank())
     gc.callbacks.append(recorder.heard)
     try:
-        run_plan(plan, recorder.span)
+        run_plan(plan, recorder.span, clock)
     finally:
         gc.callbacks.remove(recorder.heard)
     return recorder.rows
@@ -344,21 +353,32 @@ def before_others() -> None:
     os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
 
 
-def record_timers(plans: list[Plan], folder: str, alone: bool = False) -> None:
-    """For `run_in_processes`: each plan a run of its own in `folder`, `job0`, `job1` ..., recorded by `Timer`."""
+def record_timers(plans: list[Plan], folder: str, alone: bool = False, planned: bool = False) -> None:
+    """For `run_in_processes`: each plan a run of its own in `folder`, `job0`, `job1` ..., recorded by `Timer`.
+
+    Args:
+        alone: the ranks run before what else the machine has to do.
+        planned: only what is planned takes time.
+    """
     if alone:
         before_others()
-    for at, plan in enumerate(plans):
-        timer = Timer(folder, run_name=f"job{at}", device="cpu", gc=True, device_mesh=mesh_of(plan))
+    clock = PlannedTime() if planned else RealTime()
+    with clock.shown():
+        for at, plan in enumerate(plans):
+            _record_timer(plan, folder, f"job{at}", clock)
 
-        def span(name: str, *, kind: str, step: int, timer: Timer = timer, **about: Any) -> AbstractContextManager[Any]:
-            if kind == "step":
-                timer.step(step)
-                return contextlib.nullcontext()
-            return timer(name, kind=kind, **about)
 
-        run_plan(plan, span)
-        timer.close()
+def _record_timer(plan: Plan, folder: str, run: str, clock: RealTime) -> None:
+    timer = Timer(folder, run_name=run, device="cpu", gc=True, device_mesh=mesh_of(plan))
+
+    def span(name: str, *, kind: str, step: int, **about: Any) -> AbstractContextManager[Any]:
+        if kind == "step":
+            timer.step(step)
+            return contextlib.nullcontext()
+        return timer(name, kind=kind, **about)
+
+    run_plan(plan, span, clock)
+    timer.close()
 
 
 def record_traces(plans: list[Plan], folder: str, alone: bool = False, steps: str = "all") -> None:
@@ -373,10 +393,11 @@ def record_traces(plans: list[Plan], folder: str, alone: bool = False, steps: st
             record_shapes=False,
             profile_memory=False,
             files=("trace",),
+            background=False,
             enable_print_summary=False,
             device_mesh=mesh_of(plan),
         ) as prof:
-            run_plan(plan, _traced(prof))
+            run_plan(plan, _traced(prof), RealTime())
 
 
 def _traced(prof: ProfilerWrapper) -> Span:
