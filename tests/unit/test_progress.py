@@ -6,7 +6,6 @@ import gzip
 import io
 import os
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -78,12 +77,14 @@ def test_the_bar_comes_after_a_second_and_goes_again(monkeypatch: pytest.MonkeyP
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr(common, "DELAY_S", 0.5)
+    now_s = [100.0]
+    monkeypatch.setattr("tqdm.std.time", lambda: now_s[0])
     with reading_bar("reading a") as progress:
         assert progress is not None
         progress(1 << 20, 4 << 20)
         progress(2 << 20, 4 << 20)
         assert terminal.getvalue() == ""
-        time.sleep(0.5)
+        now_s[0] += 0.6
         progress(3 << 20, 4 << 20)
         assert "reading a" in terminal.getvalue()
         assert "75%" in terminal.getvalue()
@@ -99,6 +100,7 @@ def test_quick_work_on_a_terminal_shows_no_bar(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     terminal = Terminal()
+    monkeypatch.setattr("tqdm.std.time", lambda: 100.0)  # all of it takes no time
     monkeypatch.setattr(sys, "stderr", terminal)
     path = Trace().mark(".", 0, 90).op("aten::mm", 2, 50).write(tmp_path / "x.json")
     assert main(["analyze", str(path)]) == 0

@@ -7,12 +7,15 @@ import gc
 import json
 import os
 import shutil
+import subprocess
+import sys
 import threading
 import time
 import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +25,7 @@ from profiler_wrapper.monitor import sinks as sinks_module
 from profiler_wrapper.monitor.logs import LineFile
 from profiler_wrapper.monitor.records import Row, RunStatistics, Session, StepRecord
 from profiler_wrapper.monitor.sinks import Sink, Sinks
-from programs import run_script, warned
+from programs import TESTS, run_script, warned
 
 
 class Kept(Sink):
@@ -52,14 +55,15 @@ class Kept(Sink):
 
 
 class Slow(Kept):
-    """Takes so long for each step."""
+    """Takes so long for each step, by the clock of `SimulatedTime`."""
 
     def __init__(self, write_s: float, *, waited_for: bool = False) -> None:
         super().__init__()
         self.write_s, self.waited_for = write_s, waited_for
+        self.may_write = threading.Semaphore(0)
 
     def write(self, record: StepRecord) -> None:
-        time.sleep(self.write_s)
+        self.may_write.acquire()
         super().write(record)
 
 
@@ -96,6 +100,69 @@ class Hanging(Sink):
 
     def write_row(self, row: Row) -> None:
         self.let_go.wait()
+
+
+class SimulatedTime:
+    """What the training waits for sinks takes time of this clock: `Slow` ones theirs, `Hanging` ones all that they get.
+
+    Attributes:
+        waited_s: by the training, in all.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s, self.waited_s = 100.0, 0.0
+        self._due: list[JobDone] = []  # of slow sinks, in their order
+        hand_over = sinks_module._Worker.hand_over
+
+        def handed_over(worker: Any, job: Any) -> None:
+            hand_over(worker, job)
+            self._plan(worker._last_done, worker.sink, job)
+
+        monkeypatch.setattr(sinks_module._Worker, "hand_over", handed_over)
+        monkeypatch.setattr(sinks_module, "Event", lambda: JobDone(self))
+        monkeypatch.setattr(sinks_module, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+
+    def _plan(self, done: JobDone, sink: Sink, job: Any) -> None:
+        done.is_never = isinstance(sink, Hanging)
+        if isinstance(sink, Slow):
+            done.sink, done.writes = sink, isinstance(job, tuple) and job[0] is not None
+            before_s = max((other.at_s for other in self._due if other.sink is sink), default=0.0)
+            done.at_s = max(before_s, self.now_s) + sink.write_s * done.writes
+            self._due.append(done)
+
+    def wait(self, done: JobDone, most_s: float) -> bool:
+        begin_s = self.now_s
+        self.now_s = begin_s + most_s if done.is_never else max(begin_s, min(done.at_s, begin_s + most_s))
+        self.waited_s += self.now_s - begin_s
+        for other in [other for other in self._due if other.at_s <= self.now_s]:
+            self._due.remove(other)
+            if other.writes:
+                other.sink.may_write.release()
+            assert other.really_wait()
+        return not done.is_never and done.at_s <= self.now_s and done.really_wait()
+
+
+class JobDone(threading.Event):
+    """A sink has done a job: at once, at a time of the clock, or never."""
+
+    sink: Any = None
+    at_s, writes, is_never = 0.0, False, False
+
+    def __init__(self, simulated: SimulatedTime) -> None:
+        super().__init__()
+        self._simulated = simulated
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        return self._simulated.wait(self, timeout)
+
+    def really_wait(self) -> bool:
+        return super().wait(100)
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> SimulatedTime:
+    return SimulatedTime(monkeypatch)
 
 
 @pytest.fixture
@@ -179,10 +246,8 @@ def test_warnings_as_errors_do_not_end_the_training(capsys: pytest.CaptureFixtur
 
 
 def test_a_sink_that_hangs_is_waited_for_once_and_said_once(
-    hanging: Callable[..., Hanging], monkeypatch: pytest.MonkeyPatch
+    hanging: Callable[..., Hanging], simulated: SimulatedTime
 ) -> None:
-    monkeypatch.setattr(sinks_module, "WAIT_S", 0.2)
-    monkeypatch.setattr(sinks_module, "CLOSING_S", 0.1)
     kept = Kept()
 
     def run() -> None:
@@ -191,58 +256,58 @@ def test_a_sink_that_hangs_is_waited_for_once_and_said_once(
             sinks.write(record(step))
         sinks.close()
 
-    begin = time.monotonic()
     (message,) = warned(run)
-    assert time.monotonic() - begin < 5
-    assert message == "the monitor goes on without hanging: it did not finish in 0.1 s"
+    of_steps_s = sinks_module.WAIT_S + 48 * sinks_module._USUAL_WAIT_S
+    assert simulated.waited_s == pytest.approx(of_steps_s + sinks_module.CLOSING_S)
+    assert message == "the monitor goes on without hanging: it did not finish in 10 s"
     assert "close 49" in kept.calls
 
 
-def test_a_sink_that_is_slow_with_every_step_is_waited_for_a_bounded_time_in_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sinks_module, "WAIT_S", 0.2)
-    sinks = Sinks([Slow(0.08, waited_for=True)], Session())
-    begin = time.monotonic()
+def test_a_sink_that_is_slow_with_every_step_is_waited_for_a_bounded_time_in_all(simulated: SimulatedTime) -> None:
+    sinks = Sinks([Slow(0.4, waited_for=True)], Session())
     write_steps(sinks, last=15)
-    assert time.monotonic() - begin < 0.6
+    assert simulated.waited_s == pytest.approx(sinks_module.WAIT_S + 15 * sinks_module._USUAL_WAIT_S, abs=0.01)
     assert warned(sinks.close) == []
+    assert simulated.waited_s == pytest.approx(15 * 0.4)
 
 
 def test_a_sink_that_is_late_with_every_row_is_waited_for_a_bounded_time_in_all(
-    monkeypatch: pytest.MonkeyPatch,
+    simulated: SimulatedTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sinks_module, "QUEUE_LENGTH", 30)
     monkeypatch.setattr(sinks_module, "LATE", 10)
-    monkeypatch.setattr(sinks_module, "CATCHING_UP_S", 0.1)
-
-    sinks = Sinks([Slow(0.05)], Session())
-    begin = time.monotonic()
+    slow = Slow(0.5)
+    sinks = Sinks([slow], Session())
     messages = warned(lambda: write_steps(sinks, last=60))
-    assert time.monotonic() - begin < 1.0
+    assert simulated.waited_s == sinks_module.CATCHING_UP_S
     assert messages == ["the monitor goes on without kept: it is 30 steps late"]
     sinks.close()
+    slow.may_write.release(60)  # its thread ends
 
 
 def test_a_sink_that_is_too_late_is_dropped_so_that_its_queue_is_bounded(
-    hanging: Callable[..., Hanging], monkeypatch: pytest.MonkeyPatch
+    hanging: Callable[..., Hanging], simulated: SimulatedTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sinks_module, "QUEUE_LENGTH", 20)
-    monkeypatch.setattr(sinks_module, "CATCHING_UP_S", 0.05)
+    monkeypatch.setattr(sinks_module, "LATE", 10)
     sinks = Sinks([hanging()], Session(log_interval=1))
     messages = warned(lambda: write_steps(sinks, last=100))
     assert messages == ["the monitor goes on without hanging: it is 20 steps late"]
+    assert simulated.waited_s == sinks_module.CATCHING_UP_S
     sinks.close()
 
 
-def test_a_sink_that_is_late_but_works_gets_time_to_catch_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sink_that_is_late_but_works_gets_time_to_catch_up(
+    simulated: SimulatedTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sinks_module, "LATE", 10)
     monkeypatch.setattr(sinks_module, "QUEUE_LENGTH", 20)
 
-    slow = Slow(0.001)
+    slow = Slow(0.05)
     sinks = Sinks([slow], Session())
     assert warned(lambda: write_and_close(sinks, last=100)) == []
     assert sum(call.startswith("write") for call in slow.calls) == 100
+    assert simulated.waited_s == pytest.approx(100 * 0.05)
 
 
 def test_a_full_disk_drops_the_files_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +359,7 @@ def test_a_directory_that_is_removed_is_noticed_and_not_made_again(tmp_path: Pat
     directory = tmp_path / "logs"
     sinks = open_sinks(directory, interval=1)
     sinks.write(record(1))
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 100
     while len(list(directory.glob("*"))) < 3 and time.monotonic() < deadline:  # not all are waited for
         time.sleep(0.01)
     shutil.rmtree(directory)
@@ -321,7 +386,7 @@ def test_sinks_that_are_forgotten_are_closed() -> None:
     del sinks
     gc.collect()
     assert kept.calls[-1] == "close 1"
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 100
     while any("kept" in thread.name for thread in threading.enumerate()) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not any("kept" in thread.name for thread in threading.enumerate())
@@ -332,36 +397,37 @@ def test_many_steps_take_no_more_memory_than_few(tmp_path: Path) -> None:
     write_steps(sinks, last=200)
     tracemalloc.start()
     write_steps(sinks, first=201, last=400)
-    assert all(worker.is_done(60) for worker in sinks._workers)
+    assert all(worker.is_done(100) for worker in sinks._workers)
     gc.collect()
     before, _ = tracemalloc.get_traced_memory()
-    write_steps(sinks, first=401, last=3400)
-    assert all(worker.is_done(60) for worker in sinks._workers)  # what waits in a queue is not kept
+    write_steps(sinks, first=401, last=1400)
+    assert all(worker.is_done(100) for worker in sinks._workers)  # what waits in a queue is not kept
     gc.collect()
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     sinks.close()
-    assert after - before < 100_000  # 3,000 steps alone would be over a megabyte
-    assert len(strict_json(tmp_path / "training_log.json")["step_logs"]) == 3400
+    assert after - before < 100_000  # 1,000 steps alone would be over 300 kB
+    assert len(strict_json(tmp_path / "training_log.json")["step_logs"]) == 1400
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_worker_writes_nothing_and_does_not_wait(tmp_path: Path) -> None:
     run_script(
         """
-        import os, time, warnings
+        import os, warnings
         from pathlib import Path
         from monitor_runs import open_sinks, record
+        from profiler_wrapper.monitor.sinks import _Worker
         warnings.simplefilter("ignore")  # newer Pythons warn of a fork with threads, as a data loader's is
         sinks = open_sinks(Path(sys.argv[1]), interval=2, training_log=Path(sys.argv[1]) / "training_log.json")
         for step in (1, 2, 3):
             sinks.write(record(step))
         child = os.fork()
         if child == 0:
-            begin = time.monotonic()
+            _Worker.is_done = lambda *_: os._exit(1)  # it would wait
             sinks.write(record(100))
             sinks.close()
-            sys.exit(time.monotonic() - begin > 0.5)  # and not os._exit: what is left open is cleaned up
+            sys.exit()  # and not os._exit: what is left open is cleaned up
         assert os.waitpid(child, 0)[1] == 0
         sinks.write(record(4))
         sinks.close()
@@ -389,14 +455,14 @@ def test_a_program_that_ends_without_closing_has_its_summary(tmp_path: Path) -> 
 
 
 def test_logging_needs_no_torch(tmp_path: Path) -> None:
-    printed = run_script(
-        """
-        import json
-        from pathlib import Path
-        from monitor_runs import record, write_run
-        write_run(Path(sys.argv[1]), [record(10)])
-        print(json.dumps([name for name in ("torch", "matplotlib", "wandb", "tensorboard") if name in sys.modules]))
-        """,
-        tmp_path,
-    )
-    assert json.loads(printed) == []
+    program = """
+import json, sys
+from pathlib import Path
+from monitor_runs import record, write_run
+write_run(Path(sys.argv[1]), [record(10)])
+print(json.dumps([name for name in ("torch", "matplotlib", "wandb", "tensorboard") if name in sys.modules]))
+"""
+    paths = os.pathsep.join([str(TESTS), str(TESTS.parent)])
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == []
