@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 import profiler_wrapper as pw
+from gpu_traces import attributed_trace
 from profiler_wrapper.analysis.advice.facts import Facts, Rule
 from profiler_wrapper.analysis.analyse import tables
 from profiler_wrapper.analysis.attributed import attributed
@@ -38,13 +40,17 @@ def facts_of(
     return Facts(analysis=replace(tables(found, run=run or {}, peaks=peaks), **changes), found=found)
 
 
-def facts_of_gpu(name: str, *, run: Mapping[str, Any] | None = None) -> Facts:
+def facts_of_gpu(name: str) -> Facts:
     """Of a trace that was recorded on a GPU; skips the test where it is not here."""
-    path = TRACES / f"{name}.json.gz"
-    if not path.is_file():
+    if not (TRACES / f"{name}.json.gz").is_file():
         pytest.skip("the recorded traces are not here")
-    found = attribute_trace(path, run=run)
-    return Facts(analysis=tables(found, run=run or {}), found=found)
+    return _facts_of_gpu(f"{name}.json.gz")
+
+
+@cache
+def _facts_of_gpu(name: str) -> Facts:
+    found = attributed_trace(name)
+    return Facts(analysis=tables(found, run={}), found=found)
 
 
 def facts_of_trace(path: Path, **changes: Any) -> Facts:

@@ -141,8 +141,13 @@ def _ns(microseconds: int | Decimal) -> int:
 
 def device_total_ns(path: Path | str) -> int:
     """Sum of `dur` over kernels, copies and sets."""
+    return device_total_of(_events(path))
+
+
+def device_total_of(events: list[dict[str, Any]]) -> int:
+    """The same of events whose times are decimals."""
     device = {"kernel", "gpu_memcpy", "gpu_memset"}
-    return sum(_ns(event["dur"]) for event in _events(path) if event.get("cat") in device)
+    return sum(_ns(event["dur"]) for event in events if event.get("cat") in device)
 
 
 def cpu_total_ns(path: Path | str) -> int:

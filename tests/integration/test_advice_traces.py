@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import functools
-import gzip
 import json
 from typing import Any
 
 import pytest
 
-from advice_facts import facts_of_trace
+import gpu_traces
+from advice_facts import facts_of_gpu
 from profiler_wrapper.analysis.advice import attention, blocks, products, waiting
 from profiler_wrapper.analysis.advice.advise import RULES
 from profiler_wrapper.analysis.advice.facts import Facts
 from profiler_wrapper.analysis.model import Finding
 from profiler_wrapper.reports.result_json import to_dict
-from shared_traces import TRACE_NAMES, TRACES, needs_traces
+from shared_traces import TRACE_NAMES, needs_traces
 
 pytestmark = needs_traces
 # Those that have traces of their own are left out.
@@ -48,15 +48,13 @@ FIRES = {
 }
 
 
-@functools.cache
 def facts(name: str) -> Facts:
-    return facts_of_trace(TRACES / name)
+    return facts_of_gpu(name.removesuffix(".json.gz"))
 
 
-@functools.cache
+@functools.lru_cache(maxsize=3)
 def events(name: str) -> list[dict[str, Any]]:
-    with gzip.open(TRACES / name) as file:
-        return [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
+    return [event for event in gpu_traces.events(name) if event.get("ph") == "X"]
 
 
 def on_device(event: dict[str, Any]) -> bool:

@@ -12,20 +12,21 @@ import pytest
 import models
 import profiler_wrapper as pw
 from browser import Browser
+from gpu_traces import result
 from profiler_wrapper.__main__ import main
 from profiler_wrapper.comparison.compare import compare
 from profiler_wrapper.comparison.model import Comparison
 from profiling import profiler, result_of
 from sample_results import llama
-from shared_traces import TRACES, needs_traces
+from shared_traces import TRACE_NAMES, TRACES, needs_traces
 
 BERT, VIT = TRACES / "h100_bert_small_inference.json.gz", TRACES / "h100_vit_inference.json.gz"
 
 
 @needs_traces
-@pytest.mark.parametrize("path", sorted(TRACES.glob("*.json.gz")), ids=lambda path: path.name.split(".")[0])
-def test_a_trace_is_no_different_from_itself(path: Path) -> None:
-    once, twice = pw.load(path), pw.load(path)
+@pytest.mark.parametrize("name", TRACE_NAMES)
+def test_a_trace_is_no_different_from_itself(name: str) -> None:
+    once = twice = result(name)
     found = compare(once, twice)
     assert found.decision in ("no difference", "not certain") and (found.culprits, found.differences) == ((), ())
     own = sum(row.b.self_time_ns for row in found.rows if row.b is not None)
@@ -45,9 +46,10 @@ def test_unlike_models_are_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixt
     assert any("% of the time is in layers and phases that both have" in note for note in told["notes"])
 
 
+@pytest.mark.full
 def test_eager_attention_against_sdpa_begins_with_a_step(tmp_path: Path) -> None:
     """Whatever a busy machine does to times, the peak is exact: no single layer comes before it."""
-    results = []
+    results: list[pw.ProfileResult] = []
     for attention in ("eager", "sdpa"):
         case = models.build("llama", tokens=256, attention=attention)
         with profiler(case, tmp_path / attention, steps="2-6") as prof:
@@ -95,6 +97,7 @@ def test_the_page_holds_names_as_text(tmp_path: Path) -> None:
     assert "\\u003c/script\\u003e" in page
 
 
+@pytest.mark.full
 @pytest.mark.full
 def test_every_view_of_the_page_opens_without_a_network_or_an_error(browser: Browser, tmp_path: Path) -> None:
     page = browser.open(comparison().write_page(tmp_path / "page.html"))

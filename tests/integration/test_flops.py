@@ -13,11 +13,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+import gpu_traces
 import profiler_wrapper as pw
 from models import Case, Size, build, optimizer_of, train_step
 from profiler_wrapper.analysis.model import Analysis
 from profiling import directory_of, profiler, result_of
-from shared_traces import TRACES, needs_traces
+from shared_traces import needs_traces
 from variants import gradient_checkpointing, gradient_checkpointing_reentrant
 
 LAYERS, HIDDEN, HEADS, BATCH, TOKENS, VOCABULARY = 2, 64, 4, 2, 16, 128
@@ -288,7 +289,7 @@ def test_tables_show_flops(tmp_path: Path) -> None:
 
 def flops_of_trace(name: str) -> Counter[tuple[str, str]]:
     """By class and type; whatever is in a result of `load` is summed from these rows."""
-    result = pw.load(TRACES / name)
+    result = gpu_traces.result(name)
     found: Counter[tuple[str, str]] = Counter()
     for row in result.flops:
         found[row.class_name, row.dtype] += row.flops_per_step
@@ -325,7 +326,7 @@ def test_vit_and_bert_have_theirs() -> None:
 @needs_traces
 def test_resnet_counts_what_is_recomputed_apart() -> None:
     """Of 20 convolutions all but the first gives a gradient of its input; 10 images of 224 pixels, ResNet-18."""
-    result = pw.load(TRACES / "mi300_resnet_checkpointing_training.json.gz")
+    result = gpu_traces.result("mi300_resnet_checkpointing_training.json.gz")
     phases = own_flops(result)
     stem, head = 2 * 10 * 112 * 112 * 64 * 3 * 49, 2 * 10 * 512 * 1000
     assert phases["backward"] == 2 * phases["forward"] - stem
@@ -335,7 +336,7 @@ def test_resnet_counts_what_is_recomputed_apart() -> None:
 
 @needs_traces
 def test_unknown_kernels_of_experts_and_attention_leave_their_layers_unknown() -> None:
-    result = pw.load(TRACES / "b200_vllm_eager_inference.json.gz")
+    result = gpu_traces.result("b200_vllm_eager_inference.json.gz")
     assert "vllm::unified_attention_with_output" in {row.op for row in result.uncounted}
     experts = [row for row in result.layers if row.class_name == "FusedMoE"]
     assert experts

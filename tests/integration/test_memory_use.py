@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import gpu_traces
 import models
 import variants
 from memory_recordings import assert_adds_up, stated_totals
@@ -17,8 +18,7 @@ from profiler_wrapper.analysis.model import BEFORE_PROFILING, MemoryMoment, Memo
 from profiler_wrapper.result import load
 from profiler_wrapper.trace.reader import read
 from profiling import directory_of, profiler, result_of
-from recordings import analyse
-from shared_traces import TRACES
+from shared_traces import needs_traces
 
 WITH_MEMORY = "ddp_training_with_memory.pt.trace.json.gz"
 
@@ -232,10 +232,10 @@ def test_the_file_says_the_same(tmp_path: Path) -> None:
     assert len(memory["moments"]) == len(use.moments)
 
 
-@pytest.mark.skipif(not (TRACES / WITH_MEMORY).exists(), reason="the recorded traces are not beside the checkout")
+@needs_traces
 def test_a_recorded_trace_adds_up_to_what_its_allocator_states() -> None:
-    recording = read(TRACES / WITH_MEMORY)
-    use = analyse(recording).memory_use
+    recording = gpu_traces.recording(WITH_MEMORY)
+    use = gpu_traces.result(WITH_MEMORY).memory_use
     assert use is not None
     assert use.device == "cuda:1"
     assert use.timeline.bytes_by_category.sum(axis=0).tolist() == stated_totals(recording, 1, 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections import Counter, defaultdict
 from decimal import Decimal
@@ -14,10 +13,12 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from gpu_traces import exact_events, result
 from profiler_wrapper.analysis.views.operators import NO_OP
 from profiler_wrapper.trace.reader import read
 from recordings import analyse
-from shared_traces import TRACE_NAMES, TRACES, needs_traces
+from shared_traces import TRACE_NAMES, needs_traces
+from truths import device_total_of
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -98,10 +99,8 @@ def test_lines_of_ops_are_those_of_the_functions_that_call_them(tmp_path: Path) 
 # --- recorded traces ---
 
 
-def innermost_ops(path: Path) -> tuple[Counter[str], Counter[str], Counter[str]]:
+def innermost_ops(events: list[dict[str, Any]]) -> tuple[Counter[str], Counter[str], Counter[str]]:
     """(device nanoseconds, device events, calls) per op, from the file alone: a stack per thread, decimals."""
-    with gzip.open(path, "rt") as file:
-        events = json.load(file, parse_float=Decimal)["traceEvents"]
     complete = [event for event in events if event.get("ph") == "X"]
     launched: dict[int, list[Any]] = defaultdict(list)
     for event in complete:
@@ -140,18 +139,18 @@ def innermost_ops(path: Path) -> tuple[Counter[str], Counter[str], Counter[str]]
     return time_ns, count, calls
 
 
-@pytest.mark.parametrize("name", TRACE_NAMES)
-class TestRecordedTraces:
-    pytestmark = needs_traces
-
-    def test_ops_launch_what_the_file_says(self, name: str) -> None:
-        time_ns, events, calls = innermost_ops(TRACES / name)
-        rows = analyse(read(TRACES / name)).operators
-        found: dict[str, Counter[str]] = defaultdict(Counter)
-        for row in rows:
-            found["time_ns"][row.op] += row.self_time_ns
-            found["events"][row.op] += row.device_events
-            found["calls"][row.op] += row.calls
-        assert +found["time_ns"] == +time_ns
-        assert +found["events"] == +events
-        assert +found["calls"] == +calls
+@needs_traces
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.full) if name.startswith("ddp_") else name for name in TRACE_NAMES]
+)
+def test_ops_launch_what_the_file_says(name: str) -> None:
+    time_ns, events, calls = innermost_ops(exact_events(name))
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for row in result(name).operators:
+        found["time_ns"][row.op] += row.self_time_ns
+        found["events"][row.op] += row.device_events
+        found["calls"][row.op] += row.calls
+    assert +found["time_ns"] == +time_ns
+    assert +found["events"] == +events
+    assert +found["calls"] == +calls
+    assert result(name).time.total_ns == device_total_of(exact_events(name))

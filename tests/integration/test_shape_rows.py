@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
+import gpu_traces
 import profiler_wrapper as pw
 from models import build, optimizer_of, train_step
 from profiler_wrapper.analysis.analyse import tables
@@ -26,7 +27,7 @@ from profiler_wrapper.trace.recording import OpShapes
 from profiling import profiler, result_of
 from recordings import Trace
 from shaped_trace import analysed
-from shared_traces import TRACES
+from shared_traces import needs_traces
 from torch_versions import TORCH
 
 STEPS = 5  # two with shapes, three timed
@@ -39,14 +40,6 @@ WITH_SHAPES = (
     "mi300_resnet_checkpointing_training",
     "mi300_torch_compile",
 )
-
-
-def trace(name: str) -> Path:
-    """A trace that was recorded on a GPU."""
-    path = TRACES / f"{name}.json.gz"
-    if not path.is_file():
-        pytest.skip("the recorded traces are not here")
-    return path
 
 
 def flops(products: tuple[ProductRow, ...]) -> Fraction:
@@ -64,9 +57,9 @@ def counted_flops(result: Analysis, *classes: str) -> int:
     ("name", "classes"),
     [
         ("llama", ("gemm",)),
-        ("mixtral", ("gemm",)),
-        ("gpt2", ("gemm", "attention")),
-        ("bert", ("gemm", "attention")),
+        pytest.param("mixtral", ("gemm",), marks=pytest.mark.full),
+        pytest.param("gpt2", ("gemm", "attention"), marks=pytest.mark.full),
+        pytest.param("bert", ("gemm", "attention"), marks=pytest.mark.full),
     ],
 )
 def test_products_of_a_training_have_the_flops_that_are_counted(
@@ -84,9 +77,10 @@ def test_products_of_a_training_have_the_flops_that_are_counted(
     assert result.products[0].time_per_step_ns >= result.products[-1].time_per_step_ns > 0
 
 
+@needs_traces
 @pytest.mark.parametrize("name", WITH_SHAPES)
 def test_products_of_a_recorded_trace_have_the_flops_that_are_counted(name: str) -> None:
-    found = attribute_trace(trace(name))
+    found = gpu_traces.attributed_trace(f"{name}.json.gz")
     assert found.shapes is not None
     result = tables(found, run={})
     every = product_rows(found, found.shapes, FlopOps(found, found.shapes), most=10**9)
@@ -94,13 +88,15 @@ def test_products_of_a_recorded_trace_have_the_flops_that_are_counted(name: str)
     assert result.products == every[:200]
 
 
+@needs_traces
 def test_without_shapes_there_are_no_rows() -> None:
-    result = pw.load(trace("alexnet_forward.pt.trace"))
+    result = gpu_traces.result("alexnet_forward.pt.trace.json.gz")
     assert result.products == result.attention_calls == ()
 
 
+@needs_traces
 def test_a_gpus_attention_is_told_by_its_sizes() -> None:
-    rows = pw.load(trace("h100_qwen1.5_0.5b_inference")).attention_calls
+    rows = gpu_traces.result("h100_qwen1.5_0.5b_inference.json.gz").attention_calls
     assert len(rows) == 24  # one for each layer
     assert {(row.backend, row.dtype, row.query_shape, row.causal, row.mask, row.calls_per_step) for row in rows} == {
         ("flash", "bfloat16", (16, 16, 559, 64), True, False, 1.0)
@@ -140,6 +136,7 @@ def attending() -> nn.ModuleDict:
     ).eval()
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_attention_by_another_name_is_told_by_its_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch._inductor.config.cpp_cache_precompile_headers", False)  # they are for many kernels
@@ -218,6 +215,7 @@ def test_forward_and_backward_of_attention_are_told_by_what_it_was_given(
         assert row.time_per_step_ns > 0
 
 
+@pytest.mark.full
 def test_dropout_a_mask_and_grouped_heads_are_told(tmp_path: Path) -> None:
     dropped = calls_of(Attends(dropout_p=0.25), tmp_path / "dropout")["forward"]
     assert (dropped.backend, dropped.dropout, dropped.mask) == ("math", 0.25, False)
@@ -248,9 +246,10 @@ def test_the_time_of_calls_is_that_of_attention_everywhere_else() -> None:
     assert by_place(told.attention_calls) == by_place(told.attention) == {("attention", "forward", "flash"): 30}
 
 
+@needs_traces
 @pytest.mark.parametrize("name", ["h100_qwen1.5_0.5b_inference", "h100_vit_inference", "h100_bert_small_inference"])
 def test_calls_of_a_recorded_trace_add_up_to_its_attention(name: str) -> None:
-    result = pw.load(trace(name))
+    result = gpu_traces.result(f"{name}.json.gz")
     steps = max(1, len([row for row in result.steps if row.step is not None]))
     calls, rows = by_place(result.attention_calls), by_place(result.attention, steps)
     assert calls.keys() == rows.keys()

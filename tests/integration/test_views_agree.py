@@ -17,10 +17,11 @@ from statistics import fmean
 
 import pytest
 
+import gpu_traces
 import models
 from browser import Page
 from page_tables import UNITS, Opener, show, table_named
-from profiler_wrapper import ProfilerWrapper, load
+from profiler_wrapper import ProfilerWrapper
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.comparison.compare import compare
 from profiler_wrapper.comparison.text import CLOCK, compare_csv, compare_text
@@ -61,7 +62,7 @@ def analysis(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         return trained(tmp_path_factory.getbasetemp())
     if not (TRACES / request.param).is_file():
         pytest.skip("the recorded traces are not here")
-    return load(TRACES / request.param)
+    return gpu_traces.result(request.param)
 
 
 def assert_agree(numbers: Numbers) -> None:
