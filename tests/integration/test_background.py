@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ from profiler_wrapper.errors import ProfilerWrapperWarning
 from profiler_wrapper.run import finishing, window
 from profiler_wrapper.trace.atomic import replacing
 from profiling import directory_of, profiler, read_run, result_of
-from programs import TESTS
+from programs import LONGEST_S, TESTS, run_program
 
 ALL = ["profile_full_trace.json", "profile_trace.json", "result.json", "run.json"]
 BEGINS = "import sys, time; sys.stdout.buffer.write(b'begun '); sys.stdout.flush(); "
@@ -55,7 +56,14 @@ def wait_for_children(prof: pw.ProfilerWrapper) -> None:
     assert prof._profiling.finisher is not None
     for _, child in prof._profiling.finisher._later:
         assert child is not None
-        child._process.wait(60)
+        child._process.wait(LONGEST_S)
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    until = time.monotonic() + LONGEST_S
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 def names(directory: Path) -> list[str]:
@@ -80,20 +88,22 @@ def test_a_window_that_a_child_finishes_is_as_one_finished_at_once(
     assert not [thread for thread in threading.enumerate() if thread.name == "profiler_wrapper"]
 
 
+@pytest.mark.full
 def test_windows_are_finished_in_order_and_the_loop_runs_on(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(window, "_CHILD", f"import time; time.sleep(60); {window._CHILD}")
-    begin = time.monotonic()
+    monkeypatch.setattr(window, "_CHILD", f"import time; time.sleep(600); {window._CHILD}")
     with profiler(case, tmp_path, run_name="job", background=True, steps="1,3", files=("result",)) as prof:
         models.train(case, steps=6)
         assert prof._profiling.finisher is not None and prof._profiling.finisher.results == ()
-    assert time.monotonic() - begin < 50, "what had not begun is done by who waits"
+        children = [child for _, child in prof._profiling.finisher._later if child is not None]
+    assert [child._process.returncode for child in children] == [-9, -9], "what had not begun is done by who waits"
     assert [result.run["timed_steps"] for result in prof.results] == [[1], [3]]
     directory = directory_of(prof)
     assert read_run(directory)["complete"] and read_run(directory / "steps_3-3")["complete"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("program", "reason"),
     [
@@ -121,11 +131,13 @@ def test_what_a_child_does_not_finish_is_finished_by_who_waits(
         assert prof._profiling.finisher is not None
         ((_, child),) = prof._profiling.finisher._later
         directory = directory_of(prof)
-        for _ in range(600):
-            is_written = (directory / "result.json").exists() or "WindowFiles._finish" not in program
-            if child._process.poll() is not None or (child.patience_s() and is_written):
-                break
-            time.sleep(0.05)
+        sleeps, writes = "sleep" in program, "WindowFiles._finish" in program
+        wait_until(
+            lambda: (
+                child._process.poll() is not None
+                or bool(sleeps and child.patience_s() and (not writes or (directory / "result.json").exists()))
+            )
+        )
     assert child._process.poll() is not None
     if not reason:
         assert result_of(prof).run["timed_steps"] == [2, 3, 4]
@@ -139,6 +151,7 @@ def test_what_a_child_does_not_finish_is_finished_by_who_waits(
     assert prof.result is None and read_run(directory)["complete"] is False and pw.load(trace).layers
 
 
+@pytest.mark.full
 def test_without_memory_for_a_child_the_trace_alone_is_kept(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +178,7 @@ def test_where_no_process_can_be_started_who_waits_does_it(
     assert names(directory_of(prof)) == ALL and read_run(directory_of(prof))["complete"] is True
 
 
+@pytest.mark.full
 def test_functions_are_applied_by_who_waits(case: Case, tmp_path: Path) -> None:
     kept: list[object] = []
 
@@ -179,6 +193,7 @@ def test_functions_are_applied_by_who_waits(case: Case, tmp_path: Path) -> None:
     assert names(directory_of(prof)) == ["result.json", "run.json"]
 
 
+@pytest.mark.full
 def test_children_take_turns(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that has no turn has not begun, and nobody waits for it."""
     monkeypatch.setattr("profiler_wrapper.child._BESIDE_TRAINING", POLITELY)
@@ -188,17 +203,19 @@ def test_children_take_turns(case: Case, tmp_path: Path, monkeypatch: pytest.Mon
         fcntl.flock(turn, fcntl.LOCK_EX)
         with profiler(case, tmp_path, run_name="job", background=True, files=("result",)) as prof:
             models.train(case, steps=6)
-            time.sleep(2)
             assert prof._profiling.finisher is not None
             ((_, child),) = prof._profiling.finisher._later
-            assert child is not None and child.patience_s() == 0 and child._process.poll() is None
+            assert child is not None
+            opened = Path(f"/proc/{child.process}/fd")
+            wait_until(lambda: turn.name in [os.path.realpath(file) for file in opened.iterdir()])
+            assert child.patience_s() == 0 and child._process.poll() is None
     assert result_of(prof).complete and child._process.poll() is not None
 
 
+@pytest.mark.full
 def test_ctrl_c_ends_one_wait_and_a_forked_process_waits_for_nothing(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(window, "_CHILD", f"{window._CHILD}; import time; time.sleep(1)")
     finished = window.Child.finished
 
     def interrupted(child: window.Child, patience_s: float) -> Any:
@@ -231,21 +248,28 @@ if sys.argv[2] == "at once":
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["at once", "as usual"])
 def test_the_end_of_the_process_waits_and_without_one_the_child_goes_on(tmp_path: Path, how: str) -> None:
-    program = [sys.executable, "-W", "error::ResourceWarning", "-c", ENDS, str(tmp_path), how]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=120)
+    environment = {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), os.environ.get("PYTHONPATH", "")])}
+    if how == "as usual":  # how an interpreter ends
+        program = [sys.executable, "-W", "error::ResourceWarning", "-c", ENDS, str(tmp_path), how]
+        done: Any = subprocess.run(program, env={**os.environ, **environment}, capture_output=True, text=True)
+    else:
+        done = run_program("-c", ENDS, tmp_path, how, environment=environment)
     assert done.returncode == 0, done.stderr
     directory = tmp_path / "job" / "rank0"
-    for _ in range(600 if how == "at once" else 1):
-        if names(directory) == ["result.json", "run.json"] and read_run(directory)["complete"]:
-            break
-        time.sleep(0.1)
-    assert names(directory) == ["result.json", "run.json"] and read_run(directory)["complete"]
+
+    def is_whole() -> bool:
+        return names(directory) == ["result.json", "run.json"] and read_run(directory)["complete"] is True
+
+    if how == "at once":
+        wait_until(is_whole)
+    assert is_whole()
     assert ("TOTAL" in done.stdout) is (how == "as usual")
 
 
+@pytest.mark.full
 def test_a_child_inherits_nothing_and_steps_back(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = tmp_path / "seen.json"
     look = (
@@ -272,6 +296,7 @@ def test_a_child_inherits_nothing_and_steps_back(case: Case, tmp_path: Path, mon
 # --- the node's own disk --------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("in_background", [False, True])
 def test_files_are_written_on_the_node_and_taken_to_the_run(case: Case, tmp_path: Path, in_background: bool) -> None:
     node = tmp_path / "node"
@@ -365,6 +390,7 @@ def test_ranks_that_are_not_there(case: Case, tmp_path: Path, monkeypatch: pytes
         models.train(case, steps=2)
 
 
+@pytest.mark.full
 def test_a_window_with_nothing_in_it_is_told(tmp_path: Path) -> None:
     with (
         pytest.warns(ProfilerWrapperWarning, match="nothing was recorded: no op of torch ran"),
