@@ -17,11 +17,14 @@ from torch.utils.data import DataLoader, Dataset
 import profiler_wrapper as pw
 from advice_facts import facts_of_trace, findings, the_finding
 from models import Size, build, train
+from paused_traces import put_pauses, within
 from processes import run_in_processes
 from profiler_wrapper.analysis.advice.memory import recompute_not_needed
 from profiler_wrapper.capture.compiled import graph_breaks
 from profiling import QUICK, profiler, result_of
 
+pytestmark = pytest.mark.full
+SECOND = 1e6  # in us
 STEPS = 8  # two in full, three timed, and some more for what compiles first
 
 
@@ -66,6 +69,11 @@ def profiled(model: nn.Module, directory: Path, *, rows: int = 256, batches: Any
     return result_of(prof)
 
 
+def timed_trace(directory: Path) -> Path:
+    (trace,) = directory.glob("run/rank0/*profile_trace.json")
+    return trace
+
+
 def told(result: pw.ProfileResult) -> dict[str, dict[str, Any]]:
     """The findings of a result by their id."""
     return {finding["id"]: finding for finding in result.summary["findings"]}
@@ -74,39 +82,53 @@ def told(result: pw.ProfileResult) -> dict[str, dict[str, Any]]:
 # --- the DataLoader ------------------------------------------------------------------------------
 
 
-class Slow(Dataset[torch.Tensor]):
-    """Samples that take as long as is said."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
+class Samples(Dataset[torch.Tensor]):
     def __len__(self) -> int:
         return STEPS
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        if self.seconds:
-            time.sleep(self.seconds)
         return torch.ones(512, 32)
 
 
+def of_loader(directory: Path, *, pause_in: str) -> pw.ProfileResult:
+    """A run in which the clock stands still for a second in each of these events."""
+    profiled(Net([64] * 2), directory, batches=DataLoader(Samples(), batch_size=None))
+    put_pauses(timed_trace(directory), lambda event: SECOND * event["name"].startswith(pause_in))
+    return pw.load(timed_trace(directory))
+
+
 def test_a_slow_dataloader(tmp_path: Path) -> None:
-    result = profiled(Net([64] * 2), tmp_path, batches=DataLoader(Slow(0.05), batch_size=None))
+    result = of_loader(tmp_path, pause_in="enumerate(DataLoader)#")
     found = told(result)["dataloader-bound"]
-    assert 45_000 <= found["saves_at_most_us"] <= result.summary["comparable"]["step_us"]
+    assert SECOND <= found["saves_at_most_us"] <= result.summary["comparable"]["step_us"]
     assert found["share"] > 0.5
     assert "waits for the DataLoader" in result.summary["verdict"]
 
 
 def test_a_quick_dataloader(tmp_path: Path) -> None:
-    result = profiled(Net([4096] * 4), tmp_path, batches=DataLoader(Slow(0.0), batch_size=None))
-    assert "dataloader-bound" not in told(result)
+    assert "dataloader-bound" not in told(of_loader(tmp_path, pause_in="aten::addmm"))
 
 
 # --- blocks --------------------------------------------------------------------------------------
 
 
+def of_blocks(directory: Path, inner: list[int]) -> pw.ProfileResult:
+    """A run whose products take as long as their blocks are wide."""
+    profiled(Net(inner), directory, rows=16)
+    trace = timed_trace(directory)
+    blocks = [(within(trace, f"layer: layers.{number}"), width) for number, width in enumerate(inner)]
+
+    def pause_us(event: dict[str, Any]) -> float:
+        if event["name"] != "aten::addmm":
+            return 0
+        return next(SECOND * width for is_within, width in blocks if is_within(event))
+
+    put_pauses(trace, pause_us)
+    return pw.load(trace)
+
+
 def test_a_block_that_is_wider_than_its_likes(tmp_path: Path) -> None:
-    result = profiled(Net([256, 256, 256, 1536, 256, 256]), tmp_path, rows=1024)
+    result = of_blocks(tmp_path, [32, 32, 32, 192, 32, 32])
     found = told(result)["odd-block"]
     assert found["layer"] == "layers.3"
     assert any("it does 6.00 times the FLOPs of the others" in line for line in found["evidence"]), found["evidence"]
@@ -114,7 +136,7 @@ def test_a_block_that_is_wider_than_its_likes(tmp_path: Path) -> None:
 
 
 def test_blocks_that_are_alike(tmp_path: Path) -> None:
-    assert "odd-block" not in told(profiled(Net([512] * 6), tmp_path, rows=1024))
+    assert "odd-block" not in told(of_blocks(tmp_path, [32] * 6))
 
 
 # --- recompute -----------------------------------------------------------------------------------
@@ -124,8 +146,7 @@ def test_blocks_that_are_alike(tmp_path: Path) -> None:
 def test_recompute(tmp_path: Path, recomputes: bool) -> None:
     result = profiled(Net([512] * 4, recomputes=recomputes), tmp_path, rows=1024)
     assert ("recompute-not-needed" in told(result)) == recomputes  # this machine has far more than these kilobytes
-    (trace,) = tmp_path.glob("run/rank0/*profile_trace.json")
-    facts = facts_of_trace(trace)
+    facts = facts_of_trace(timed_trace(tmp_path))
     assert 0 < facts.analysis.run["free_memory_bytes"] < 1 << 50
     facts.analysis.run["free_memory_bytes"] = 80 << 30  # type: ignore[index]
     if not recomputes:
@@ -191,7 +212,7 @@ def train_one_rank(directory: str) -> dict[str, Any] | None:
 
 def _slow_on_rank_1() -> Iterator[torch.Tensor]:
     for _ in range(STEPS):
-        time.sleep(0.05 * torch.distributed.get_rank())
+        time.sleep(0.3 * torch.distributed.get_rank())
         yield torch.ones(1, 32)
 
 
