@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from programs import Forked
 
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
@@ -65,9 +70,19 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources.values()])
     folder = tmp_path_factory.mktemp("notebook")
-    nbclient.NotebookClient(
-        notebook, allow_errors=True, timeout=200, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
-    ).execute()
+    connection = folder / "kernel.json"
+    kernel = Forked("-m", "ipykernel_launcher", "-f", connection, cwd=folder)
+    try:
+        while not (connection.exists() and connection.read_text().rstrip().endswith("}")):
+            os.kill(kernel.pid, 0)  # it is still there
+            time.sleep(0.05)
+        managers = pytest.importorskip("jupyter_client.manager")
+        manager = managers.AsyncKernelManager(owns_kernel=False, connection_file=str(connection))
+        manager.load_connection_file()
+        nbclient.NotebookClient(notebook, km=manager, allow_errors=True, timeout=200).execute()
+    finally:
+        os.kill(kernel.pid, signal.SIGKILL)
+        kernel.wait()
     return {name: cell.outputs for name, cell in zip(sources, notebook.cells, strict=True)}
 
 

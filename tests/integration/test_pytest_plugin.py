@@ -42,7 +42,7 @@ def case():
         guarded_runs.PLANTS[PLANT](blocks[1])
     if PLANT == "graph break" or COMPILED:
         for block in blocks:
-            block.compile(backend="eager")
+            block.mlp.compile(backend="eager")
     return case
 
 COMPILED = False
