@@ -7,6 +7,7 @@ takes longer than to train; it has DIRECTORY/CASE[.REMEDY] for its run, `stderr`
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import sys
@@ -28,7 +29,15 @@ CASES = {
 LIMIT_MIB = {"logits": 1150, "blocks": 330, "later": 3000}  # beyond what the process has before it trains
 
 
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of mallopt
+
+
 def limit_memory(more_mib: int) -> None:
+    """What is freed goes back to the system at once from now on, so that the limit is one on what is in use."""
+    malloc = ctypes.CDLL(None)
+    for option, value in ((_TRIM_THRESHOLD, 1 << 16), (_MMAP_THRESHOLD, 1 << 16), (_ARENA_MAX, 1)):
+        assert malloc.mallopt(option, value) == 1
+    malloc.malloc_trim(0)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more_mib * MIB,) * 2)
 

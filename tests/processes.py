@@ -10,8 +10,8 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -53,6 +53,31 @@ def run_in_processes(function: Callable[..., Any], *args: Any, world_size: int =
         if first.returncode != 0:
             raise RankFailed(first.stderr)
         return [pickle.loads(_answer(folder, rank).read_bytes()) for rank in range(world_size)]
+
+
+@contextmanager
+def started_as_ranks(*arguments: object, world_size: int, **how: Any) -> Iterator[list[Forked]]:
+    """`python ARGUMENTS` on each rank of a job, in the environment of a worker of torchrun. `how`: see `Forked`."""
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    common = {
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(store.port),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RUN_ID": f"job{store.port}",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        **how.pop("environment", {}),
+    }
+    places = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]
+    ranks = [Forked(*arguments, environment={**common, **place}, **how) for place in places]
+    try:
+        yield ranks
+    finally:
+        for rank in ranks:
+            if rank.returncode is None:
+                os.kill(rank.pid, signal.SIGKILL)
 
 
 def main(folder: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from profiler_wrapper import load
+from programs import run_program
 
 SCRIPT = Path(__file__).parents[1] / "exhausting_training.py"
 
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the address space of a process"),
     pytest.mark.timeout(600),  # half a minute where nobody else computes
 ]
@@ -38,20 +38,9 @@ class Training:
 @pytest.fixture(scope="module")
 def trainings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Training]:
     """The trainings of all tests, each in a process of its own."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(SCRIPT.parents[1]),
-        "OMP_NUM_THREADS": "1",
-        # What is freed goes back to the system at once, so that the limit is one on what is in use.
-        "MALLOC_MMAP_THRESHOLD_": "65536",
-        "MALLOC_TRIM_THRESHOLD_": "65536",
-        "MALLOC_ARENA_MAX": "1",
-    }
     directory = tmp_path_factory.mktemp("exhausting")
     names = ("logits", "logits.half", "blocks", "blocks.checkpoint", "later")
-    done = subprocess.run(
-        [sys.executable, SCRIPT, directory, *names], env=environment, capture_output=True, text=True, check=False
-    )
+    done = run_program(SCRIPT, directory, *names, environment={"PYTHONPATH": str(SCRIPT.parents[1])}, timeout_s=550)
     assert done.returncode == 0, done.stderr
     return {name: Training(directory / name) for name in names}
 

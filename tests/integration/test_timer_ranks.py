@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import pytest
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
+from processes import started_as_ranks
 from profiler_wrapper.timer.timer import Timer
 from profiler_wrapper.trace.spans import SPAN_COLUMNS
 from timed_runs import files_of, header_of, span_rows, text_rows
@@ -52,36 +50,24 @@ SNIPPET = """
 """
 
 
-def launch(folder: Path, body: str, *arguments: str, **environment: str) -> None:
-    """Run a program by torchrun in a folder of its own."""
-    folder.mkdir(parents=True, exist_ok=True)
-    script = folder / "train.py"
-    script.write_text(textwrap.dedent(body))
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC")}
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *arguments, str(script)],
-        cwd=folder,
-        env={**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "profiler_wrapper" not in done.stderr
-
-
 @pytest.fixture(scope="module", params=[1, 4])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The lines of text that the snippet has left, by rank."""
-    folder = tmp_path_factory.mktemp("run")
-    launch(folder, SNIPPET, "--standalone", f"--nproc-per-node={request.param}")
+    folder, world_size = tmp_path_factory.mktemp("run"), request.param
+    script = folder / "train.py"
+    script.write_text(textwrap.dedent(SNIPPET))
+    with started_as_ranks(script, world_size=world_size, cwd=folder, environment={"PYTHONPATH": str(ROOT)}) as ranks:
+        for rank in ranks:
+            rank.wait()
+    assert [(rank.returncode, rank.stderr) for rank in ranks] == [(0, "")] * world_size
     paths = files_of(folder / "outputs")
-    assert [path.name for path in paths] == [f"timer_rank{rank}.log" for rank in range(request.param)]
+    assert [path.name for path in paths] == [f"timer_rank{rank}.log" for rank in range(world_size)]
     assert len({path.parent for path in paths}) == 1
-    assert len(files_of(folder / "outputs", "*")) == 2 * request.param
+    assert len(files_of(folder / "outputs", "*")) == 2 * world_size
     return paths
 
 
+@pytest.mark.full
 def test_the_snippet_of_global_timer(run: list[Path]) -> None:
     for rank, path in enumerate(run):
         rows, spans = text_rows(path), span_rows(path)  # each line of text matches the format
@@ -95,6 +81,7 @@ def test_the_snippet_of_global_timer(run: list[Path]) -> None:
         assert (header["rank"], header["world_size"]) == (rank, len(run))
 
 
+@pytest.mark.full
 def test_the_text_becomes_a_data_frame_by_a_regular_expression(run: list[Path]) -> None:
     pandas = pytest.importorskip("pandas")
     pattern = re.compile(
@@ -132,6 +119,7 @@ def late_rank(rank: int, world_size: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.full
 def test_files_move_to_their_rank_when_it_becomes_known(tmp_path: Path) -> None:
     multiprocessing.start_processes(late_rank, (2, str(tmp_path)), nprocs=2, start_method="fork")
     paths = files_of(tmp_path / "outputs", "*.log")
