@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -17,24 +18,14 @@ import gpu_traces
 import profiler_wrapper as pw
 from models import Case, Size, build, optimizer_of, train_step
 from profiler_wrapper.analysis.model import Analysis
-from profiling import directory_of, profiler, result_of
+from profiling import profiler, result_of
 from shared_traces import needs_traces
+from trained_models import train_in_profiler, trained
 from variants import gradient_checkpointing, gradient_checkpointing_reentrant
 
 LAYERS, HIDDEN, HEADS, BATCH, TOKENS, VOCABULARY = 2, 64, 4, 2, 16, 128
 ATTENTION = BATCH * TOKENS * TOKENS * HIDDEN * 2 * 2 * LAYERS  # forward: two products, two FLOPs a multiply-add
 EXPERTS = LAYERS * 2 * (2 * BATCH * TOKENS) * HIDDEN * (3 * 2 * HIDDEN)  # two of the experts for every token
-
-
-def profile(case: Case, directory: Path, *, model: nn.Module | None = None, **options: object) -> pw.ProfilerWrapper:
-    """Five steps on the same batch: two with shapes, three timed."""
-    model = case.model if model is None else model
-    optimizer = optimizer_of(model)
-    with profiler(case, directory, **options) as prof:
-        for _ in range(5):
-            train_step(case, model, optimizer)
-            prof.step()
-    return prof
 
 
 # torch 2.15 counts it, older torch does not; here it is by hand.
@@ -89,11 +80,12 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_rows_add_up_to_what_torch_counts(name: str, tmp_path: Path) -> None:
-    case = build(name)
-    expected = by_torch(case) + MODELS[name]
-    result = result_of(profile(case, tmp_path))
+@pytest.mark.parametrize(
+    "name", ["llama", *(pytest.param(name, marks=pytest.mark.full) for name in MODELS if name != "llama")]
+)
+def test_rows_add_up_to_what_torch_counts(name: str) -> None:
+    expected = by_torch(build(name)) + MODELS[name]
+    result = trained(name).result
     phases = own_flops(result)
     assert sum(phases.values()) == expected
     assert set(phases) == {"forward", "backward"}
@@ -101,9 +93,9 @@ def test_rows_add_up_to_what_torch_counts(name: str, tmp_path: Path) -> None:
     check_sums(result)
 
 
-def test_a_llama_block_has_the_flops_of_its_matrices(tmp_path: Path) -> None:
+def test_a_llama_block_has_the_flops_of_its_matrices() -> None:
     """Grouped queries (half as many heads of keys and values), and three matrices of the MLP, twice as wide."""
-    result = result_of(profile(build("llama"), tmp_path))
+    result = trained("llama").result
     projections, mlp = HIDDEN * HIDDEN * (2 + 2 * 0.5), 3 * HIDDEN * 2 * HIDDEN
     matrices = int(2 * BATCH * TOKENS * (projections + mlp))
     attention = ATTENTION // LAYERS
@@ -123,13 +115,14 @@ def test_a_llama_block_has_the_flops_of_its_matrices(tmp_path: Path) -> None:
     assert [row.flops_per_step for row in result.rows("lm_head")][:2] == [head, 2 * head]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("checkpointing", [gradient_checkpointing, gradient_checkpointing_reentrant])
 def test_recompute_is_apart(checkpointing: Callable[[Case], nn.Module], tmp_path: Path) -> None:
-    plain = own_flops(result_of(profile(build("llama"), tmp_path / "plain")))
+    plain = own_flops(trained("llama").result)
     case = build("llama")
     checkpointing(case)
     expected = by_torch(case) + 9 * ATTENTION // 2  # two forwards and a backward of attention
-    result = result_of(profile(case, tmp_path / "checkpointed"))
+    result = train_in_profiler(case, tmp_path / "checkpointed").result
     phases = own_flops(result)
     assert sum(phases.values()) == expected
     assert (phases["forward"], phases["backward"]) == (plain["forward"], plain["backward"])
@@ -157,6 +150,7 @@ class Checkpointed(nn.Module):
         return (q + k + v).relu() @ self.weights[0]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("last", ["product", "attention"])
 def test_recompute_of_a_layer_without_layers(last: str, tmp_path: Path) -> None:
     """It ends at the last product, which is called and never runs; fused attention saves what it computed."""
@@ -175,6 +169,7 @@ def test_recompute_of_a_layer_without_layers(last: str, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("first_step", [1, 2])
 def test_a_model_that_is_not_called_in_every_step_with_shapes(first_step: int, tmp_path: Path) -> None:
     """As a UNet after a text encoder: FLOPs are those of the timed steps; without a call with shapes not known."""
@@ -193,31 +188,32 @@ def test_a_model_that_is_not_called_in_every_step_with_shapes(first_step: int, t
     assert (net.flops_per_step, net.known_flops_per_step) == (by_hand, by_hand or 0)
 
 
+@pytest.mark.full
 def test_compiling_adds_nothing(tmp_path: Path) -> None:
     case = build("llama")
     expected = by_torch(case) + MODELS["llama"]
     for block in case.model.get_submodule("model.layers"):
         block.compile(backend="aot_eager")
-    result = result_of(profile(case, tmp_path, steps="all", record_shapes=True))
+    result = train_in_profiler(case, tmp_path, steps="all", record_shapes=True).result
     assert sum(row.flops_per_step for row in result.flops) == expected
 
 
+@pytest.mark.full
 def test_frozen_layers_have_no_gradients_of_weights(tmp_path: Path) -> None:
     case = build("llama")
     for parameter in case.model.get_submodule("model.layers.0").parameters():
         parameter.requires_grad_(False)
     case.model.get_submodule("model.embed_tokens").requires_grad_(False)
     expected = by_torch(case)
-    result = result_of(profile(case, tmp_path))
+    result = train_in_profiler(case, tmp_path).result
     backward = {row.layer: row.flops_per_step for row in result.layers if row.phase == "backward"}
     assert "model.layers.0" not in backward or backward["model.layers.0"] == 0
     # attention: forward of both blocks, backward of the second alone
     assert sum(own_flops(result).values()) == expected + ATTENTION + 5 * ATTENTION // 4
 
 
-def test_flops_of_the_timed_steps_come_from_the_steps_with_shapes(tmp_path: Path) -> None:
-    prof = profile(build("llama"), tmp_path)
-    result, directory = result_of(prof), directory_of(prof)
+def test_flops_of_the_timed_steps_come_from_the_steps_with_shapes() -> None:
+    result, directory = trained("llama").result, trained("llama").directory
     assert result.run["full_steps"] == [0, 1]
     assert [row.step for row in result.steps if row.step is not None] == [2, 3, 4]
     timed = pw.load(directory / "profile_trace.json")
@@ -230,8 +226,9 @@ def test_flops_of_the_timed_steps_come_from_the_steps_with_shapes(tmp_path: Path
     assert {"layer", "phase", "class", "dtype", "flops_per_step", "causal_flops_per_step"} <= written["flops"][0].keys()
 
 
+@pytest.mark.full
 def test_without_shapes_flops_are_not_known(tmp_path: Path) -> None:
-    result = result_of(profile(build("llama"), tmp_path, record_shapes=False))
+    result = train_in_profiler(build("llama"), tmp_path, record_shapes=False).result
     assert all(row.flops_per_step is None and row.self_flops_per_step is None for row in result.layers)
     assert all(row.flops_per_step is None for row in result.classes)
     assert [w for w in result.warnings if "FLOP" in w] == [
@@ -240,9 +237,9 @@ def test_without_shapes_flops_are_not_known(tmp_path: Path) -> None:
 
 
 def test_the_trace_with_shapes_may_be_missing(tmp_path: Path) -> None:
-    prof = profile(build("llama"), tmp_path)
-    (directory_of(prof) / "profile_full_trace.json").unlink()
-    alone = pw.load(directory_of(prof) / "profile_trace.json")
+    for file in ("run.json", "profile_trace.json"):
+        shutil.copy(trained("llama").directory / file, tmp_path)
+    alone = pw.load(tmp_path / "profile_trace.json")
     assert all(row.flops_per_step is None for row in alone.layers)
     assert any(warning.startswith("FLOPs and bytes moved are not available") for warning in alone.warnings)
 
@@ -260,7 +257,7 @@ class Recurrent(nn.Module):
 
 def test_what_no_formula_is_for_is_unknown_and_listed(tmp_path: Path) -> None:
     model = Recurrent()
-    with pw.ProfilerWrapper(model, output_dir=tmp_path, files=("result",), enable_print_summary=False) as prof:
+    with profiler(None, tmp_path, files=("result",)) as prof:
         for _ in range(5):
             model(torch.randn(5, 2, 8)).sum().backward()
             prof.step()
@@ -278,8 +275,9 @@ def test_what_no_formula_is_for_is_unknown_and_listed(tmp_path: Path) -> None:
     assert "aten::mkldnn_rnn_layer" in result.table()
 
 
+@pytest.mark.full
 def test_tables_show_flops(tmp_path: Path) -> None:
-    result = result_of(profile(build("llama", Size(hidden=128)), tmp_path))
+    result = train_in_profiler(build("llama", Size(hidden=128)), tmp_path).result
     assert "GFLOP/s" in result.table(order="cost", width=120)
     assert "self GFLOP" in result.table()
 

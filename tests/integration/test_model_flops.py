@@ -9,20 +9,18 @@ no weight and of no attention, and are left out on both sides.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from models import build, optimizer_of, train_step
 from profiler_wrapper.config_flops.model_flops import model_flops
-from profiling import profiler, result_of
+from trained_models import trained
 
+pytestmark = pytest.mark.full
 BATCH, TOKENS = 2, 24
 SHAPE: dict[str, Any] = {
     "vocab_size": 96,
@@ -121,6 +119,8 @@ def ids() -> torch.Tensor:
 
 
 def causal_model(config: Any) -> nn.Module:
+    import transformers
+
     model: nn.Module = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     return model
 
@@ -169,6 +169,8 @@ def test_the_class_tells_a_decoders_head(name: str, classes: int | None) -> None
     ],
 )
 def test_bert_needs_what_torch_counts_with_each_of_its_heads(name: str) -> None:
+    import transformers
+
     labels = 2 if name == "BertForQuestionAnswering" else 5  # a start and an end
     model = getattr(transformers, name)(transformers.BertConfig(**SHAPE, intermediate_size=112, num_labels=labels))
     found = model_flops(model, BATCH, TOKENS)
@@ -177,12 +179,16 @@ def test_bert_needs_what_torch_counts_with_each_of_its_heads(name: str) -> None:
 
 
 def test_bert_without_a_class_has_the_head_that_fills_in_words() -> None:
+    import transformers
+
     config = transformers.BertConfig(**SHAPE, intermediate_size=112)
     assert model_flops(config, 2, 8) == model_flops(config, 2, 8, architectures=["BertForMaskedLM"])
 
 
 @pytest.mark.parametrize("name", ["ViTForImageClassification", "ViTModel"])
 def test_vit_needs_what_torch_counts_without_gradients_of_pixels(name: str) -> None:
+    import transformers
+
     fields = {key: SHAPE[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
     config = transformers.ViTConfig(
         **fields, intermediate_size=112, image_size=(20, 16), patch_size=4, num_labels=5, attn_implementation="eager"
@@ -255,6 +261,8 @@ def test_cogvideox_needs_what_torch_counts(more: dict[str, Any]) -> None:
 
 def test_multi_token_prediction_is_a_projection_a_block_and_the_head_once_more() -> None:
     """As DeepSeek-V3 describes it; transformers builds none of it for training, so a block is put in its place."""
+    import transformers
+
     config = transformers.DeepseekV3Config(**LATENT, q_lora_rank=32)
     deeper = transformers.DeepseekV3Config(**{**LATENT, "num_hidden_layers": 4}, q_lora_rank=32)
     rows, hidden = BATCH * TOKENS, SHAPE["hidden_size"]
@@ -271,6 +279,8 @@ def test_multi_token_prediction_is_a_projection_a_block_and_the_head_once_more()
 
 
 def test_a_wrapped_model_is_the_model() -> None:
+    import transformers
+
     peft = pytest.importorskip("peft")
     model = causal_model(transformers.LlamaConfig(**GROUPED))
     expected = model_flops(model, BATCH, TOKENS)
@@ -282,6 +292,8 @@ def test_a_wrapped_model_is_the_model() -> None:
 
 def test_sequences_end_to_end_need_what_each_alone_does() -> None:
     """One row of three texts against three models' runs, none of which sees the others."""
+    import transformers
+
     config = transformers.LlamaConfig(**GROUPED)
     model = causal_model(config)
     lengths = [5, 24, 11]
@@ -290,15 +302,9 @@ def test_sequences_end_to_end_need_what_each_alone_does() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "mixtral", "bert", "vit"])
-def test_a_profile_counts_as_many_in_both_conventions(name: str, tmp_path: Path) -> None:
+def test_a_profile_counts_as_many_in_both_conventions(name: str) -> None:
     """But for the scores that the backward of a fused attention computes again."""
-    case = build(name)
-    optimizer = optimizer_of(case.model)
-    with profiler(case, tmp_path) as prof:
-        for _ in range(5):
-            train_step(case, case.model, optimizer)
-            prof.step()
-    rows = result_of(prof).flops
+    case, rows = trained(name).case, trained(name).result.flops
     tokens = 16 if "input_ids" in case.batch(0) else None
 
     def by_config(convention: Any) -> int:

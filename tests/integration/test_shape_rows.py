@@ -16,7 +16,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import gpu_traces
 import profiler_wrapper as pw
-from models import build, optimizer_of, train_step
 from profiler_wrapper.analysis.analyse import tables
 from profiler_wrapper.analysis.attention_ops import ENTRY
 from profiler_wrapper.analysis.model import Analysis, AttentionCallRow, AttentionRow, ProductRow
@@ -24,11 +23,12 @@ from profiler_wrapper.analysis.views.products import product_rows, shape_rows
 from profiler_wrapper.analysis.work.flops import FlopOps
 from profiler_wrapper.result import attribute_trace
 from profiler_wrapper.trace.recording import OpShapes
-from profiling import profiler, result_of
+from profiling import result_of
 from recordings import Trace
 from shaped_trace import analysed
 from shared_traces import needs_traces
 from torch_versions import TORCH
+from trained_models import trained
 
 STEPS = 5  # two with shapes, three timed
 WITH_SHAPES = (
@@ -62,16 +62,8 @@ def counted_flops(result: Analysis, *classes: str) -> int:
         pytest.param("bert", ("gemm", "attention"), marks=pytest.mark.full),
     ],
 )
-def test_products_of_a_training_have_the_flops_that_are_counted(
-    name: str, classes: tuple[str, ...], tmp_path: Path
-) -> None:
-    case = build(name)
-    optimizer = optimizer_of(case.model)
-    with profiler(case, tmp_path) as prof:
-        for _ in range(STEPS):
-            train_step(case, case.model, optimizer)
-            prof.step()
-    result = result_of(prof)
+def test_products_of_a_training_have_the_flops_that_are_counted(name: str, classes: tuple[str, ...]) -> None:
+    result = trained(name).result
     assert all(counted_flops(result, name_of_class) > 0 for name_of_class in classes)
     assert flops(result.products) == counted_flops(result, *classes)
     assert result.products[0].time_per_step_ns >= result.products[-1].time_per_step_ns > 0
