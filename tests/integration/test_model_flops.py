@@ -127,6 +127,8 @@ def causal_model(config: Any) -> nn.Module:
 
 @pytest.mark.parametrize(("family", "name", "fields"), CONFIGS, ids=[f"{n}-{i}" for i, (_, n, _) in enumerate(CONFIGS)])
 def test_a_decoder_needs_what_torch_counts(family: str, name: str, fields: dict[str, Any]) -> None:
+    import transformers
+
     config = getattr(transformers, name)(**fields)
     found = model_flops(config, BATCH, TOKENS)
     assert found.family == family
@@ -145,6 +147,8 @@ def test_a_decoder_needs_what_torch_counts(family: str, name: str, fields: dict[
     ],
 )
 def test_the_class_tells_a_decoders_head(name: str, classes: int | None) -> None:
+    import transformers
+
     llama = name.startswith("Llama")
     config = getattr(transformers, "LlamaConfig" if llama else "GPT2Config")(
         **(GROUPED if llama else SHAPE), num_labels=classes or 2
