@@ -1,379 +1,386 @@
-"""Which small changes of the code no test notices: `python tests/mutants.py [ROOM ...] [--seed N] [--count N]`.
+"""Which small changes of the code no test notices: `python tests/mutants.py [ROOM ...] [--seed N] [--update]`.
 
-Draws mutants of each room's files (a comparison, a sign, a constant, a condition, an early return changed), applies
-each alone to a copy of the package, runs the room's fast tests until the first fails, and prints those that
-survive. A survivor is a case no test tells from the right one, or an equivalent mutant: `equivalent_mutants.py` lists
-these by function and line of source, so that files can be moved.
+Draws mutants of each room (a comparison, a sign, a constant, a condition, an early return changed: see
+`mutant_changes.py`), applies each alone to a copy of the package, and runs the tests that evaluate the changed
+expression (`mutant_reach.py`), the cheapest first, until one fails. Prints the mutants that survive, and the share that
+is killed; ends with 1 if a room's share is lower than in `mutant_scores.json`, which `--update` writes.
 
-The draw goes by function and source text too: the same seed draws the same mutants wherever a file lies.
+A survivor is a case that no test tells from the right one: add it. One that nobody can tell from the right one gets a
+mark at its line: see `mutant_changes.py`.
+
+Tests run in forks of this process, which has imported what is slow. All limits are of CPU time, and what fails late
+fails twice, so that other work on the machine kills nothing.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import compileall
 import contextlib
-import multiprocessing
+import datetime
+import gc
+import importlib.util
+import io
+import json
 import os
-import random
+import resource
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from types import ModuleType
 
-from equivalent_mutants import EQUIVALENT
-from shared_traces import TRACES
+import pytest
+
+import house
+from mutant_changes import Mutant, draw
+from mutant_plugin import import_what_is_slow
+from mutant_reach import PACKAGE, Case, Reach, compile_to, find_reach, read_modules
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+SCORES = Path(__file__).with_name("mutant_scores.json")
 
-
-class Room(NamedTuple):
-    """What is mutated (patterns below `profiler_wrapper/`), and the tests that should notice, the fastest first."""
-
-    files: str
-    tests: str  # tests/unit/test_<name>.py, or in tests/integration
-    goldens: tuple[str, ...] = ()  # groups of golden_outputs.py, after these
-
-
-ROOMS = {
-    "attribution": Room(
-        "analysis/attribution.py analysis/layer_tree.py analysis/steps.py",
-        "layer_tree attribution find_steps handed_ops layer_time compare_clock",
-    ),
-    "charges": Room(
-        "analysis/charges.py analysis/classes.py",
-        "classes tensor_cores charges intervals device_properties overview idle",
-    ),
-    "memory": Room(
-        "analysis/memory/*.py",
-        "memory_categories memory_changes memory_growth layer_memory memory_curve memory_before memory_moments"
-        " memory_log allocation_rows memory_advice memory_text",
-    ),
-    "work": Room(
-        "analysis/work/*.py analysis/attention_ops.py",
-        "flop_formulas op_bytes traffic flop_counts handed_ops roofline utilization attention_backends product_sizes"
-        " peaks peak_table precision_advice ceilings",
-    ),
-    "capture": Room(
-        "capture/recorder.py capture/steps.py capture/scopes.py capture/owned_tensors.py capture/layers.py"
-        " capture/torch_state.py",
-        "phases scopes scopes_roots scopes_harmless layers steps garbage_marks holdings session saved_tensors recorder"
-        " pipeline_layers marking held_memory own_failures other_profilers unusual_loops",
-    ),
-    "timer": Room(
-        "timer/*.py",
-        "engine_calls rank_waits span_log timer_device timer_files timer layer_spans layer_spans_odd_steps"
-        " monitor_times monitor_breakdown monitor_odd_uses",
-    ),
-    "monitor": Room(
-        "monitor/*.py",
-        "monitor_statistics monitor_gaps monitor_config monitor_parallelism monitor_times monitor_copies"
-        " monitor_breakdown monitor_odd_uses monitor_rates monitor_logs monitor_carried_flops monitor_shared_files"
-        " monitor_trackers sinks monitor_command monitor_beside_profilers",
-        ("monitor",),
-    ),
-    "compare": Room(
-        "comparison/*.py",
-        "compare_names noise compare_clock compare_work compare compare_load guard",
-        ("compare", "guard"),
-    ),
-    "ranks": Room(
-        "ranks/*.py",
-        "rank_scores rank_overlap step_accounting shared_transfers imbalance what_if slow_layers rank_clocks rank_waits"
-        " hidden_waiting rank_results replay_roles straggler_verdicts replay trace_spans ranks_queries"
-        " span_columns span_files ranks_figures ranks_told ranks_text ranks_report_dict ranks_trace",
-        ("ranks small", "ranks simulated", "ranks pipelines", "ranks traces"),
-    ),
-}
-
-
-class Key(NamedTuple):
-    """What a mutant changes, wherever its file lies."""
-
-    function: str  # qualified name; "" for the module's own lines
-    line: str  # its line of source
-    change: str
+_START_S = 2.0  # CPU of pytest before its first test
+_SLOWER = 5  # times the CPU time that tests need without a mutant: it does not end
+_TWICE_S = 0.5  # what a test with so much CPU time says is asked again: it may run live
+_NOTHING_HAPPENS_S = 90  # without CPU time: it waits for ever
+_MOST_OF_A_PROGRAM_S = 300  # CPU
+_NO_COPY = (".git", ".venv*", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", "__pycache__", "outputs")
 
 
 @dataclass(frozen=True)
-class Mutant:
-    """One change of one file."""
+class Score:
+    """What became of the mutants that were drawn."""
 
-    key: Key
-    path: Path
-    lineno: int
-    source: bytes  # of the whole file, with the change
+    killed: int
+    survived: int
+    equivalent: int
 
-
-_SWAPPED_OPS: dict[type[ast.AST], tuple[str, type[ast.AST], str]] = {
-    ast.Gt: (">", ast.GtE, ">="), ast.GtE: (">=", ast.Gt, ">"), ast.Lt: ("<", ast.LtE, "<="),
-    ast.LtE: ("<=", ast.Lt, "<"), ast.Eq: ("==", ast.NotEq, "!="), ast.NotEq: ("!=", ast.Eq, "=="),
-    ast.Add: ("+", ast.Sub, "-"), ast.Sub: ("-", ast.Add, "+"),
-    ast.And: ("and", ast.Or, "or"), ast.Or: ("or", ast.And, "and"),
-}  # fmt: skip
-_SWAPPED_NAMES = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum"}
-_SMALL = (
-    100  # whole numbers up to here by one; larger ones and fractions are thresholds, which nothing sits on: doubled
-)
+    @property
+    def share(self) -> float:
+        """Percent that is killed, of those that can be."""
+        return round(100 * self.killed / max(1, self.killed + self.survived), 1)
 
 
-class _Finder(ast.NodeVisitor):
-    """All changes of a module: (function, node, its text after the change, what changes).
-
-    Nothing in annotations, decorators, texts, what is raised, and what only a type checker or an assertion reads.
-    """
-
-    def __init__(self) -> None:
-        self.functions: list[str] = []
-        self.found: list[tuple[str, ast.expr, str, str]] = []
-
-    def _add(self, node: ast.expr, after: ast.expr, change: str) -> None:
-        self.found.append((".".join(self.functions), node, f"({ast.unparse(after)})", change))
-
-    def _definition(self, node: ast.ClassDef | ast.FunctionDef) -> None:
-        self.functions.append(node.name)
-        if isinstance(node, ast.FunctionDef):
-            for default in (*node.args.defaults, *node.args.kw_defaults):
-                if default is not None:
-                    self.visit(default)
-        for statement in node.body:
-            self.visit(statement)
-        self.functions.pop()
-
-    visit_ClassDef = visit_FunctionDef = _definition
-
-    def _nothing(self, node: ast.AST) -> None:
-        """Not looked into."""
-
-    visit_JoinedStr = visit_Raise = visit_Assert = visit_Import = visit_ImportFrom = _nothing
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        if node.value is not None:
-            self.visit(node.value)
-
-    def visit_keyword(self, node: ast.keyword) -> None:
-        if node.arg not in ("strict", "slots", "frozen", "kw_only"):
-            self.visit(node.value)
-
-    def visit_If(self, node: ast.If) -> None:
-        if ast.unparse(node.test) == "TYPE_CHECKING":
-            return
-        if len(node.body) == 1 and not node.orelse and isinstance(node.body[0], ast.Return | ast.Continue):
-            kind = type(node.body[0]).__name__.lower()
-            self._add(node.test, ast.Constant(False), f"early {kind} dropped")
-        self.generic_visit(node)
-
-    def visit_Compare(self, node: ast.Compare) -> None:
-        for i, op in enumerate(node.ops):
-            if type(op) in _SWAPPED_OPS:
-                before, swapped, after = _SWAPPED_OPS[type(op)]
-                ops = [*node.ops[:i], swapped(), *node.ops[i + 1 :]]
-                self._add(node, ast.Compare(node.left, ops, node.comparators), f"{before} -> {after}")  # type: ignore[arg-type]
-        self.generic_visit(node)
-
-    def visit_BinOp(self, node: ast.BinOp) -> None:
-        is_text = any(
-            isinstance(part, ast.JoinedStr) or (isinstance(part, ast.Constant) and isinstance(part.value, str | bytes))
-            for part in ast.walk(node)
-        )
-        if type(node.op) in _SWAPPED_OPS and not is_text:
-            before, swapped, after = _SWAPPED_OPS[type(node.op)]
-            self._add(node, ast.BinOp(node.left, swapped(), node.right), f"{before} -> {after}")  # type: ignore[arg-type]
-        self.generic_visit(node)
-
-    def visit_BoolOp(self, node: ast.BoolOp) -> None:
-        before, swapped, after = _SWAPPED_OPS[type(node.op)]
-        self._add(node, ast.BoolOp(swapped(), node.values), f"{before} -> {after}")  # type: ignore[arg-type]
-        self.generic_visit(node)
-
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
-        if isinstance(node.op, ast.Not | ast.Invert):
-            self._add(node, node.operand, "not dropped")
-        if ast.unparse(node) == "-1":  # the last one, or what stands for none: -2 often says the same
-            self._add(node, ast.Constant(0), "-1 -> 0")
-        else:
-            self.generic_visit(node)
-
-    def visit_Call(self, node: ast.Call) -> None:
-        name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
-        if name in _SWAPPED_NAMES:
-            after = _SWAPPED_NAMES[name]
-            if isinstance(node.func, ast.Name):
-                self._add(node.func, ast.Name(after), f"{name} -> {after}")
-            elif isinstance(node.func, ast.Attribute):
-                self._add(node.func, ast.Attribute(node.func.value, after), f"{name} -> {after}")
-        self.generic_visit(node)
-
-    def visit_Constant(self, node: ast.Constant) -> None:
-        value = node.value
-        if isinstance(value, bool):
-            self._add(node, ast.Constant(not value), f"{value} -> {not value}")
-        elif isinstance(value, int | float):
-            others = (value + 1, value - 1) if isinstance(value, int) and value <= _SMALL else (value * 2 or 1.0,)
-            for other in others:
-                self._add(node, ast.Constant(other), f"{value} -> {other}")
+def room_name(room: str) -> str:
+    """On the command line and in the file of scores."""
+    return room or "top"
 
 
-def mutants_of(path: Path) -> Iterator[Mutant]:
-    """Every mutant of a file."""
-    source = path.read_bytes()
-    lines = source.splitlines(keepends=True)
-    begins = [0]
-    for line in lines:
-        begins.append(begins[-1] + len(line))
-    finder = _Finder()
-    finder.visit(ast.parse(source))
-    for function, node, after, change in finder.found:
-        assert node.end_lineno is not None and node.end_col_offset is not None
-        begin, end = begins[node.lineno - 1] + node.col_offset, begins[node.end_lineno - 1] + node.end_col_offset
-        key = Key(function, lines[node.lineno - 1].decode().strip(), change)
-        yield Mutant(key, path, node.lineno, source[:begin] + after.encode() + source[end:])
-
-
-def draw(files: list[Path], *, seed: int, count: int) -> list[Mutant]:
-    """`count` mutants, each of another line."""
-    by_line: dict[tuple[str, str, int], list[Mutant]] = {}
-    for path in files:
-        for mutant in mutants_of(path):
-            by_line.setdefault((mutant.key.function, mutant.key.line, mutant.lineno), []).append(mutant)
-    rng = random.Random(seed)
-    lines = sorted(by_line, key=lambda line: line[:2])
-    rng.shuffle(lines)
-    return [rng.choice(by_line[line]) for line in lines[:count]]
-
-
-def _import_what_is_slow() -> None:
-    """Libraries that every run needs, once: runs are forks of this process. Nothing of the package itself."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    import hypothesis.extra.numpy
-    import msgspec
-    import pandas
-    import pytest
-    import torch.profiler
-    import torch.utils.checkpoint
-
-    del hypothesis, msgspec, pandas, pytest, torch
-
-
-def _pytest(copy: Path, tests: list[str], log: Path) -> None:
-    os.setsid()
-    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(out, 1)
-    os.dup2(out, 2)
-    os.environ["PYTHONPATH"] = str(copy)
-    # As a program of its own: in what multiprocessing has started, a timer writes as a worker of its rank.
-    multiprocessing.process._parent_process = None  # type: ignore[attr-defined]
-    os.chdir(copy)
-    sys.path.insert(0, str(copy))
-    import pytest
-
-    code = pytest.main([
-        "-x", "-q", "-n0", "--tb=line", "-p", "no:cacheprovider", "-c", str(copy / "setup.cfg"), *tests
-    ])  # fmt: skip
-    os._exit(int(code))
-
-
-def run_tests(copy: Path, tests: list[str], *, limit_s: float, log: Path) -> tuple[str, float]:
-    """("passed", "failed" or "timed out", seconds) of the tests against the copy."""
-    began = time.monotonic()
-    process = multiprocessing.get_context("fork").Process(target=_pytest, args=(copy, tests, log))
-    process.start()
-    process.join(limit_s)
-    outcome = "timed out" if process.is_alive() else "passed" if process.exitcode == 0 else "failed"
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid or 0, signal.SIGKILL)  # and what the tests started
-    process.join()
-    return outcome, time.monotonic() - began
-
-
-@contextlib.contextmanager
-def applied(mutant: Mutant) -> Iterator[None]:
-    """The mutant in its file, with a time of its own so that no compiled file is taken for it."""
-    path = mutant.path
-    before, stat = path.read_bytes(), path.stat()
-    path.write_bytes(mutant.source)
-    os.utime(path, (stat.st_atime + 10, stat.st_mtime + 10))
-    try:
-        yield
-    finally:
-        path.write_bytes(before)
-        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-
-
-def _difference(mutant: Mutant) -> str:
-    function, line, change = mutant.key
-    after = mutant.source.decode().splitlines()[mutant.lineno - 1].strip()
-    return f"{mutant.path.name}:{mutant.lineno} {function} [{change}]\n    - {line}\n    + {after}"
-
-
-def check_room(name: str, copy: Path, *, seed: int, count: int, files: str | None, tests: str | None) -> str:
-    """Runs a room's mutants; its row of the table."""
-    room = ROOMS[name]
-    package = copy / "profiler_wrapper"
-    paths = sorted({path for pattern in (files or room.files).split() for path in package.glob(pattern)})
-    there = [
-        str(path)
-        for test in (tests or room.tests).split()
-        for folder in ("unit", "integration")
-        if (path := copy / "tests" / folder / f"test_{test}.py").exists()
+def lower(scores: dict[str, Score], before: dict[str, dict[str, float]]) -> list[str]:
+    """The rooms whose share is lower than it was, and by how much."""
+    return [
+        f"{room}: {score.share} % of the mutants are killed, {before[room]['share']} % were"
+        for room, score in scores.items()
+        if room in before and score.share < before[room]["share"]
     ]
-    golden = copy / "tests" / "integration" / "test_golden_outputs.py"
-    there += [f"{golden}::test_outputs_are_as_they_were[{group}]" for group in room.goldens if tests is None]
-    log = copy.parent / f"{name}.log"
-    outcome, seconds = run_tests(copy, there, limit_s=600, log=log)
-    if outcome != "passed":
-        raise SystemExit(f"{name}: the tests fail without a mutant:\n{log.read_text()[-3000:]}")
-    print(f"\n{name}: {len(paths)} files, {len(there)} test files, {seconds:.0f} s without a mutant", flush=True)
-    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-    sys.dont_write_bytecode = True
-    counts = dict.fromkeys(("killed", "survived", "timed out", "equivalent"), 0)
-    for number, mutant in enumerate(draw(paths, seed=seed, count=count), start=1):
-        if mutant.key in EQUIVALENT:
-            counts["equivalent"] += 1
-            continue
-        with applied(mutant):
-            outcome, _ = run_tests(copy, there, limit_s=3 * seconds + 30, log=log)
-        result = {"passed": "survived", "failed": "killed"}.get(outcome, outcome)
-        counts[result] += 1
-        if result != "killed":
-            print(f"  {number}. {result}: {_difference(mutant)}", flush=True)
-    judged = sum(counts.values()) - counts["equivalent"]
-    share = 100 * counts["survived"] / judged if judged else 0
-    return f"{name:<12}" + "".join(f"{counts[column]:>11}" for column in counts) + f"{share:>14.0f} %"
+
+
+def read_scores(path: Path, *, seed: int, count: int) -> dict[str, dict[str, float]]:
+    """The scores of a draw by room."""
+    content: dict[str, dict[str, dict[str, float]]] = json.loads(path.read_text()) if path.exists() else {}
+    return content.get(_draw_name(seed, count), {})
+
+
+def write_scores(path: Path, scores: dict[str, Score], *, seed: int, count: int) -> None:
+    """Keep the scores of these rooms; those of others stay."""
+    content = json.loads(path.read_text()) if path.exists() else {}
+    today = datetime.date.today().isoformat()
+    content.setdefault(_draw_name(seed, count), {}).update(
+        {room: {**vars(score), "share": score.share, "date": today} for room, score in scores.items()}
+    )
+    rooms = {name: dict(sorted(by_room.items())) for name, by_room in sorted(content.items())}
+    text = json.dumps(rooms, indent=1)
+    path.write_text(text + "\n")
+
+
+def _draw_name(seed: int, count: int) -> str:
+    return f"{count} of seed {seed}"
+
+
+@dataclass
+class _Run:
+    """Some tests against one mutant, or against none."""
+
+    mutant: Mutant | None
+    tests: list[Case]
+    after: list[Case] = field(default_factory=list)  # asked if these pass; the last of these failed before
+    again: bool = False
+
+
+@dataclass
+class _Child:
+    """A running fork."""
+
+    run: _Run
+    process: int
+    slot: Path
+    cpu_s: float = 0.0
+    moved_at: float = field(default_factory=time.monotonic)
+    looked_at: float = field(default_factory=time.monotonic)
+
+
+class _Chosen:
+    """Runs these cases alone, and says which of them fail."""
+
+    def __init__(self, names: list[str], out: Path) -> None:
+        self._names = names
+        self._out = out
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        names = set(self._names)
+        items[:] = [item for item in items if item.nodeid in names]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            with self._out.open("a") as file:
+                print(report.nodeid, file=file)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        """All is known: looking for garbage takes longer than most tests."""
+        sys.stdout.flush()
+        os._exit(int(exitstatus))
+
+
+class Runner:
+    """Runs mutants in copies of a checkout, `jobs` at a time."""
+
+    def __init__(self, root: Path, scratch: Path, *, jobs: int) -> None:
+        self._modules = {module.path: module for module in read_modules(root)}
+        self._free = [scratch / f"copy{number}" / "checkout" for number in range(jobs)]
+        for number, slot in enumerate(self._free):
+            copy_checkout(self._free[0] if number else root, slot)
+        for slot in self._free:
+            for module in self._modules.values():
+                compile_to(slot / PACKAGE / module.path, module.text)
+        self.broken: set[str] = set()  # tests that fail without a mutant
+        self._sound: set[str] = set()  # tests that pass without one
+
+    def judge(self, mutants: list[Mutant], reach: Reach) -> dict[Mutant, str]:
+        """What noticed each mutant: a test, or "time"; "" if nothing did."""
+        found: dict[Mutant, str] = {}
+        waiting = mutants
+        while waiting:
+            chosen = {mutant: reach.tests_of(mutant, broken=self.broken) for mutant in waiting}
+            found |= dict.fromkeys(waiting, "")
+            found |= self._killers([_Run(mutant, tests) for mutant, tests in chosen.items() if tests])
+            self._try_without({test.name: test for tests in chosen.values() for test in tests}, set(found.values()))
+            waiting = [mutant for mutant, killer in found.items() if killer in self.broken]
+        return found
+
+    def _try_without(self, tests: dict[str, Case], killers: set[str]) -> None:
+        """Tests that kill have to pass without a mutant, in a process like that of the mutant."""
+        run = _Run(None, [test for name, test in tests.items() if name in killers - self._sound])
+        if run.tests:
+            ((_, failed, _),) = self._outcomes(deque([run]))
+            self.broken |= failed
+            self._sound |= killers - failed
+
+    def _killers(self, runs: list[_Run]) -> dict[Mutant, str]:
+        found: dict[Mutant, str] = {}
+        waiting = deque(runs)
+        for run, failed, status in self._outcomes(waiting):
+            assert run.mutant is not None
+            if not status:
+                if run.after:
+                    waiting.append(_Run(run.mutant, run.after))
+                continue
+            at = next((at for at, test in enumerate(run.tests) if test.name in failed), None)
+            if at is not None and run.tests[at].cpu_s > _TWICE_S and not run.again:
+                waiting.append(_Run(run.mutant, [run.tests[at]], run.tests[at + 1 :], again=True))
+            else:
+                found[run.mutant] = "time" if at is None else run.tests[at].name
+        return found
+
+    def _outcomes(self, waiting: deque[_Run]) -> Iterator[tuple[_Run, set[str], int]]:
+        """Each run with the tests that failed and how its process ended; more may be appended meanwhile."""
+        running: list[_Child] = []
+        while waiting or running:
+            while waiting and self._free:
+                running.append(self._start(waiting.popleft(), self._free.pop()))
+            time.sleep(0.02)
+            for child in list(running):
+                ended, status = os.waitpid(child.process, os.WNOHANG)
+                if not ended and not _stands_still(child):
+                    continue
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.process, signal.SIGKILL)  # and what the tests started
+                if not ended:
+                    _, status = os.waitpid(child.process, 0)
+                running.remove(child)
+                self._restore(child)
+                self._free.append(child.slot)
+                failures = _failures(child.slot)
+                yield child.run, set(failures.read_text().splitlines()) if failures.exists() else set(), status
+
+    def _restore(self, child: _Child) -> None:
+        if mutant := child.run.mutant:
+            compile_to(child.slot / PACKAGE / mutant.path, self._modules[mutant.path].text)
+
+    def _start(self, run: _Run, slot: Path) -> _Child:
+        if run.mutant is not None:
+            text = run.mutant.source(self._modules[run.mutant.path].text)
+            compile_to(slot / PACKAGE / run.mutant.path, text)
+        _failures(slot).unlink(missing_ok=True)
+        process = os.fork()
+        if not process:
+            _be_pytest(run, slot)
+        return _Child(run, process, slot)
+
+
+def _import_what_tests_need(root: Path, scratch: Path) -> None:
+    """Once, in this process: of the package nothing."""
+    import_what_is_slow(root)
+    (nothing := scratch / "nothing").mkdir()
+    (nothing / "pytest.ini").write_text("[pytest]\n")
+    with contextlib.redirect_stdout(io.StringIO()):  # pytest's own modules
+        pytest.main(
+            ["-p", "no:cacheprovider", "-p", "no:profiler_wrapper_pytest", f"--rootdir={nothing}", str(nothing)]
+        )
+    gc.collect()
+    gc.freeze()
+
+
+def _failures(slot: Path) -> Path:
+    return slot.parent / "failures"
+
+
+def copy_checkout(root: Path, copy: Path) -> None:
+    """A copy of a checkout, with what lies beside it."""
+    shutil.copytree(root, copy, ignore=shutil.ignore_patterns(*_NO_COPY))
+    shared = root.parent / "shared"
+    if shared.is_dir():
+        (copy.parent / "shared").symlink_to(shared.resolve())
+
+
+def _be_pytest(run: _Run, slot: Path) -> None:
+    """Run the tests in this process, which is a fork. Never returns."""
+    code = 70
+    try:
+        os.setsid()
+        with (slot.parent / "log").open("wb") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if run.mutant is not None:
+            fixtures = {name: took_s for test in run.tests for name, took_s in test.fixtures.items()}
+            needed_s = _START_S + sum(test.cpu_s for test in run.tests) + sum(fixtures.values())
+            limit_s = int(_SLOWER * needed_s) + 1
+            resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s + 5))
+        ours = str(Path(__file__).parent)
+        for name, module in list(sys.modules.items()):
+            if (getattr(module, "__file__", None) or "").startswith(ours):
+                del sys.modules[name]
+        main = sys.modules["__main__"] = ModuleType("__main__")
+        main.__spec__ = importlib.util.find_spec("pytest.__main__")
+        main.__file__ = main.__spec__.origin if main.__spec__ else None
+        sys.path[:] = [str(slot), *(path for path in sys.path if path != ours)]
+        sys.argv = ["pytest"]
+        os.environ["PYTHONPATH"] = str(slot)
+        os.chdir(slot)
+        files = dict.fromkeys(test.name.split("::")[0] for test in run.tests)
+        options = ["-q", "--tb=line", "-p", "no:cacheprovider", "-o", "addopts=", "-o", "timeout=0"]
+        options += [] if run.mutant is None else ["-x"]
+        options += ["-c", str(slot / "setup.cfg"), f"--basetemp={slot.parent / 'pytest'}"]
+        chosen = _Chosen([test.name for test in run.tests], _failures(slot))
+        code = int(pytest.main([*options, *files], plugins=[chosen]))
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def _stands_still(child: _Child) -> bool:
+    """None of its processes has run or wanted to for long."""
+    now = time.monotonic()
+    if now < child.looked_at + 1:
+        return False
+    child.looked_at = now
+    cpu_s, wants = _session(child.process)
+    if wants or cpu_s > child.cpu_s + 0.1:
+        child.cpu_s, child.moved_at = cpu_s, now
+    return now - child.moved_at > _NOTHING_HAPPENS_S
+
+
+def _session(leader: int) -> tuple[float, bool]:
+    """CPU time of the processes of a session, and whether one of them runs or waits for a CPU or a disk."""
+    ticks, wants = 0, False
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, *fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[2]) == leader:
+                ticks += int(fields[10]) + int(fields[11])
+                wants |= state in "RD"
+    return ticks / os.sysconf("SC_CLK_TCK"), wants
+
+
+def _start_fork_server(slot: Path) -> None:
+    """The server of `programs.py`, where there is one: one for all."""
+    if (slot / "tests" / "programs.py").exists():
+        os.environ["FORK_SERVER_OWNER"] = str(os.getpid())
+        script = "import programs; programs.run_program('-c', 'pass')"
+        paths = os.pathsep.join([str(slot), str(slot / "tests")])
+        limit = f"ulimit -t {_MOST_OF_A_PROGRAM_S}; exec"  # a program of a mutant may never end
+        command = ["sh", "-c", f'{limit} "$@"', "sh", sys.executable, "-c", script]
+        subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, check=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("rooms", nargs="*", metavar="ROOM", help=f"of {', '.join(ROOMS)}; all unless given")
+    """Judge the rooms that are asked for."""
+    rooms = [room_name(room) for room in house.ROOMS]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split(":")[0])
+    parser.add_argument("rooms", nargs="*", metavar="ROOM", help=f"default: all: {', '.join(rooms)}")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=40, help="mutants of each room")
-    parser.add_argument("--files", help="in place of the room's: patterns below profiler_wrapper/")
-    parser.add_argument("--tests", help="in place of the room's: names of tests, as in the table of rooms")
+    parser.add_argument("--count", type=int, default=200, help="mutants of each room")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="mutants at a time")
+    parser.add_argument("--update", action="store_true", help=f"write {SCORES.name}")
+    parser.add_argument(
+        "--checkout", type=Path, default=REPOSITORY, help="of which the package and the tests are taken"
+    )
+    parser.add_argument("--verbose", action="store_true", help="print what notices each mutant, too")
     asked = parser.parse_args()
-    unknown = set(asked.rooms) - set(ROOMS)
-    if unknown:
-        parser.error(f"no room {', '.join(sorted(unknown))}; there are {', '.join(ROOMS)}")
+    if unknown := set(asked.rooms) - set(rooms):
+        parser.error(f"no room {', '.join(sorted(unknown))}; there are {', '.join(rooms)}")
     os.nice(5)
-    _import_what_is_slow()
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "copy"
-        shutil.copytree(REPOSITORY, copy, ignore=shutil.ignore_patterns("__pycache__", ".*"))
-        if TRACES.is_dir():
-            (copy.parent / TRACES.parent.name).symlink_to(TRACES.parent)
-        compileall.compile_dir(copy / "profiler_wrapper", quiet=1)
-        for name in asked.rooms or ROOMS:
-            rows.append(
-                check_room(name, copy, seed=asked.seed, count=asked.count, files=asked.files, tests=asked.tests)
-            )
-    print(f"\n{'room':<12}{'killed':>11}{'survived':>11}{'timed out':>11}{'equivalent':>11}   survived of them")
-    print("\n".join(rows))
+    root, scores = asked.checkout.resolve(), {}
+    modules = read_modules(root)
+    with tempfile.TemporaryDirectory(prefix="mutants") as folder:
+        scratch = Path(folder)
+        copy_checkout(root, scratch / "reach_of" / "checkout")
+        reach = find_reach(root, scratch / "reach_of" / "checkout", jobs=asked.jobs, scratch=scratch)
+        runner = Runner(root, scratch, jobs=asked.jobs)
+        _import_what_tests_need(root, scratch)
+        _start_fork_server(scratch / "copy0" / "checkout")
+        for name in asked.rooms or rooms:
+            began = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+            ours = [module for module in modules if room_name(house.room_of(module.path)) == name]
+            drawn = draw(ours, seed=asked.seed, count=asked.count)
+            killers = runner.judge([mutant for mutant in drawn if not mutant.same], reach)
+            survivors = [mutant for mutant, killer in killers.items() if not killer]
+            score = Score(len(killers) - len(survivors), len(survivors), len(drawn) - len(killers))
+            scores[name] = score
+            took_s = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - began
+            print(f"\n{name}: {score.share} % killed of {len(killers)} ({took_s:.0f} s of CPU time)")
+            for mutant, killer in killers.items():
+                if asked.verbose or not killer:
+                    print(f"  {killer or 'survived'}: {mutant}", flush=True)
+        if runner.broken:
+            print("\nnot asked, because they fail without a mutant:", *sorted(runner.broken), sep="\n  ")
+    print(f"\n{'room':<14}{'killed':>8}{'survived':>10}{'equivalent':>12}{'share':>9}{'before':>9}")
+    before = read_scores(SCORES, seed=asked.seed, count=asked.count)
+    for name, score in scores.items():
+        counts = f"{score.killed:>8}{score.survived:>10}{score.equivalent:>12}"
+        print(f"{name:<14}{counts}{score.share:>7} %{before.get(name, {}).get('share', '-'):>7} %")
+    if asked.update:
+        write_scores(SCORES, scores, seed=asked.seed, count=asked.count)
+    elif worse := lower(scores, before):
+        raise SystemExit("\n" + "\n".join(worse))
 
 
 if __name__ == "__main__":

@@ -252,6 +252,7 @@ class _Walk:
         spans = recording.spans
         self.recording, self.tree, self.parent = recording, tree, nesting.parent
         roles = np.array([role_of(name) for name in recording.names], dtype=np.int8)
+        # same (0 -> 1): refused before without events
         self.role = roles[spans.name] if len(spans) else np.empty(0, dtype=np.int8)
         self.role[spans.category > Category.RUNTIME] = Role.PLAIN
         self.node_of = nearest(self.parent, np.isin(self.role, NODES))
@@ -277,6 +278,7 @@ class _Walk:
         self.places: list[Place] = []
         self.index: dict[Place, int] = {}
         self.outside = self._intern(self._without_layer("other"))
+        # same: filled before it is read
         self.place_of = np.full(len(spans), -1, dtype=np.int32)  # of visited spans, until the walk ends
         self.forward_op = np.full(len(spans), -1, dtype=np.int32)
         self.open_nodes: dict[int, list[tuple[int, int]]] = defaultdict(list)  # per lane: (end, place)
@@ -340,7 +342,7 @@ class _Walk:
         is_op = (spans.category == Category.CPU_OP) & (self.role == Role.PLAIN) & (self.node_of >= 0)
         is_op &= spans.forward_thread <= 0
         is_op[list(self.tree.layer_of_span)] = False
-        numbered = is_op & (spans.sequence >= 0)
+        numbered = is_op & (spans.sequence >= 0)  # same (0 -> -1): who asks has an op with a number inside
         if not numbered.any():
             return set()
         saving = self.recording.named(lambda name: name in OPS_OF_SAVING)

@@ -78,10 +78,12 @@ def launches(recording: Recording) -> Int64:
     spans = recording.spans
     launch = np.full(len(spans), -1, dtype=np.int64)
     device = np.flatnonzero(recording.device_mask)
+    # same (>= -> >, 0 -> 1): they begin at 1
     runtime = np.flatnonzero((spans.category == Category.RUNTIME) & (spans.correlation >= 0))
     known = _join(spans.correlation[device], spans.correlation[runtime], runtime)
     launch[device] = known
     if (known < 0).any():
+        # same (>= -> >, 0 -> 1): they begin at 1
         ops = np.flatnonzero((spans.category == Category.CPU_OP) & (spans.external_id >= 0))
         by_id = _join(spans.external_id[device], spans.external_id[ops], ops)
         op, call = by_id[(known >= 0) & (by_id >= 0)], known[(known >= 0) & (by_id >= 0)]
@@ -158,7 +160,7 @@ def unseen_until_ns(recording: Recording, charges: Charges) -> int | None:
         here = spans.device[charges.span[:first]] == spans.device[charges.span[first]]
         free_ns = int(end_ns[:first][here].max(initial=spans.end_ns[call]))
         if start_ns[first] - free_ns > _LONGEST_WAY_NS:
-            found = max(found or 0, int(start_ns[first]))
+            found = max(found or 0, int(start_ns[first]))  # same (0 -> -1): a kernel begins after its launch
     return found
 
 

@@ -302,6 +302,7 @@ _MEMORY_EFFICIENT = re.compile(
     r"fmha_cutlass[FB]_(?P<type>f32|f16|bf16)_\w*sm(?P<sm>\d+)|"
     r"Attention(?:Backward)?Kernel<(?P<long>float|cutlass::half_t|cutlass::bfloat16_t), cutlass::arch::Sm(?P<arch>\d+)"
 )
+# same (75 -> 74): they are made for 50, 70, 75 and 80
 _FIRST_MEMORY_EFFICIENT = {"f32": 80, "float": 80, "bf16": 75, "cutlass::bfloat16_t": 75}  # architecture; else 70
 _WITHOUT_PRODUCTS = ("norm", "softmax", "elementwise", "reduction", "embedding", "copy", "communication", "optimizer")
 _INDUCTOR = re.compile(r"triton_(poi|red|per|for)_")
@@ -322,7 +323,7 @@ def uses_tensor_cores(kernel: str, device: DeviceProperties = DeviceProperties()
         return False
     if device.name is not None and _WITHOUT_TENSOR_CORES.search(device.name):
         return False
-    if is_communication(kernel):
+    if is_communication(kernel):  # same: no word of a product is in its name
         return False
     if (inductor := _INDUCTOR.match(kernel)) is not None:
         return None if _MAYBE_A_PRODUCT.search(kernel, inductor.end()) else False

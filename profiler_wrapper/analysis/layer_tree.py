@@ -53,8 +53,8 @@ class Layer:
     shared: bool = False
     expert_tokens: Sequence[Sequence[int]] = ()  # by call with shapes, of each expert inside, as the run tells them
     tokens_unknown: str = ""  # or why it does not
-    block: int = -1
-    depth: int = 0
+    block: int = -1  # same: replaced before it is read
+    depth: int = 0  # same: replaced before it is read
     ancestors: tuple[int, ...] = ()  # itself first, the root last
 
 
@@ -255,6 +255,7 @@ def _find_blocks(tree: LayerTree) -> None:
             like[layer.parent, layer.class_name].append(i)
     repeated = {i for members in like.values() if len(members) > 1 for i in members}
     holds_repeated = {tree.layers[i].parent for i in repeated}
+    # same (>= -> >): the first layer is a root, which is never repeated
     candidates = repeated - {i for i in holds_repeated if i >= 0 and looks_like_stage(tree.layers[i].class_name)}
     for i in candidates:
         above = tree.layers[i].parent

@@ -43,7 +43,7 @@ def closure_ops(recording: Recording, parent: Int32, optimizing: Bool, made_node
     spans = recording.spans
     found = np.zeros_like(optimizing)
     made_nodes = made_nodes[optimizing[made_nodes]]
-    if not len(made_nodes):
+    if not len(made_nodes):  # same (early return dropped): only slower
         return found
     is_call = recording.named(lambda name: name.startswith("Optimizer."))
     call = nearest(parent, is_call & (spans.category < Category.RUNTIME))
@@ -160,7 +160,7 @@ class Steps:
         if not self.number:
             return np.full(len(time_ns), -1, dtype=np.int64)
         place = np.searchsorted(self.start_ns, time_ns, side="right") - 1
-        return np.where((place >= 0) & (time_ns < self.end_ns[place]), place, -1)
+        return np.where((place >= 0) & (time_ns < self.end_ns[place]), place, -1)  # same (0 -> -1): -1 is none
 
     def number_at(self, time_ns: int) -> int | None:
         """The number of the step that an instant is in; None for none."""

@@ -77,7 +77,7 @@ def numbered_from(module: nn.Module) -> int:
         numbers = [_own_number(entry, name) for entry in entries]
         starts = {None if number is None else number - first - place for place, number in enumerate(numbers)}
         start = starts.pop() if len(starts) == 1 else None
-        if start is not None and start > 0:
+        if start is not None and start > 0:  # same (> -> >=): from 0 for one name, from 0 for all
             return start
     return 0
 

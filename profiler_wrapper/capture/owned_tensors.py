@@ -526,7 +526,7 @@ class _Session:
 
     def add(self, listing: Listing) -> None:
         """Keep a moment, or where there are many what is new in it; nothing of an empty one."""
-        if not len(listing):
+        if not len(listing):  # same (early return dropped): a moment without tensors tells nothing
             return
         self._last = listing if self._count >= MOST_TENSORS else None
         if self._last is None:

@@ -566,7 +566,7 @@ class Recorder:
         if self.is_same_process:
             actions.insert(0, self.sessions.discard)  # before the marks: it ends those that are open
         if self._steps_hook is not None:
-            actions.insert(0, self._steps_hook.remove)
+            actions.insert(0, self._steps_hook.remove)  # same (0 -> 1): each action is for itself
         actions.append(self._threads.remove)
         for action in actions:
             try:

@@ -90,6 +90,7 @@ _plain_stop: Any = autograd_profiler.profile.__exit__
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _listener: Listener | None = None  # the only one, or all of them behind one front
 _listeners: tuple[Listener, ...] = ()
+# same: the original is asked for beside it
 _in_place = False  # whether ours is `Module.__call__`, or under somebody's who patched it later
 _seen_by_tracer = False
 _lock = threading.RLock()
@@ -215,7 +216,7 @@ def _let_stack_tracer_see_the_original() -> None:
     global _seen_by_tracer
     if _seen_by_tracer or sys.getprofile() is not None or recorder_is_taken():
         return
-    _seen_by_tracer = True
+    _seen_by_tracer = True  # same: only slower
     activities = {_profiler.ProfilerActivity.CPU}
     config = _profiler.ProfilerConfig(
         _profiler.ProfilerState.KINETO, False, False, True, False, False, _profiler._ExperimentalConfig()

@@ -431,7 +431,7 @@ class SessionSequence:
         self._steps: list[int] = []
         self._scopes: dict[Scope, Annotation] = {}  # that are open
         self._named: list[Annotation] = []  # those that run, outermost first
-        self._parts = 0
+        self._parts = 0  # same (0 -> -1): the name of a file that is moved
         self._whole: JoinedTrace | None = None  # what the running session has written out
         self._written: tuple[int, ...] = ()  # the steps of `_steps` that are in it
         self._pauses_s: list[float] = []  # for that

@@ -96,6 +96,7 @@ class Baseline:
     def renamed_like(self, other: Baseline) -> Baseline:
         """The same with its layers by the names of `other`, whatever wraps the model."""
         if self.results and other.results:
+            # same (0 -> -1): all runs of a side have its layers
             names = shown_names(self.results[0], other.results[0], "run")
         else:  # a file of version 2 has names alone
             names = match_names(self.blocks, other.blocks)

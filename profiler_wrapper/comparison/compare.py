@@ -244,6 +244,7 @@ def _totals(
     yield replace(time, error=_finite(changes.total.mean_error), decision=decision if known else "not judged")
     times = [np.array(step_times_ns(one), dtype=np.float64) for one in (a, b)]
     clock = _total(CLOCK, "ns", *(float(one.mean()) if len(one) else None for one in times), comparable=same_basis)
+    # same (0 -> 1): no step takes 1 ns
     if same_basis and all(len(one) >= FEWEST_STEPS and (one > 0).all() for one in times):
         change = series_change(*times)
         shown = _decision(change.shift, change.beyond_noise)

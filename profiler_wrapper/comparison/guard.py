@@ -447,6 +447,7 @@ def _changed_backends(base: Baseline, run: Baseline) -> list[tuple[str, tuple[Ph
 
 
 def _is_worse(before: str, after: str) -> bool:
+    # same (0 -> -1): slow ones are above both
     one, other = (max(SLOWER_BACKENDS.get(name, 0) for name in side.split(" + ")) for side in (before, after))
     return other >= one
 

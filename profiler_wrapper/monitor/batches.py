@@ -91,7 +91,7 @@ class BatchCounter(scopes.Listener):
         self._handle: Any = None
         self._looking = False
         self._steps_left = _MOST_STEPS
-        self._saw_calls = False
+        self._saw_calls = False  # same: looks one step longer
         self._called: nn.Module | None = None  # what the loop calls
 
     def start(self) -> None:

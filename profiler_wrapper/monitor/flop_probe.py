@@ -104,7 +104,7 @@ class FlopProbe:
         self._left = False  # the recording's step has ended, and the recording not
         self._compilations = self._compiling_steps = 0
         self._pid = os.getpid()
-        self._thread = 0
+        self._thread = 0  # same (0 -> 1): filled before it is read
         self._bound = GrowthBound()
 
     def wants(self, step: int, *, otherwise_known: bool) -> bool:
@@ -131,7 +131,10 @@ class FlopProbe:
         self._any_begun, self._again, self._left, self._step = True, False, False, step
         self._compilations, self._thread = compilations(), threading.get_ident()
         session = Session(
-            activities=machine_activities(), record_shapes=True, profile_memory=False, give_way=self._give_way
+            activities=machine_activities(),
+            record_shapes=True,
+            profile_memory=False,  # same: recorded, and not counted
+            give_way=self._give_way,
         )
         try:
             session.start()

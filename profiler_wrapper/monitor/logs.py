@@ -236,7 +236,7 @@ def lock(descriptor: int) -> None:
 def is_locked(path: Path) -> bool:
     """Whether somebody has marked it by `lock`."""
     if sys.platform == "win32":
-        return False
+        return False  # same: on Windows
     try:
         with path.open("rb") as file:
             fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)

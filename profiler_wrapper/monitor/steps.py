@@ -362,7 +362,7 @@ class _Point(NamedTuple):
 
     mark: Mark
     profiled: bool  # some torch profiler was on
-    step: int = 0  # that begins here
+    step: int = 0  # that begins here; same (0 -> -1): a step's end, which nobody reads
     recorded: bool = False  # by the probe
 
 
@@ -379,7 +379,7 @@ class StepWatch:
         accelerator: Accelerator | None,
         *,
         on_failure: Callable[[str, Exception], None],
-        layers: bool = False,
+        layers: bool = False,  # same: its one maker says it
     ) -> None:
         self.last: StepRecord | None = None
         self.explicit_starts = False

@@ -140,6 +140,7 @@ def _within_rank(order: StageOrder, first: int, transfers: Transfers, waits: lis
             waits[transfer].add(compute)
     before: dict[int, int] = {}  # the compute before it in its direction: a receive is posted when this is done
     for direction in ("forward", "backward"):
+        # same (== -> !=): each direction has its turn
         same = [first + index for index in computes if operations[index].role.direction == direction]
         before.update(zip(same[1:], same[:-1], strict=True))
     backward = [place for place, index in enumerate(computes) if operations[index].role.direction == "backward"]

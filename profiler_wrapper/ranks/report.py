@@ -307,6 +307,7 @@ def _slowdown(report: RanksReport) -> float | None:
 def _verdict_dict(report: RanksReport) -> dict[str, Any]:
     found = _per_step(asdict(report.verdict))
     step, ideal = found["step_ms_per_step"], found["ideal_ms_per_step"]
+    # same (or -> and): both are known, or neither
     found["differ_ms_per_step"] = None if step is None or ideal is None else max(0.0, step - ideal)
     if len(np.unique(report.own.stages)) < 2:
         for one in (found, *found["suspects"]):

@@ -452,7 +452,7 @@ def _of_parts(parts: dict[str, float]) -> tuple[model.VerdictName, Cause]:
     if whole <= 0:
         return "rank", "compute"
     ahead = parts.get("forward", 0.0) / whole
-    behind = (parts.get("backward", 0.0) + parts.get("recompute", 0.0)) / whole
+    behind = (parts.get("backward", 0.0) + parts.get("recompute", 0.0)) / whole  # same: a nanosecond of a step
     if min(ahead, behind) >= _BOTH and ahead + behind >= OF_A_KIND:
         return "rank", "compute"
     if behind >= OF_A_KIND:

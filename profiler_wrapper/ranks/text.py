@@ -120,7 +120,7 @@ def _columns(
     report: RanksReport, data: dict[str, Any], shown: Sequence[dict[str, Any]], named: frozenset[int]
 ) -> Columns:
     rows = data["ranks"]
-    largest = max((row["peak_bytes"] or 0 for row in rows), default=0)
+    largest = max((row["peak_bytes"] or 0 for row in rows), default=0)  # same (0 -> 1): one byte is no GiB either
     size, unit = (2**30, "GiB") if largest >= 2**29 else (2**20, "MiB")
     kinds = [kind for kind in report.own.kinds if any(row["own_ms_per_step"].get(kind) for row in rows)]
     columns: Columns = {

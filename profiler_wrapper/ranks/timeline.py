@@ -456,6 +456,6 @@ def _processes(report: RanksReport) -> Iterator[Event]:
             name += f", stage {int(own.stages[place])}"
         labels = ["named by the verdict"] * (rank in named) + [host for host in report.hosts[place : place + 1] if host]
         yield _named("process_name", rank, 0, name=name)
-        yield _named("process_sort_index", rank, 0, sort_index=place)
+        yield _named("process_sort_index", rank, 0, sort_index=place)  # same (0 -> 1): a process has no thread
         if labels:
             yield _named("process_labels", rank, 0, labels=", ".join(labels))

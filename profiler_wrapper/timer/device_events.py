@@ -15,7 +15,7 @@ from profiler_wrapper.errors import Notices, WrongUse
 
 MOST_PENDING = 4096  # pairs of events that the device may be behind
 _READ_AT_ONCE = 2  # for each pair that is added, so that reading keeps up with recording
-_PAUSE_S = 0.001
+_PAUSE_S = 0.001  # same: how soon it looks again
 
 
 Event = Any  # a point in the work that a device was given: `record()`, `query()` and `elapsed_time(later)` of torch's

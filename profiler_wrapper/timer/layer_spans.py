@@ -104,6 +104,7 @@ def _outermost(layers: tuple[Layer, ...]) -> Iterator[Layer]:
 
 def _names_above(path: str) -> Iterator[str]:
     parts = path.split(".")
+    # same (1 -> 0): no timed layer is named by nothing
     return (".".join(parts[:count]) for count in range(1, len(parts)))
 
 

@@ -54,7 +54,7 @@ class SeenStep:
     boundaries: Boundaries
     seen: StepSpans
     thread: int
-    stages: int = 1
+    stages: int = 1  # same (1 -> 2): its one maker says it
 
 
 def spans_of(step: SeenStep) -> list[Span]:
@@ -145,7 +145,7 @@ def _finder(spans: Iterable[Span]) -> Callable[[Wait], Span | None]:
 def _write_step(log: SpanLog, step: SeenStep) -> None:
     """Lines of a step that the device has come to the end of; what it has not come to has no time. Raises OSError."""
     now = perf_counter_ns()
-    if now >= log.look_at:
+    if now >= log.look_at:  # same: a nanosecond later is as good
         log.look(now)
     texts: list[bytes] = []
     lines: list[bytes] = []
@@ -242,7 +242,7 @@ class LayerWatch:
         """Write all there is, without waiting for the device, and let go of the files."""
         if self._closed:
             return
-        self._closed = True
+        self._closed = True  # same: closed once
         self.layers.stop()
         self.parts.stop()
         self.pass_on(everything=True)

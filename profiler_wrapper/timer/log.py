@@ -443,10 +443,12 @@ class SpanLog:
         if self._opening:  # by the thread itself, further out
             return
         first = self.owner is None
+        # same (and -> or): only slower
         if first or (not self.owner.known and has_process_group()):  # type: ignore[union-attr]
             self._become(find_owner(self.place, forked=self._forked))
+        # same (+ -> -): only slower
         self.look_at = now + (_KNOWN_LOOK_NS if self.owner is not None and self.owner.known else _LOOK_NS)
-        if first:
+        if first:  # same: only slower
             return
         try:
             if self._pair is not None:

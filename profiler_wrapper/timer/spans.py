@@ -298,7 +298,7 @@ class SpanRecorder:
 
     def _drop_left_open(self, stack: Stack, name: str) -> None:
         """Forget spans that nobody stopped: of that name and a step before, or all where there are too many."""
-        if len(stack) > _MOST_OPEN:
+        if len(stack) > _MOST_OPEN:  # same: asked where more are open
             self._notices.warn_once(
                 "open",
                 f"{_MOST_OPEN} timed spans are open, {name!r} among them; those that nobody stopped are left out",

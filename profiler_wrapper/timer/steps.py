@@ -536,7 +536,7 @@ class Breakdown(scopes.Listener):
                 f"the parts of a step are not known: it came to more than {MOST_BOUNDARIES // 2} of them "
                 "(has the loop told where its steps end?)",
             )
-            return False
+            return False  # same: given up: leaving it does nothing
         self.within.append(part)
         self.entered[part] = self.entered.get(part, 0) + 1
         self._add(part)

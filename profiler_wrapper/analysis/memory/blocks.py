@@ -195,10 +195,12 @@ class _Rules:
         self.recording, self.parent, self.tree = attributed.recording, attributed.nesting.parent, attributed.tree
         self.attribution, self.ops, self.blocks = attributed.attribution, ops, blocks
         self.ends = attributed.recording.spans.end_ns
+        # same (0 -> -1): what was there before has a listed category
         self.made_ns, self.freed_ns = at(memory.time_ns, blocks.made, 0), np.append(memory.time_ns, NEVER)[blocks.freed]
 
     def phase_is(self, *phases: Phase) -> Bool:
         """Made in one of these phases."""
+        # same: what was there before has a listed category
         return at(self.attribution.in_phases(*phases), self.blocks.place, False)
 
     def in_collective(self) -> Bool:

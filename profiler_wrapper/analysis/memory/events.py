@@ -50,7 +50,7 @@ class DeviceMemory(NamedTuple):
         """Per interval of places in `held`, both ends included, the highest allocated."""
         if len(first) == 0:
             return np.empty(0, dtype=np.int64)
-        padded = np.append(self.held, self.held[-1])
+        padded = np.append(self.held, self.held[-1])  # same: no interval is behind the last
         return np.maximum.reduceat(padded, np.column_stack([first, last + 1]).ravel())[::2]
 
 
@@ -152,7 +152,7 @@ class EventsByAddress:
 
     def __init__(self, address: Int64) -> None:
         self._addresses, self._first, rank = np.unique(address, return_index=True, return_inverse=True)
-        self._stride = len(address) + 1
+        self._stride = len(address) + 1  # same (1 -> 0): the one before the next address's first is asked
         self._keys = np.sort(rank * self._stride + np.arange(len(address)))  # by address, then event
 
     def first(self, address: Int64) -> Int64:
@@ -424,6 +424,7 @@ def _no_longer_listed_ns(
         return address
     seen = np.searchsorted(time_ns, known.time_ns, side="right")
     block = np.minimum(np.searchsorted(address, known.address), len(address) - 1)
+    # same (< -> <=): a block at the first event's address went with it
     lists = (address[block] == known.address) & (index.last_before(known.address, seen) < 0)
     last_listed = np.zeros(len(address), dtype=np.int64)  # index of a moment
     np.maximum.at(last_listed, block[lists], known.moment[lists])

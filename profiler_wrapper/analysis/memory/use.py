@@ -261,7 +261,7 @@ def find_changes(
         possible.small_state(),
         *(possible.leak(leak, blocks) for leak, blocks in leaks[:_MOST_CHANGES]),
     ]
-    least = max(1.0, _WORTH_IT * float(owned.timeline.total_bytes[peak]))
+    least = max(1.0, _WORTH_IT * float(owned.timeline.total_bytes[peak]))  # same (1.0 -> 2.0): no change saves a byte
     worth = [change for change in changes if change is not None and change.saves_bytes >= least]
     return tuple(sorted(worth, key=lambda change: -change.saves_bytes)[:_MOST_CHANGES])
 

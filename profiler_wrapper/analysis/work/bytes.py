@@ -249,6 +249,7 @@ def _elementwise(op: str, gives: str, declared: int, *, in_place: bool) -> _Rule
         if op == "where":
             return x.promoted(place for place in inputs if place)  # not the condition
         kind = max(map(x.kind, inputs))
+        # same: one beyond is the output, without text
         numbers = [x.text(place) for place in range(min(count, x.count)) if place not in inputs]
         if kind < FLOATING and (gives == _FLOAT32 or any(map(_FLOATING_NUMBER.fullmatch, numbers))):
             if count > declared:
@@ -460,7 +461,7 @@ _READ_AND_WRITTEN: tuple[tuple[str, Sequence[int] | _Bytes, _Bytes], ...] = (
     ("_grouped_mm", (0, 1, 2, 3), lambda x: x.product().elements * x.type_size(4)
      * (x.dims(2)[0] if len(x.dims(0)) == len(x.dims(1)) == 2 else 1)),
     ("_weight_int8pack_mm _weight_int4pack_mm _weight_int4pack_mm_for_cpu", _ALL,
-     lambda x: x.product().elements * x.size(0)),
+     lambda x: x.product().elements * x.size(0)),  # same (0 -> -1): the scales have the type of the first
     ("convolution _convolution convolution_overrideable", (0, 1, 2), _convolution),
     # gradient, image, weight, ..., mask: of image and weight the gradient of one needs the other
     ("convolution_backward", lambda x: x.read(0) + _asked(x, 10, x.read(2), x.read(1), 0),

@@ -331,7 +331,7 @@ class FlopOps:
 
 
 def _class_of_kernel(name: str) -> str:
-    if classes.is_communication(name):
+    if classes.is_communication(name):  # same: its class is none of a product
         return ""
     if classes.attention_backend_of_kernel(name):
         return "attention"
