@@ -190,7 +190,7 @@ def _sum(model: nn.Module, batch: Batch) -> torch.Tensor:
     return model(batch["x"]).sum()
 
 
-_LONG: dict[str, Any] = {"tokens": 2048, "batch": 1, "heads": 2, "attention": "eager"}
+_LONG: dict[str, Any] = {"tokens": 512, "batch": 1, "heads": 2, "attention": "eager"}
 _EXPLICIT: dict[str, Any] = {"tokens": 256, "attention": "eager"}
 _NAMES = ("llama", "gpt2", "bert", "vit", "mixtral", "qwen2")
 
@@ -199,8 +199,8 @@ _KINDS = {"reentrant": True, "non-reentrant": False}
 CASES: dict[str, Callable[[], RetainedCase]] = {
     **{name: partial(_real, name) for name in _NAMES},
     **{f"{name}, bf16": partial(_real, name, autocast=torch.bfloat16) for name in _NAMES},
-    "llama, explicit attention, 2048 tokens": partial(_real, "llama", layers=1, **_LONG),
-    "gpt2, explicit attention, 2048 tokens": partial(_real, "gpt2", layers=1, **_LONG),
+    "llama, explicit attention, 512 tokens": partial(_real, "llama", layers=1, **_LONG),
+    "gpt2, explicit attention, 512 tokens": partial(_real, "gpt2", layers=1, **_LONG),
     "llama, explicit attention, bf16": partial(_real, "llama", autocast=torch.bfloat16, **_EXPLICIT),
     "SwiGLU of functions": lambda: _written(SwiGLU()),
     "dropout as a function": lambda: _written(FunctionalDropout(), again=True),

@@ -19,6 +19,7 @@ class Trained:
     case: Case
     result: pw.ProfileResult
     directory: Path
+    optimizer_bytes: int  # what it keeps
 
 
 def train_in_profiler(case: Case, directory: Path, **options: object) -> Trained:
@@ -28,7 +29,8 @@ def train_in_profiler(case: Case, directory: Path, **options: object) -> Trained
         for _ in range(5):
             train_step(case, case.model, optimizer)
             prof.step()
-    return Trained(case, result_of(prof), directory_of(prof))
+    kept = sum(tensor.untyped_storage().nbytes() for one in optimizer.state.values() for tensor in one.values())
+    return Trained(case, result_of(prof), directory_of(prof), kept)
 
 
 @cache

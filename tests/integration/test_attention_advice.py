@@ -28,6 +28,7 @@ def of_model(name: str, directory: Path, **changes: Any) -> Mapping[str, Any] | 
     return findings_of_training(case.model, case.batch(0), optimizer_of(case.model), directory).get(ID)
 
 
+@pytest.mark.full
 def test_eager_attention_is_found_and_sdpa_is_not(tmp_path: Path) -> None:
     eager = of_model("llama", tmp_path / "eager", attention="eager")
     assert eager is not None
@@ -40,6 +41,7 @@ def test_eager_attention_is_found_and_sdpa_is_not(tmp_path: Path) -> None:
     assert of_model("llama", tmp_path / "sdpa") is None
 
 
+@pytest.mark.full
 def test_dropout_on_a_cpu_is_why_attention_fell_back(tmp_path: Path) -> None:
     found = of_model("bert", tmp_path)
     assert found is not None

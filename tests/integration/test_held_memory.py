@@ -80,6 +80,7 @@ def test_adamw_from_the_first_step_on(tmp_path: Path) -> None:
     assert of(end, "os_state")[f"exp_avg_sq of {name}"][:2] == (kept.data_ptr(), kept.nbytes)
 
 
+@pytest.mark.full
 def test_by_default_it_is_of_the_timed_steps(tmp_path: Path) -> None:
     case = build("llama")
     optimizer = optimizer_of(case.model)
@@ -97,6 +98,7 @@ def test_by_default_it_is_of_the_timed_steps(tmp_path: Path) -> None:
     assert {sums(one)["grads"] for one in moments} == {parameters}
 
 
+@pytest.mark.full
 def test_moments_are_on_the_clock_of_the_trace(tmp_path: Path) -> None:
     case = build("llama")
     optimizer = optimizer_of(case.model)
@@ -119,6 +121,7 @@ def test_moments_are_on_the_clock_of_the_trace(tmp_path: Path) -> None:
     assert in_first and before < min(in_first) and max(in_first) < after
 
 
+@pytest.mark.full
 def test_every_allocation_of_gradients_and_state_is_at_an_address_that_is_told(tmp_path: Path) -> None:
     case = build("llama")
     with profiler(case, tmp_path, **ONE_SESSION) as prof:
@@ -134,6 +137,7 @@ def test_every_allocation_of_gradients_and_state_is_at_an_address_that_is_told(t
         assert {one[:2] for one in moment.tensors["cpu"]} <= allocated
 
 
+@pytest.mark.full
 def test_without_a_model_the_one_that_is_called_is_known_from_the_first_step_on(tmp_path: Path) -> None:
     case = build("gpt2")
     optimizer = optimizer_of(case.model)
@@ -146,6 +150,7 @@ def test_without_a_model_the_one_that_is_called_is_known_from_the_first_step_on(
     assert sums(end)["params"] == bytes_of([*case.model.parameters(), *case.model.buffers()])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("wrap", [ddp, fsdp2])
 def test_wrapped_models_hold_what_an_independent_count_says(
     wrap: Callable[[Case], nn.Module], process_group: None, tmp_path: Path
@@ -169,6 +174,7 @@ def test_wrapped_models_hold_what_an_independent_count_says(
     assert "os_params" not in sums(end)
 
 
+@pytest.mark.full
 def test_adapters_alone_have_gradients_and_state(tmp_path: Path) -> None:
     case = build("llama")
     model = lora(case)
@@ -182,6 +188,7 @@ def test_adapters_alone_have_gradients_and_state(tmp_path: Path) -> None:
     assert sums(end)["os_state"] == bytes_of(state_of(optimizer))
 
 
+@pytest.mark.full
 def test_optimizers_that_step_within_backward(tmp_path: Path) -> None:
     case = build("llama")
     optimizers = {p: torch.optim.AdamW([p]) for p in case.model.parameters()}
@@ -219,6 +226,7 @@ class HandMade:
             parameter.grad = None
 
 
+@pytest.mark.full
 def test_an_optimizer_that_torch_does_not_know_can_be_given(tmp_path: Path) -> None:
     case = build("llama")
     optimizer = HandMade(case.model.parameters())
@@ -236,6 +244,7 @@ def test_an_optimizer_that_torch_does_not_know_can_be_given(tmp_path: Path) -> N
         profiler(case, tmp_path, optimizer=case.model)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("says_step", [True, False])
 def test_the_state_of_such_an_optimizer_is_told_when_the_step_ends_that_made_it(
     tmp_path: Path, says_step: bool
@@ -271,6 +280,7 @@ class KeepsGradients(HandMade):
             parameter.grad = gradient.zero_()
 
 
+@pytest.mark.full
 def test_gradients_of_such_an_optimizer_are_told_where_they_are_still_there(tmp_path: Path) -> None:
     case = build("llama")
     optimizer = KeepsGradients(case.model.parameters())
@@ -284,6 +294,7 @@ def test_gradients_of_such_an_optimizer_are_told_where_they_are_still_there(tmp_
     assert [sums(one) for one in between] == [{"grads": parameters}, {"os_state": parameters}, {"grads": parameters}]
 
 
+@pytest.mark.full
 def test_state_from_before_is_told_at_once_if_the_optimizer_is_given(tmp_path: Path) -> None:
     case = build("llama")
     optimizer = optimizer_of(case.model)
@@ -294,6 +305,7 @@ def test_state_from_before_is_told_at_once_if_the_optimizer_is_given(tmp_path: P
     assert sums(begin)["os_state"] == bytes_of(state_of(optimizer))
 
 
+@pytest.mark.full
 def test_training_is_the_same_bit_for_bit_and_nothing_is_left(tmp_path: Path) -> None:
     def trained(profiled: bool) -> tuple[list[float], dict[str, torch.Tensor], torch.Tensor]:
         case = build("llama")
@@ -327,7 +339,16 @@ def test_nothing_is_kept_alive(tmp_path: Path) -> None:
     assert result_of(prof).complete
 
 
-@pytest.mark.parametrize("case", ["recorded", "never recorded", "left by an exception", "entered twice", "listed"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "recorded",
+        *(
+            pytest.param(case, marks=pytest.mark.full)
+            for case in ("never recorded", "left by an exception", "entered twice", "listed")
+        ),
+    ],
+)
 def test_a_finished_wrapper_holds_no_model(case: str, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     options = {"steps": "90"} if case == "never recorded" else ONE_SESSION
@@ -351,6 +372,7 @@ def test_a_finished_wrapper_holds_no_model(case: str, tmp_path: Path) -> None:
     assert (prof.result is None) == (case == "never recorded")
 
 
+@pytest.mark.full
 def test_a_failure_is_a_warning_of_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(holdings_module, "Listing", fails)
     case = build("llama")
@@ -364,6 +386,7 @@ def test_a_failure_is_a_warning_of_the_result(tmp_path: Path, monkeypatch: pytes
     )
 
 
+@pytest.mark.full
 def test_a_run_directory_gives_the_same_memory_back(tmp_path: Path) -> None:
     case = build("llama")
     optimizer = optimizer_of(case.model)
@@ -374,6 +397,7 @@ def test_a_run_directory_gives_the_same_memory_back(tmp_path: Path) -> None:
     assert loaded.to_dict()["memory"] == live.to_dict()["memory"]
 
 
+@pytest.mark.full
 def test_what_was_held_is_of_the_timed_trace_only(tmp_path: Path) -> None:
     case = build("llama")
     with profiler(case, tmp_path, trace="json.gz") as prof:

@@ -17,8 +17,9 @@ from memory_recordings import assert_adds_up, stated_totals
 from profiler_wrapper.analysis.model import BEFORE_PROFILING, MemoryMoment, MemoryUse
 from profiler_wrapper.result import load
 from profiler_wrapper.trace.reader import read
-from profiling import directory_of, profiler, result_of
+from profiling import profiler, result_of
 from shared_traces import needs_traces
+from trained_models import trained
 
 WITH_MEMORY = "ddp_training_with_memory.pt.trace.json.gz"
 
@@ -42,21 +43,16 @@ def labelled(use: MemoryUse, label: str) -> list[MemoryMoment]:
     return found
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_training_with_adamw_adds_up_and_every_category_is_what_it_must_be(name: str, tmp_path: Path) -> None:
-    case = models.build(name)
-    optimizer = models.optimizer_of(case.model)
-    prof = profiler(case, tmp_path)
-    with prof:
-        for step in range(5):
-            models.train_step(case, case.model, optimizer, seed=step)
-            prof.step()
-    use = use_of(prof)
+@pytest.mark.parametrize("name", ["llama", pytest.param("gpt2", marks=pytest.mark.full)])
+def test_training_with_adamw_adds_up_and_every_category_is_what_it_must_be(name: str) -> None:
+    run = trained(name)
+    case, state, use = run.case, run.optimizer_bytes, run.result.memory_use
+    assert use is not None
+    assert_adds_up(use)
     assert use.known_owners
 
     parameters = [p for p in case.model.parameters() if p.requires_grad]
     gradients = sum(4 * p.numel() for p in parameters)
-    state = sum(t.untyped_storage().nbytes() for one in optimizer.state.values() for t in one.values())
     assert state == 2 * gradients + 4 * len(parameters)  # two moments in fp32, and a step each
     for moment in use.moments:
         assert moment.categories["params"] == storage_bytes(case.model)
@@ -72,7 +68,7 @@ def test_training_with_adamw_adds_up_and_every_category_is_what_it_must_be(name:
     assert use.slope is not None
     assert use.slope.bytes_per_step == 0
 
-    (trace,) = directory_of(prof).glob("*profile_trace.json")
+    (trace,) = run.directory.glob("*profile_trace.json")
     recording = read(trace)
     running = np.cumsum(recording.memory.size_bytes) + storage_bytes(case.model) + state
     assert use.timeline.total_bytes.tolist() == running.tolist()
@@ -80,6 +76,7 @@ def test_training_with_adamw_adds_up_and_every_category_is_what_it_must_be(name:
     assert names <= {name for name, _ in [*case.model.named_parameters(), *case.model.named_buffers()]}
 
 
+@pytest.mark.full
 def test_the_first_step_of_all_is_told_too(tmp_path: Path) -> None:
     case = models.build("llama")
     optimizer = models.optimizer_of(case.model)
@@ -97,6 +94,7 @@ def test_the_first_step_of_all_is_told_too(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("when", ["end of the step", "begin of the step", "by hand"])
 def test_gradients_that_were_there_go_when_they_go(when: str, tmp_path: Path) -> None:
     case = models.build("llama")
@@ -203,6 +201,7 @@ def steady_steps(kind: str, case: models.Case, optimizer: torch.optim.Optimizer,
             )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["accumulation", "variable length", "key-value cache"])
 def test_a_steady_loop_leaks_nothing(kind: str, tmp_path: Path) -> None:
     case = models.build("llama")
@@ -217,21 +216,16 @@ def test_a_steady_loop_leaks_nothing(kind: str, tmp_path: Path) -> None:
     assert all(change.kind != "leak" for change in use.changes)
 
 
-def test_the_file_says_the_same(tmp_path: Path) -> None:
-    case = models.build("llama")
-    optimizer = models.optimizer_of(case.model)
-    prof = profiler(case, tmp_path)
-    with prof:
-        for step in range(5):
-            models.train_step(case, case.model, optimizer, seed=step)
-            prof.step()
-    use = use_of(prof)
-    memory = json.loads((directory_of(prof) / "result.json").read_text())["memory"]
+def test_the_file_says_the_same() -> None:
+    use = trained("llama").result.memory_use
+    assert use is not None
+    memory = json.loads((trained("llama").directory / "result.json").read_text())["memory"]
     assert memory["categories"] == dict(use.peak.categories)
     assert memory["peak"]["allocated_bytes"] == use.peak.total_bytes
     assert len(memory["moments"]) == len(use.moments)
 
 
+@pytest.mark.full
 @needs_traces
 def test_a_recorded_trace_adds_up_to_what_its_allocator_states() -> None:
     recording = gpu_traces.recording(WITH_MEMORY)
@@ -261,6 +255,7 @@ def peak_with(tmp_path: Path, name: str, *, batch: int = 4, checkpointed: bool =
     return use_of(prof)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_the_changes_save_what_they_say_when_they_are_made(name: str, tmp_path: Path) -> None:
     use = peak_with(tmp_path, name)
@@ -276,15 +271,8 @@ def test_the_changes_save_what_they_say_when_they_are_made(name: str, tmp_path: 
     assert "checkpoint" not in {change.kind for change in checkpointed.changes}
 
 
-def test_a_result_from_its_file_prints_what_the_live_one_prints(tmp_path: Path) -> None:
-    case = models.build("llama")
-    optimizer = models.optimizer_of(case.model)
-    prof = profiler(case, tmp_path)
-    with prof:
-        for step in range(3):
-            models.train_step(case, case.model, optimizer, seed=step)
-            prof.step()
-    again = load(directory_of(prof))
-    assert str(again) == str(result_of(prof))
+def test_a_result_from_its_file_prints_what_the_live_one_prints() -> None:
+    live, again = trained("llama").result, load(trained("llama").directory)
+    assert str(again) == str(live)
     assert "\nmemory: peak " in str(again)
-    assert again._repr_html_() == result_of(prof)._repr_html_()
+    assert again._repr_html_() == live._repr_html_()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -20,6 +21,7 @@ from shared_traces import TRACE_NAMES, TRACES, needs_traces
 from torch_versions import since_torch
 from traffic_truth import held, needed
 
+pytestmark = pytest.mark.full
 # Why the bytes are others than the meta kernel's.
 OTHER_BYTES = {
     "aten::_local_scalar_dense": "a meta tensor has no number",

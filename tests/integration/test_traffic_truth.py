@@ -25,13 +25,16 @@ def of_training(name: str, path: Path) -> list[Call]:
     return calls_of(lambda: models.train_step(case, case.model, optimizer), path)
 
 
-@pytest.mark.parametrize("name", ["llama", "bert", "vit", "qwen2"])
+@pytest.mark.parametrize(
+    "name", ["llama", *(pytest.param(name, marks=pytest.mark.full) for name in ("bert", "vit", "qwen2"))]
+)
 def test_every_op_of_a_step_moves_what_its_tensors_hold(name: str, tmp_path: Path) -> None:
     calls = of_training(name, tmp_path / "trace.json")
     assert sum(call.really > 0 for call in calls) > 150
     assert [call for call in calls if call.told != call.really] == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "others"),
     [
