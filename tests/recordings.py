@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from copy import copy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ MAIN = 1  # the thread that runs forward
 AUTOGRAD = 2  # the thread that runs backward
 NODE = "autograd::engine::evaluate_function: "
 _PROCESS = 100
+_format_mark = lru_cache(maxsize=10_000)(format_mark)  # the same ones in every step
 _CATEGORY_NAMES = {
     Category.CPU_OP: "cpu_op",
     Category.ANNOTATION: "user_annotation",
@@ -93,7 +95,7 @@ class Trace:
         flags: tuple[str, ...] = (),
     ) -> Trace:
         """A layer mark, as our hooks write it."""
-        name = format_mark(Mark(path, class_name, kind, root, flags))
+        name = _format_mark(Mark(path, class_name, kind, root, flags))
         return self._span(Category.CPU_OP, name, start, end, Lane(_PROCESS, thread))
 
     def annotation(self, name: str, start: int, end: int, *, thread: int = MAIN) -> Trace:

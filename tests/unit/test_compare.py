@@ -37,6 +37,7 @@ def seventh(layer: str, phase: str, step: int) -> float:
     return 1.10 if layer.startswith("layers.7.") else 1.0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("noise", [Noise(), Noise(slow_step=True)], ids=["noise", "a slow step"])
 def test_ten_percent_of_one_layer_among_24_are_found_in_20_of_20(noise: Noise) -> None:
     found = []
@@ -46,6 +47,7 @@ def test_ten_percent_of_one_layer_among_24_are_found_in_20_of_20(noise: Noise) -
     assert found == [{"layers.7"}] * 20
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("steps", [3, 5])
 def test_the_same_thing_twice_is_no_difference_in_20_of_20(steps: int) -> None:
     for i in range(20):

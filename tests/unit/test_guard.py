@@ -336,6 +336,7 @@ def seventh(layer: str, phase: str, step: int) -> float:
     return 1.15 if layer.startswith("layers.7.") else 1.0
 
 
+@pytest.mark.full
 def test_fifteen_percent_of_one_layer_are_found_every_time_and_noise_is_not() -> None:
     for i in range(10):
         base, again, worse = (make_baseline([noisy_run(at + i, slower=how)]) for at, how in _SIDES)

@@ -124,7 +124,9 @@ MEMORY, REPEATS = "more memory than a snapshot", "repeats a few values"
         (b"\x8b\xff\xff\xff\x7f.", f"{MEMORY}|out of input|truncated"),  # a number of 2 GiB
         (b"\x8d\xff\xff\xff\xff\xff\xff\xff\x7f.", "overflow"),
         (b"I" + b"9" * 1_000_000 + b"\n.", "could not convert"),
-        (pickle.dumps({"segments": [{**SEGMENT, "blocks": [BLOCK] * 4000}] * 4000}), MEMORY),
+        pytest.param(
+            pickle.dumps({"segments": [{**SEGMENT, "blocks": [BLOCK] * 4000}] * 4000}), MEMORY, marks=pytest.mark.full
+        ),
         (pickle.dumps({"segments": [{**SEGMENT, "blocks": [BLOCK] * 400}] * 400}), REPEATS),
     ],
 )
