@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from profiler_wrapper.analysis.model import CATEGORIES, MemoryTimeline, MemoryUse, Phase
 from profiler_wrapper.reports.figures import CATEGORY_COLORS, DPI, ink_on, mixed, ring_colors
@@ -87,6 +86,8 @@ CASES = {
 def test_a_picture_comes_out(name: str, tmp_path: Path) -> None:
     path = tmp_path / "plot.png"
     draw_categories(replace(llama(2), memory_use=CASES[name]), path)
+    from PIL import Image
+
     with Image.open(path) as image:
         image.load()
         assert image.format == "PNG"

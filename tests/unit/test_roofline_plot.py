@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from PIL import Image
 
 from profiler_wrapper.analysis.model import LayerRow, UncountedRow
 from profiler_wrapper.reports import figures
@@ -16,6 +14,10 @@ from profiler_wrapper.reports import roofline as roofline_plot
 from profiler_wrapper.reports.roofline import HOW_TO_GET_PEAKS, Point, applies, draw_roofline, not_shown, roofline
 from sample_results import Layer, analysis_of, llama
 from sample_work import GIGA, MEGA, worked
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 def points(blocks: int = 4) -> dict[tuple[str, str], Point]:
@@ -134,6 +136,8 @@ def test_what_has_no_place_under_the_roof_is_said_with_its_share() -> None:
 
 def test_a_picture_comes_out(tmp_path: Path) -> None:
     draw_roofline(worked(llama(2)), tmp_path / "roofline.png")
+    from PIL import Image
+
     with Image.open(tmp_path / "roofline.png") as image:
         assert image.width == roofline_plot._WIDTH_IN * figures.DPI
 
@@ -147,5 +151,7 @@ def test_what_cannot_be_placed_is_said(tmp_path: Path) -> None:
     analysis = worked(llama(2))
     unknown = replace(analysis, layers=tuple(replace(row, self_bytes_moved_per_step=None) for row in analysis.layers))
     draw_roofline(unknown, tmp_path / "roofline.png")
+    from PIL import Image
+
     with Image.open(tmp_path / "roofline.png") as image:
         assert image.height < 300
