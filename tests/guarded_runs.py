@@ -112,6 +112,7 @@ def record(
         steps=f"3-{2 + steps}",
         profile_memory=memory,
         enable_print_summary=False,
+        background=False,
     )
     with prof:
         for step in range(3 + steps):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,7 @@ def test_the_same_training_again_is_no_regression(
     assert "no regression" in capsys.readouterr().out
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("plant", "check", "where"),
     [
@@ -65,6 +68,7 @@ def test_what_is_worse_is_caught_and_named(
     assert any(where in text for text in (found.reason, *(finding.text for finding in found.regressions)))
 
 
+@pytest.mark.full
 def test_a_fused_backward_of_attention_is_an_improvement(base: pw.ProfileResult, folder: Path) -> None:
     eager = record(folder, "eager", plant="eager attention", memory=True, steps=3)
     assert sum(row.repeated_flops_per_step for row in base.flops) > 0
@@ -74,6 +78,7 @@ def test_a_fused_backward_of_attention_is_an_improvement(base: pw.ProfileResult,
     assert {check.name: check.status for check in guard(base, eager).checks}["FLOPs"] == "ok"
 
 
+@pytest.mark.full
 def test_a_graph_break_is_caught_with_its_line(folder: Path) -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -85,14 +90,41 @@ def test_a_graph_break_is_caught_with_its_line(folder: Path) -> None:
     torch._dynamo.reset()
 
 
-def test_a_layer_that_takes_far_longer_is_caught_or_the_machine_is_said_to_be_busy(folder: Path) -> None:
-    quiet = record(folder, "spins", spins=True, steps=8)
-    slower = record(folder, "slower", spins=True, steps=8, plant="slower layer", slower=8.0)
-    check = guard(quiet, slower).checks[-1]
-    if "busy machine" in check.reason or "vary too much" in check.reason:
-        pytest.skip(check.reason)
-    assert check.status == "regression"
-    assert check.regressions[0].layer.startswith("model.layers.1") or check.regressions[0].layer == "model"
+def by_ticks(run: Path, name: str, slower: str = "") -> pw.ProfileResult:
+    """The run by a clock that ticks whenever something begins or ends, and a thousand times in the layer `slower`.
+
+    What a step takes is then what happens in it, however busy the machine was.
+    """
+    shutil.copytree(run, run.with_name(name))
+    (path,) = run.with_name(name).rglob("profile_trace.json")
+    trace = json.loads(path.read_text())
+    events = [event for event in trace["traceEvents"] if "ts" in event and event["ph"] != "M"]
+    spans = [
+        (event, round(1000 * event["ts"]), round(1000 * (event["ts"] + event.get("dur", 0.0)))) for event in events
+    ]
+    begins = [begin for event, begin, _ in spans if slower and event["name"].startswith(f"layer: {slower} ")]
+    ops = sorted(begin for event, begin, _ in spans if event.get("cat") == "cpu_op")
+    longer = {ops[bisect.bisect_right(ops, begin)] for begin in begins}  # the first op in it
+    assert bool(longer) == bool(slower)
+    ticks, now = {}, 0
+    for time_ns in sorted({time_ns for _, *both in spans for time_ns in both}):
+        ticks[time_ns] = now
+        now += 1000 if time_ns in longer else 1
+    for event, begin, end in spans:
+        event["ts"] = ticks[begin]
+        if "dur" in event:
+            event["dur"] = ticks[end] - ticks[begin]
+    path.write_text(json.dumps(trace))
+    return pw.load(path)
+
+
+def test_a_layer_that_takes_longer_in_every_step_is_caught(base: pw.ProfileResult, folder: Path) -> None:
+    before = by_ticks(folder / "base", "ticked")
+    slower = by_ticks(folder / "base", "slower", "model.layers.1.mlp")
+    check = guard(before, slower).checks[-1]
+    slow = {finding.layer for finding in check.regressions}
+    assert (check.name, check.status) == ("time", "regression") and "model.layers.1.mlp" in slow
+    assert not [layer for layer in slow if layer.startswith(("model.layers.0", "model.layers.2"))]
 
 
 def test_a_run_in_a_wrapper_has_the_same_layers(base: pw.ProfileResult, folder: Path) -> None:
