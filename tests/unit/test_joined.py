@@ -96,7 +96,8 @@ def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "mi300_resnet_checkpointing_training",
+        "mi300_torch_compile",
+        pytest.param("mi300_resnet_checkpointing_training", marks=pytest.mark.full),
         pytest.param("mi300_sglang_qwen3_8b_graph_capture", marks=pytest.mark.full),
     ],
 )
