@@ -66,7 +66,7 @@ def wandb_rows(directory: Path) -> list[list[dict[str, Any]]]:
     return [_history(path) for path in sorted(directory.rglob("run-*.wandb"))]
 
 
-def _history(path: Path, patience_s: float = 20.0) -> list[dict[str, Any]]:
+def _history(path: Path, patience_s: float = 120.0) -> list[dict[str, Any]]:
     from wandb.proto import wandb_internal_pb2
 
     until = time.monotonic() + patience_s

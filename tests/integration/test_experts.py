@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import time
+import gzip
+import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from types import MethodType
 from typing import Any
 
@@ -126,10 +127,8 @@ def test_tokens_and_flops_are_those_that_the_router_chose(make: Any, implementat
 
 @pytest.mark.parametrize("implementation", ["eager", "grouped_mm"])
 def test_a_preferred_expert_is_named_with_what_it_costs(implementation: str, tmp_path: Path) -> None:
-    # Large enough that work, and not the noise of a busy machine, says what the expert costs.
+    # Large enough that it is work, and not what else a machine does, that says what the expert costs.
     result, _ = train(mixtral(implementation, hidden_size=128, intermediate_size=512), tmp_path, tokens=256)
-    (finding,) = [one for one in result.summary["findings"] if one["id"] == "preferred-expert"]
-    assert f"expert {PREFERRED} of model.layers." in finding["title"] and "50 % of the tokens" in finding["title"]
     above = 0.0
     for layer in result.expert_layers:
         rows = [row for row in result.experts if row.layer == layer.layer]
@@ -138,6 +137,12 @@ def test_a_preferred_expert_is_named_with_what_it_costs(implementation: str, tmp
             every = layer.experts_time_ns / len(result.run["timed_steps"])
         own = rows[PREFERRED].time_per_step_ns if implementation == "eager" else every / 2
         above += max(0, (own or 0) - every / EXPERTS)  # on a busy machine another expert may have been held up
+    found = [one for one in result.summary["findings"] if one["id"] == "preferred-expert"]
+    if not found:  # the other experts were held up so long that this one costs nothing
+        assert above < 0.02 * fmean(step.span_ns for step in result.overview.steps)
+        return
+    (finding,) = found
+    assert f"expert {PREFERRED} of model.layers." in finding["title"] and "50 % of the tokens" in finding["title"]
     assert finding["saves_at_most_us"] == pytest.approx(above / 1000, rel=1e-3)
     assert f"to expert {PREFERRED}" in str(result)
 
@@ -183,51 +188,58 @@ def test_training_is_bit_identical(implementation: str, tmp_path: Path) -> None:
 STEPS = 9
 
 
-def shares_of(times: Iterable[float]) -> list[float]:
-    every = list(times)
-    return [one / sum(every) for one in every]
+def test_time_of_each_expert_is_that_of_the_ops_of_its_turn(tmp_path: Path) -> None:
+    """The same ops of the same trace, found another way: each turn of the loop is a span with the expert's number."""
 
-
-def test_time_of_each_expert_is_that_of_a_loop_that_times_each_by_the_clock(tmp_path: Path) -> None:
-    seconds = [[0.0] * EXPERTS]
-
-    def timed(self: Any, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """The eager loop of Transformers, with a clock around each turn: on a busy machine both see the same."""
+    def told(self: Any, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The eager loop of Transformers."""
         mask = nn.functional.one_hot(chosen, EXPERTS).permute(2, 1, 0)
         out = torch.zeros_like(x)
-        for number in mask.sum((-1, -2)).nonzero().flatten():
-            begin = time.perf_counter()
-            place, token = torch.where(mask[number])
-            gate, up = nn.functional.linear(x[token], self.gate_up_proj[number]).chunk(2, dim=-1)
-            one = nn.functional.linear(self.act_fn(gate) * up, self.down_proj[number])
-            out.index_add_(0, token, one * weights[token, place, None])
-            seconds[-1][int(number)] += time.perf_counter() - begin
+        for number in mask.sum((-1, -2)).nonzero().flatten().tolist():
+            with torch.profiler.record_function(f"turn {number}"):
+                place, token = torch.where(mask[number])
+                gate, up = nn.functional.linear(x[token], self.gate_up_proj[number]).chunk(2, dim=-1)
+                one = nn.functional.linear(self.act_fn(gate) * up, self.down_proj[number])
+                out.index_add_(0, token, one * weights[token, place, None])
         return out
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        # Large: what Python does between two ops is in the clock's time alone.
-        sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 1}
-        model = mixtral("eager", **sizes).eval().model.layers[0].mlp
-        model.experts.forward = MethodType(timed, model.experts)
-        x = torch.randn(2, 512, 512, generator=torch.Generator().manual_seed(0))
-        x[..., 0] = 2.0
-        options = {"output_dir": tmp_path, "files": ("result",), "steps": "all", "record_shapes": True}
-        with torch.no_grad(), ProfilerWrapper(model, enable_print_summary=False, **options) as prof:
-            for _ in range(STEPS):
-                model(x)
-                seconds.append([0.0] * EXPERTS)
-    finally:
-        torch.set_num_threads(threads)
+    model = mixtral("eager", hidden_size=128, intermediate_size=512, num_hidden_layers=1).eval().model.layers[0].mlp
+    model.experts.forward = MethodType(told, model.experts)
+    x = torch.randn(2, 128, 128, generator=torch.Generator().manual_seed(0))
+    x[..., 0] = 2.0
+    options = {"output_dir": tmp_path, "files": ("result", "trace"), "steps": "all", "record_shapes": True}
+    with torch.no_grad(), ProfilerWrapper(model, enable_print_summary=False, **options) as prof:
+        for _ in range(STEPS):
+            model(x)
+            prof.step()
     rows = prof.result.experts
-    shares = [shares_of(row.step_times_ns[step] for row in rows) for step in range(STEPS)]
-    alone = [shares_of(seconds[step]) for step in range(STEPS)]
-    assert len(rows) == EXPERTS and all(max(own) == own[PREFERRED] for own in shares)
-    # Of one and the same step: another step was disturbed elsewhere.
-    for expert in range(EXPERTS):
-        apart = [own[expert] - own_alone[expert] for own, own_alone in zip(shares, alone, strict=True)]
-        assert median(apart) == pytest.approx(0, abs=0.01)
+    (path,) = tmp_path.rglob("profile_trace.json*")
+    found = [[ns / 1000 for ns in times] for times in zip(*(row.step_times_ns for row in rows), strict=True)]
+    assert len(rows) == EXPERTS and len(found) == STEPS
+    # What only chooses or cuts a tensor may count or not.
+    for of_step in zip(turns(path, COMPUTE), found, turns(path), strict=True):
+        assert all(low - 0.01 <= one <= high + 0.01 for low, one, high in zip(*of_step, strict=True)), of_step
+
+
+COMPUTE = ("aten::mm", "aten::index", "aten::silu", "aten::index_add_")  # none of them is inside another
+
+
+def turns(path: Path, names: Collection[str] | None = None) -> list[list[float]]:
+    """Step by step, what the ops of each turn take together, in microseconds: those of these names, or all."""
+    data = path.read_bytes()
+    events = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)["traceEvents"]
+    spans = sorted((one for one in events if str(one.get("name")).startswith("turn ")), key=lambda one: one["ts"])
+    ops = sorted((one for one in events if one.get("cat") == "cpu_op"), key=lambda one: (one["ts"], -one["dur"]))
+    found: list[list[float]] = []
+    for at, span in enumerate(spans):
+        if at % EXPERTS == 0:
+            found.append([0.0] * EXPERTS)
+        begin, end = span["ts"], span["ts"] + span["dur"]
+        for op in ops:
+            if begin <= op["ts"] < end and (names is None or op["name"] in names):
+                found[-1][int(span["name"].split()[1])] += op["dur"]
+                begin = op["ts"] + op["dur"]
+    return found
 
 
 class Expert(nn.Module):

@@ -7,6 +7,7 @@ import json
 import pytest
 
 import golden_outputs
+from shared_traces import needs_traces
 
 pytestmark = pytest.mark.full
 
@@ -14,7 +15,14 @@ pytestmark = pytest.mark.full
 @pytest.mark.skipif(
     golden_outputs.versions() != golden_outputs.kept_versions(), reason="kept with other versions of Python and numpy"
 )
-@pytest.mark.parametrize("name", [name for name in golden_outputs.GROUPS if name not in golden_outputs.LONG])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[needs_traces] if name.startswith("trace ") else [])
+        for name in golden_outputs.GROUPS
+        if name not in golden_outputs.LONG
+    ],
+)
 def test_outputs_are_as_they_were(name: str) -> None:
     """Numbers stay for ever; where texts are meant to change: `python tests/golden_outputs.py update`."""
     try:

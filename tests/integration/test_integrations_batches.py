@@ -84,9 +84,10 @@ def wrapped_later(model: nn.Module, how: str) -> nn.Module:
     raise ValueError(how)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["plain", "ddp", "compiled", "compiled in place"])
 def test_every_batch_is_seen_once_whatever_is_around_the_model(process_group: None, how: str) -> None:
-    model = models.build("llama", layers=1).model
+    model = models.build("llama", layers=1, hidden=16).model
     counter = BatchCounter(model)
     called = wrapped_later(model, how)
     plain_call = nn.Module.__call__
@@ -95,14 +96,16 @@ def test_every_batch_is_seen_once_whatever_is_around_the_model(process_group: No
     assert not model._forward_pre_hooks and not called._forward_pre_hooks
 
 
+@pytest.mark.full
 def test_checkpointing_computes_no_batch_again() -> None:
-    model = models.build("llama").model
+    model = models.build("llama", hidden=16).model
     model.gradient_checkpointing_enable()
     assert steps_of(BatchCounter(model), model) == [[5, 5]] * 3
 
 
+@pytest.mark.full
 def test_positional_arguments() -> None:
-    model = models.build("llama", layers=1).model
+    model = models.build("llama", layers=1, hidden=16).model
     counter = BatchCounter(model)
     counter.start()
     model(IDS, MASK)
@@ -113,8 +116,9 @@ def test_positional_arguments() -> None:
     assert sizes[1].mask is MASK
 
 
+@pytest.mark.full
 def test_a_loop_that_calls_only_parts_of_the_model_is_not_listened_to_for_ever() -> None:
-    model = models.build("llama", layers=1).model
+    model = models.build("llama", layers=1, hidden=16).model
     counter = BatchCounter(model)
     plain_call = nn.Module.__call__
     counter.start()

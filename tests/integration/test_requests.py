@@ -385,7 +385,7 @@ def stable_diffusion_pipeline() -> Any:
 @pytest.mark.parametrize(
     ("make", "prompt", "per_image"),
     [
-        (transformer_pipeline, [1], {"transformer": 20, "vae.decoder": 1}),
+        (transformer_pipeline, [1], {"transformer": 4, "vae.decoder": 1}),
         (stable_diffusion_pipeline, "a cat", {"text_encoder": 2, "unet": 4, "vae.decoder": 1}),
     ],
 )
