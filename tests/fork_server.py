@@ -98,6 +98,7 @@ def _become(request: dict[str, Any], streams: list[int]) -> None:
         frames = error.__traceback__
         while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
             frames = frames.tb_next
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, frames
         sys.excepthook(type(error), error.with_traceback(frames), frames)
         code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     _end(code)

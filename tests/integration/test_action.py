@@ -59,6 +59,7 @@ def test_the_inputs_that_are_promised() -> None:
     assert ACTION["inputs"]["python"]["default"] == "python"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("run", "code"), [("same", 0), ("worse", 3), ("worse\n{}/same\n", 0), ("not there", 1)])
 def test_exit_code_and_summary(runs: Path, tmp_path: Path, run: str, code: int) -> None:
     summary = tmp_path / "summary.md"
@@ -76,6 +77,7 @@ def test_exit_code_and_summary(runs: Path, tmp_path: Path, run: str, code: int) 
     assert ("model.layers.1.mlp" in text) == bool(code)
 
 
+@pytest.mark.full
 def test_markdown_of_the_command(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["guard", str(runs / "baseline.json"), str(runs / "worse")]
     assert main([*command, "--format", "markdown"]) == 3

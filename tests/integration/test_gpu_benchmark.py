@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import importlib.util
 import json
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+
+from programs import run_program
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu" / "run_all.py"
 NEED_A_DEVICE = {"memory_peak", "cuda_graph", "device_time_of_others"}
@@ -24,9 +25,9 @@ def written(directory: Path) -> tuple[dict[str, Any], str]:
     return content, (directory / "gpu_benchmark.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.full
 def test_a_dry_run_is_right_and_skips_what_needs_a_device(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPT), "--dry", "--output-dir", str(tmp_path)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    run = run_program(SCRIPT, "--dry", "--output-dir", tmp_path)
     assert run.returncode == 0, run.stdout + run.stderr
     content, page = written(tmp_path)
     checks = {check["name"]: check for check in content["checks"]}
@@ -45,7 +46,7 @@ def test_a_dry_run_is_right_and_skips_what_needs_a_device(tmp_path: Path) -> Non
 def test_without_a_device_it_says_what_to_do() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a device")
-    run = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=120, check=False)
+    run = run_program(SCRIPT)
     assert run.returncode == 2
     assert "--dry" in run.stderr
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import bisect
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from profiler_wrapper.__main__ import main
 from profiler_wrapper.comparison.baseline import make_baseline, write_baseline
 from profiler_wrapper.comparison.compare import compare
 from profiler_wrapper.comparison.guard import GuardCheck, guard
+from ticks import by_ticks
 
 
 @pytest.fixture(scope="module")
@@ -90,37 +89,10 @@ def test_a_graph_break_is_caught_with_its_line(folder: Path) -> None:
     torch._dynamo.reset()
 
 
-def by_ticks(run: Path, name: str, slower: str = "") -> pw.ProfileResult:
-    """The run by a clock that ticks whenever something begins or ends, and a thousand times in the layer `slower`.
-
-    What a step takes is then what happens in it, however busy the machine was.
-    """
-    shutil.copytree(run, run.with_name(name))
-    (path,) = run.with_name(name).rglob("profile_trace.json")
-    trace = json.loads(path.read_text())
-    events = [event for event in trace["traceEvents"] if "ts" in event and event["ph"] != "M"]
-    spans = [
-        (event, round(1000 * event["ts"]), round(1000 * (event["ts"] + event.get("dur", 0.0)))) for event in events
-    ]
-    begins = [begin for event, begin, _ in spans if slower and event["name"].startswith(f"layer: {slower} ")]
-    ops = sorted(begin for event, begin, _ in spans if event.get("cat") == "cpu_op")
-    longer = {ops[bisect.bisect_right(ops, begin)] for begin in begins}  # the first op in it
-    assert bool(longer) == bool(slower)
-    ticks, now = {}, 0
-    for time_ns in sorted({time_ns for _, *both in spans for time_ns in both}):
-        ticks[time_ns] = now
-        now += 1000 if time_ns in longer else 1
-    for event, begin, end in spans:
-        event["ts"] = ticks[begin]
-        if "dur" in event:
-            event["dur"] = ticks[end] - ticks[begin]
-    path.write_text(json.dumps(trace))
-    return pw.load(path)
-
-
 def test_a_layer_that_takes_longer_in_every_step_is_caught(base: pw.ProfileResult, folder: Path) -> None:
-    before = by_ticks(folder / "base", "ticked")
-    slower = by_ticks(folder / "base", "slower", "model.layers.1.mlp")
+    run = folder / "base" / "rank0"
+    before = by_ticks(run, folder / "ticked")
+    slower = by_ticks(run, folder / "slower", slower="model.layers.1.mlp")
     check = guard(before, slower).checks[-1]
     slow = {finding.layer for finding in check.regressions}
     assert (check.name, check.status) == ("time", "regression") and "model.layers.1.mlp" in slow

@@ -150,6 +150,7 @@ def test_tables_that_are_broken_cost_only_their_rank(tmp_path: Path) -> None:
     assert str(tables[1]) in told["spans of rank 1"]
 
 
+@pytest.mark.full
 def test_a_torn_table_beside_its_trace_is_made_anew(tmp_path: Path) -> None:
     for rank in range(2):
         (tmp_path / f"rank{rank}").mkdir()
@@ -159,6 +160,7 @@ def test_a_torn_table_beside_its_trace_is_made_anew(tmp_path: Path) -> None:
     assert (report.own.ranks.tolist(), missing(report)) == ([0, 1], {})
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "told", [{"rank": -2, "world_size": 2}, {"rank": "1", "world_size": "x"}, {"rank": 2**40, "world_size": 2**40}, [7]]
 )
@@ -232,6 +234,7 @@ READS_AS_NOBODY = """
     """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "setuid") or os.getuid() != 0, reason="needs to become somebody else")
 def test_what_may_not_be_read_costs_only_its_rank() -> None:
     with tempfile.TemporaryDirectory() as folder:  # pytest's own is closed to others

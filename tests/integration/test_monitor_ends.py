@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from monitoring import Kept
@@ -51,12 +52,12 @@ print([ended(number, *ending) for number, ending in enumerate(endings)])
 """
 
 
+@pytest.mark.full
 def test_a_process_that_ends_within_a_recorded_step_ends_as_without(tmp_path: Path) -> None:
     found = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert found.stdout.splitlines()[-1:] == ["[1, 1, 3, 0, 0, 0]"], found.stderr

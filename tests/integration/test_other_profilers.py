@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +18,7 @@ import profiler_wrapper as pw
 from models import Case
 from profiler_wrapper.capture.torch_state import profiler_is_on
 from profiling import profiler, result_of
-from programs import run_script, warned
+from programs import LONGEST_S, TESTS, warned
 from torch_versions import since_torch
 from unchanged import CPU, names_in, nothing_left
 
@@ -40,6 +43,7 @@ def test_inside_another_profiler_ours_only_marks(case: Case, tmp_path: Path) -> 
     assert any(name.startswith("layer: model.layers.1 ") for name in names_in(theirs, tmp_path))
 
 
+@pytest.mark.full
 def test_inside_one_that_is_only_warming_up(case: Case, tmp_path: Path) -> None:
     schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
     found: list[list[str]] = []
@@ -58,6 +62,7 @@ def test_inside_one_that_is_only_warming_up(case: Case, tmp_path: Path) -> None:
     assert any(name.startswith("layer: ") for name in found[0])
 
 
+@pytest.mark.full
 def test_another_profiler_inside_ours_gets_its_trace_and_ours_says_what_it_missed(case: Case, tmp_path: Path) -> None:
     with nothing_left(case), profiler(case, tmp_path) as prof:
         models.train(case, steps=1)
@@ -71,6 +76,7 @@ def test_another_profiler_inside_ours_gets_its_trace_and_ours_says_what_it_misse
     assert result.run["timed_steps"] == [0]
 
 
+@pytest.mark.full
 def test_another_with_a_schedule_inside_ours(case: Case, tmp_path: Path) -> None:
     found: list[list[str]] = []
     optimizer = models.optimizer_of(case.model)
@@ -102,6 +108,7 @@ def test_ours_inside_ours(case: Case, tmp_path: Path) -> None:
     assert {row.calls for row in result_of(outer).rows("model.layers.0") if row.phase == "forward"} == {1}
 
 
+@pytest.mark.full
 def test_one_after_the_other(case: Case, tmp_path: Path) -> None:
     for _ in range(2):
         with profiler(case, tmp_path) as prof:
@@ -113,6 +120,7 @@ def test_one_after_the_other(case: Case, tmp_path: Path) -> None:
 # --- threads and processes ----------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_calls_on_other_threads_disturb_nothing(case: Case, tmp_path: Path) -> None:
     def evaluate() -> None:
         with torch.no_grad():
@@ -129,6 +137,7 @@ def test_calls_on_other_threads_disturb_nothing(case: Case, tmp_path: Path) -> N
     assert result_of(prof).run["step_source"] == "optimizer"
 
 
+@pytest.mark.full
 def test_forked_workers_disturb_nothing(case: Case, tmp_path: Path) -> None:
     class Words(torch.utils.data.Dataset[torch.Tensor]):
         def __len__(self) -> int:
@@ -153,6 +162,7 @@ def on_a_thread(function: Callable[[], object]) -> None:
     thread.join()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("then", ["call", "optimizer", "step", "result"])
 def test_left_on_another_thread_its_own_thread_ends_it(case: Case, tmp_path: Path, then: str) -> None:
     prof, optimizer = profiler(case, tmp_path), models.optimizer_of(case.model)
@@ -177,6 +187,7 @@ def test_left_on_another_thread_its_own_thread_ends_it(case: Case, tmp_path: Pat
         models.train_step(case, case.model, optimizer)
 
 
+@pytest.mark.full
 def test_a_generator_closed_on_another_thread(case: Case, tmp_path: Path) -> None:
     prof, optimizer = profiler(case, tmp_path), models.optimizer_of(case.model)
 
@@ -195,6 +206,7 @@ def test_a_generator_closed_on_another_thread(case: Case, tmp_path: Path) -> Non
     assert result_of(prof).run["full_steps"] == [0, 1]
 
 
+@pytest.mark.full
 @since_torch(2, 11, "after a profiler whose thread has ended none can be started")
 def test_a_thread_that_ended_within_the_block_is_lost(case: Case, tmp_path: Path) -> None:
     prof = profiler(case, tmp_path)
@@ -208,6 +220,7 @@ def test_a_thread_that_ended_within_the_block_is_lost(case: Case, tmp_path: Path
     assert following.result is not None
 
 
+@pytest.mark.full
 def test_one_thread_is_profiled_at_a_time(case: Case, tmp_path: Path) -> None:
     entered, go_on = threading.Event(), threading.Event()
     first = profiler(case, tmp_path / "first")
@@ -216,12 +229,12 @@ def test_one_thread_is_profiled_at_a_time(case: Case, tmp_path: Path) -> None:
         with first:
             models.train(case, steps=1)
             entered.set()
-            go_on.wait(30)
+            go_on.wait(LONGEST_S)
             models.train(case, steps=6)
 
     thread = threading.Thread(target=work)
     thread.start()
-    entered.wait(30)
+    assert entered.wait(LONGEST_S)
     other = models.build("llama")
     with profiler(other, tmp_path / "second") as second:
         said = warned(lambda: second.__exit__(None, None, None) or second.__enter__())
@@ -233,6 +246,7 @@ def test_one_thread_is_profiled_at_a_time(case: Case, tmp_path: Path) -> None:
     assert result_of(first).run["timed_steps"] == [2, 3, 4]
 
 
+@pytest.mark.full
 def test_a_profiler_on_another_thread_waits_for_ours_to_end(case: Case, tmp_path: Path) -> None:
     theirs: list[int] = []
 
@@ -296,9 +310,14 @@ for how in sys.argv[2:]:
 """
 
 
+@pytest.mark.full
 def test_a_process_that_ends_within_the_block_ends_well(tmp_path: Path) -> None:
     ends = ("never left", "left elsewhere", "thread ended", "thread goes on", "exits")
-    ended = run_script(ENDS, tmp_path, *ends).split()
+    environment = {**os.environ, "PYTHONPATH": str(TESTS.parent)}
+    command = [sys.executable, "-c", ENDS, str(tmp_path), *ends]  # how interpreters end
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    ended = done.stdout.split()
     said = [(tmp_path / f"{how}.txt").read_text() for how in ends]
     assert ended == ["0", "0", "0", "0", "7"], said
     results = [[*(tmp_path / how).glob("run/rank0/result.json")] for how in ends]
@@ -306,6 +325,7 @@ def test_a_process_that_ends_within_the_block_ends_well(tmp_path: Path) -> None:
     assert ["nothing was recorded" in text for text in said] == [False, False, True, True, False]
 
 
+@pytest.mark.full
 def test_what_only_emits_ranges_starts_inside_ours(case: Case, tmp_path: Path) -> None:
     with nothing_left(case), profiler(case, tmp_path) as prof:
         models.train(case, steps=1)

@@ -135,6 +135,7 @@ def test_a_warning_that_cannot_be_printed_does_not_reach_the_loop(
         assert b"profiling ended, because starting the profile failed" in written.getvalue()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("stdout", [None, "closed", "broken"])
 def test_a_table_that_cannot_be_printed_costs_nothing_else(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stdout: str | None
@@ -154,6 +155,7 @@ def test_a_table_that_cannot_be_printed_costs_nothing_else(
         assert (directory / "profile_rank_0.log").is_file() and (directory / "result.json").is_file()
 
 
+@pytest.mark.full
 def test_nothing_that_torch_prints_gets_into_our_files_where_stderr_is_closed(tmp_path: Path) -> None:
     program = """
         import os, sys, torch
@@ -184,6 +186,7 @@ def test_nothing_that_torch_prints_gets_into_our_files_where_stderr_is_closed(tm
     assert [path for path in written if b"a warning of torch" in path.read_bytes()] == []
 
 
+@pytest.mark.full
 def test_what_fails_later_takes_nothing_back(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(pw.ProfilerWrapperWarning, match="ours"), profiler(case, tmp_path, steps="1,5") as prof:
         models.train(case, steps=4)
@@ -193,6 +196,7 @@ def test_what_fails_later_takes_nothing_back(case: Case, tmp_path: Path, monkeyp
     assert json.loads((directory_of(prof) / "run.json").read_text())["complete"] is True
 
 
+@pytest.mark.full
 def test_a_directory_that_cannot_be_used_costs_the_files_only(case: Case, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
     with (
@@ -205,6 +209,7 @@ def test_a_directory_that_cannot_be_used_costs_the_files_only(case: Case, tmp_pa
     assert prof.directory is None
 
 
+@pytest.mark.full
 def test_a_directory_that_vanishes_meanwhile(case: Case, tmp_path: Path) -> None:
 
     with nothing_left(case), warnings.catch_warnings():

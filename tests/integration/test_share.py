@@ -6,8 +6,6 @@ import base64
 import json
 import os
 import re
-import subprocess
-import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,6 +21,7 @@ from profiler_wrapper.__main__ import main
 from profiler_wrapper.analysis.advice.advise import _SHOWN_BY
 from profiler_wrapper.reports.result_json import from_dict, to_dict
 from profiler_wrapper.sharing import shareable
+from programs import run_program
 from sample_views import full_analysis
 from shared_traces import TRACES, needs_traces
 
@@ -67,7 +66,7 @@ model = nn.Sequential(*(own.Block() for _ in range(4)))
 optimizer = own.Optimizer(model.parameters(), lr=0.1)
 with ProfilerWrapper(
     model, run_name="{SECRETS["run"]}", prefix="{SECRETS["prefix"]}", with_stack=True, track=["kept block"],
-    files=("trace", "result"), enable_print_summary=False,
+    files=("trace", "result"), enable_print_summary=False, background=False,
 ) as prof:
     for _ in range(6):
         with prof.record_function("kept block"), prof.record_function(sys.argv[1]):
@@ -83,9 +82,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / f"{SECRETS['module']}.py").write_text(MODULE)
     script = directory / f"{SECRETS['script']}.py"
     script.write_text(SCRIPT)
-    environment = {**os.environ, "USER": SECRETS["user"], "HOME": f"/home/{SECRETS['user']}", SECRETS["variable"]: "1"}
+    environment = {"USER": SECRETS["user"], "HOME": f"/home/{SECRETS['user']}", SECRETS["variable"]: "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(Path(sharing.__file__).parents[1]), str(directory)])
-    subprocess.run([sys.executable, script, script], cwd=directory, env=environment, check=True, capture_output=True)
+    assert run_program(script, script, cwd=directory, environment=environment).returncode == 0
     return directory / "outputs" / SECRETS["run"]
 
 
@@ -148,6 +147,7 @@ def test_numbers_are_those_of_the_run(run: Path) -> None:
     assert shared.memory["curve"] == whole.memory["curve"]
 
 
+@pytest.mark.full
 def test_the_page_opens_and_shows_its_views(run: Path, browser: Browser, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(run), "--share", "--force", "--format", "json"]) == 0
     said = json.loads(capsys.readouterr().out)

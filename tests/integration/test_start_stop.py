@@ -59,6 +59,7 @@ def test_a_second_start_and_a_stop_without_one_change_nothing(case: Case, tmp_pa
     assert (run["full_steps"], run["timed_steps"]) == ([0, 1], [2, 3])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("steps", "timed"), [("auto", [2, 3, 4]), ("1-2", [1, 2])])
 def test_started_again_it_records_by_the_same_plan(case: Case, tmp_path: Path, steps: str, timed: list[int]) -> None:
     prof = profiler(case, tmp_path, steps=steps)
@@ -72,6 +73,7 @@ def test_started_again_it_records_by_the_same_plan(case: Case, tmp_path: Path, s
     assert len(list(tmp_path.rglob("result.json"))) == 2
 
 
+@pytest.mark.full
 def test_stop_ends_what_leaving_would_keep_open(case: Case, tmp_path: Path) -> None:
     """A block in which only a part of a model was called may be one turn of a loop over layers."""
     before = ours_in_the_way()
@@ -83,6 +85,7 @@ def test_stop_ends_what_leaving_would_keep_open(case: Case, tmp_path: Path) -> N
     assert [row.layer for row in result_of(prof).layers if row.kind == "mlp"] == ["model.layers.0.mlp"]
 
 
+@pytest.mark.full
 def test_inside_of_start_a_block_is_part_of_it(case: Case, tmp_path: Path) -> None:
     prof = profiler(case, tmp_path)
     prof.start()
@@ -93,6 +96,7 @@ def test_inside_of_start_a_block_is_part_of_it(case: Case, tmp_path: Path) -> No
     assert result_of(prof).run["timed_steps"] == [2, 3, 4]
 
 
+@pytest.mark.full
 def test_started_in_one_cell_and_stopped_in_another(tmp_path: Path) -> None:
     """What a cell raises ends nothing."""
     namespace = {"case": models.build("llama"), "folder": tmp_path, "profiler": profiler, "train": train}
@@ -105,6 +109,7 @@ def test_started_in_one_cell_and_stopped_in_another(tmp_path: Path) -> None:
     assert result_of(prof).run["timed_steps"] == [2, 3, 4] and result_of(prof).complete
 
 
+@pytest.mark.full
 def test_stopped_on_another_thread(case: Case, tmp_path: Path) -> None:
     """As of a block that is left on another one: recording ends with the next call on its own thread."""
     prof = profiler(case, tmp_path, steps="all")
@@ -119,6 +124,7 @@ def test_stopped_on_another_thread(case: Case, tmp_path: Path) -> None:
     assert result_of(prof).run["full_steps"][:2] == [0, 1]
 
 
+@pytest.mark.full
 def test_what_is_never_stopped_ends_with_the_process(tmp_path: Path) -> None:
     script = """
         import sys

@@ -7,9 +7,6 @@ import multiprocessing
 import os
 import resource
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +14,7 @@ import pytest
 import torch
 
 from profiler_wrapper.timer.timer import Timer
-from programs import run_script, warned
+from programs import TESTS, run_program, run_script, warned
 from timed_runs import LINE, files_of, span_rows, text_rows
 
 
@@ -62,8 +59,7 @@ def test_a_killed_process_loses_its_last_line_at_most(tmp_path: Path) -> None:
             os._exit(1)
     os.close(writing)
     with open(reading) as told:
-        said = [int(told.readline()) for _ in range(3)]
-        time.sleep(0.05)
+        said = [int(told.readline()) for _ in range(5)]
         kill(child)
         assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
         said += [int(line) for line in told.read().splitlines()]
@@ -87,6 +83,7 @@ def test_a_process_that_kills_itself_has_told_everything(tmp_path: Path) -> None
     assert whole_lines(path) == (321, 321)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("end", "told"),
     [("os.kill(os.getpid(), 9)", "not closed"), ("raise KeyboardInterrupt", "KeyboardInterrupt"), ("pass", None)],
@@ -105,7 +102,7 @@ for _ in range(12):
     timer.step()
 {end}
 """
-    subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, timeout=100, check=False)
+    run_program("-c", program, tmp_path, environment={"PYTHONPATH": str(TESTS.parent)})
     missing = load_ranks(tmp_path / "run").missing
     assert [row.what for row in missing] == (["end of rank 0"] if told else []), missing
     assert all(str(told) in row.reason for row in missing), missing
@@ -188,7 +185,7 @@ class Data(torch.utils.data.Dataset[int]):
             return place
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.full)])
 def test_processes_that_load_data_write_beside_their_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:

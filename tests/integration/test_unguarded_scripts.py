@@ -7,13 +7,14 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("duckdb")
 pytest.importorskip("pyarrow")
 
-from programs import TESTS
+from programs import TESTS, run_program
 from rank_traces import write_trace
 
 TRAINS = """
@@ -45,25 +46,24 @@ def run(how: str, body: str, folder: Path) -> tuple[str, int]:
     path.write_text(text, encoding="utf-8")
     counted = folder / "counted.txt"
     arguments = {"script": [str(path)], "-c": ["-c", text], "stdin": ["-"], "-m": ["-m", "training"]}[how]
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        input=text if how == "stdin" else "",
-        cwd=folder,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(TESTS.parent), os.environ.get("PYTHONPATH", "")]),
-            "COUNTED": str(counted),
-            "TRACES": str(folder / "traces"),
-            "PROFILER_WRAPPER_WORKERS": "2",
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    environment = {
+        "PYTHONPATH": os.pathsep.join([str(TESTS.parent), os.environ.get("PYTHONPATH", "")]),
+        "COUNTED": str(counted),
+        "TRACES": str(folder / "traces"),
+        "PROFILER_WRAPPER_WORKERS": "2",
+    }
+    done: Any
+    if "import torch" in body:
+        done = run_program(*arguments, cwd=folder, environment=environment)
+    else:
+        command, given = [sys.executable, *arguments], text if how == "stdin" else ""
+        environment = {**os.environ, **environment}
+        done = subprocess.run(command, input=given, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip().split("\n")[-1], len(counted.read_text(encoding="utf-8").splitlines())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["script", "-c", "stdin", "-m"])
 def test_traces_are_reduced_and_nothing_trains_again(how: str, tmp_path: Path) -> None:
     (tmp_path / "traces").mkdir()
@@ -73,6 +73,7 @@ def test_traces_are_reduced_and_nothing_trains_again(how: str, tmp_path: Path) -
     assert len(list((tmp_path / "traces").glob("*_spans.parquet"))) == 3
 
 
+@pytest.mark.full
 def test_a_daemonic_process_may_ask(tmp_path: Path) -> None:
     """Such a process may have no children of multiprocessing."""
     (tmp_path / "traces").mkdir()
@@ -91,5 +92,6 @@ def test_a_daemonic_process_may_ask(tmp_path: Path) -> None:
     assert run("script", body, tmp_path) == ("[0, 1]", 1)
 
 
+@pytest.mark.full
 def test_a_window_is_finished_by_a_child_and_nothing_trains_again(tmp_path: Path) -> None:
     assert run("script", RECORDS, tmp_path) == ("True [1, 2]", 1)

@@ -65,6 +65,7 @@ def test_an_optimizer_that_steps_inside_of_backward(tmp_path: Path) -> None:
     assert forward_calls(prof, "model.layers.0") == 3
 
 
+@pytest.mark.full
 def test_nothing_begins_or_ends_while_a_cuda_graph_is_captured(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +110,7 @@ def test_without_an_optimizer_a_step_is_a_call_and_its_backward(case: Case, tmp_
     del optimizer
 
 
+@pytest.mark.full
 def test_micro_batches_before_an_optimizer_is_made_are_recorded_anew(case: Case, tmp_path: Path) -> None:
     optimizer = None
     with profiler(case, tmp_path) as prof:
@@ -122,6 +124,7 @@ def test_micro_batches_before_an_optimizer_is_made_are_recorded_anew(case: Case,
     assert forward_calls(prof, "LlamaForCausalLM") == 6
 
 
+@pytest.mark.full
 def test_the_step_of_another_model_s_optimizer_is_none(case: Case, tmp_path: Path) -> None:
     """As of a critic, which learns three times where the policy that was given does once."""
     critic = nn.Linear(4, 1)
@@ -156,6 +159,7 @@ def test_optimizers_that_may_step() -> None:
     del unfinished, unrelated
 
 
+@pytest.mark.full
 def test_a_step_said_inside_of_backward_ends_when_backward_has(case: Case, tmp_path: Path) -> None:
     with nothing_left(case), profiler(case, tmp_path) as prof:
         for step in range(8):
@@ -165,6 +169,7 @@ def test_a_step_said_inside_of_backward_ends_when_backward_has(case: Case, tmp_p
     assert result_of(prof).run["timed_steps"] == [2, 3, 4]
 
 
+@pytest.mark.full
 def test_a_new_optimizer_takes_over_from_one_that_is_no_more(case: Case, tmp_path: Path) -> None:
     with profiler(case, tmp_path) as prof:
         for _ in range(4):
@@ -172,6 +177,7 @@ def test_a_new_optimizer_takes_over_from_one_that_is_no_more(case: Case, tmp_pat
     assert result_of(prof).run["timed_steps"] == [2, 3, 4]
 
 
+@pytest.mark.full
 def test_calls_on_other_threads_are_said_to_be_missing(case: Case, tmp_path: Path) -> None:
     with profiler(case, tmp_path) as prof:
         models.train(case, steps=1)
@@ -191,6 +197,7 @@ def test_a_block_without_any_op_leaves_no_file_behind(tmp_path: Path, steps: int
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["run.json"]
 
 
+@pytest.mark.full
 def test_steps_that_never_came_are_named(case: Case, tmp_path: Path) -> None:
     with (
         pytest.warns(pw.ProfilerWrapperWarning, match="20-22, 500 never came: the block ended after 2 steps"),
@@ -203,6 +210,7 @@ def test_steps_that_never_came_are_named(case: Case, tmp_path: Path) -> None:
     assert any("3-9 never came" in warning for warning in result_of(prof).warnings)
 
 
+@pytest.mark.full
 def test_parameters_that_are_no_leaves_draw_no_warning_of_torchs(case: Case, tmp_path: Path) -> None:
     plain = dict(case.model.named_parameters())
     with warnings.catch_warnings(), profiler(case, tmp_path):
@@ -211,6 +219,7 @@ def test_parameters_that_are_no_leaves_draw_no_warning_of_torchs(case: Case, tmp
         torch.func.functional_call(case.model, doubled, (), case.batch(0)).loss.backward()
 
 
+@pytest.mark.full
 def test_a_model_made_in_inference_mode(tmp_path: Path) -> None:
     with torch.inference_mode():
         case = models.build("llama")
@@ -220,6 +229,7 @@ def test_a_model_made_in_inference_mode(tmp_path: Path) -> None:
     assert forward_calls(prof, "model.layers.1") == 3
 
 
+@pytest.mark.full
 def test_a_scripted_model(tmp_path: Path) -> None:
     model = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
     with pw.ProfilerWrapper(model, output_dir=tmp_path, files="result", enable_print_summary=False) as prof:
@@ -227,6 +237,7 @@ def test_a_scripted_model(tmp_path: Path) -> None:
     assert any(row.phase == "forward" and row.time_ns for row in result_of(prof).layers)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("marked_before", [True, False])
 def test_marks_of_the_users_beside_ours_count_no_call_twice(case: Case, tmp_path: Path, marked_before: bool) -> None:
     before = pw.mark() if marked_before else None
@@ -240,6 +251,7 @@ def test_marks_of_the_users_beside_ours_count_no_call_twice(case: Case, tmp_path
     assert forward_calls(prof, "model.layers.0.mlp") == 3
 
 
+@pytest.mark.full
 def test_ctrl_c_in_our_analysis_keeps_the_traces(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*args: Any, **options: Any) -> Any:
         raise KeyboardInterrupt
@@ -252,6 +264,7 @@ def test_ctrl_c_in_our_analysis_keeps_the_traces(case: Case, tmp_path: Path, mon
     assert names == {"profile_trace.json", "profile_full_trace.json", "run.json"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_a_with_inside_of_what_is_checkpointed(tmp_path: Path, reentrant: bool) -> None:
     blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(3))
@@ -277,6 +290,7 @@ def test_a_with_inside_of_what_is_checkpointed(tmp_path: Path, reentrant: bool) 
     assert {("forward", 3), ("recompute", 3)} <= calls
 
 
+@pytest.mark.full
 def test_a_block_left_inside_of_backward(case: Case, tmp_path: Path) -> None:
     prof = profiler(case, tmp_path)
     with nothing_left(case):
@@ -288,6 +302,7 @@ def test_a_block_left_inside_of_backward(case: Case, tmp_path: Path) -> None:
     assert any(row.phase == "backward" and row.time_ns for row in result_of(prof).layers)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_sessions_that_change_inside_of_scopes_write_to_no_freed_memory() -> None:
     script = Path(__file__).parents[2] / "benchmarks" / "freed_memory.py"

@@ -23,9 +23,10 @@ def train(
     directory: Path, name: str, *, steps: int = 5, error: Exception | None = None, **options: Any
 ) -> pw.ProfilerWrapper:
     """Profile a small Llama; `error` ends the block after its steps."""
-    case = models.build("llama", layers=2, hidden=32)
+    case = models.build("llama", layers=1, hidden=16)
     optimizer = models.optimizer_of(case.model)
-    prof = pw.ProfilerWrapper(case.model, output_dir=directory, run_name=name, enable_print_summary=False, **options)
+    options = {"background": False, "enable_print_summary": False, **options}
+    prof = pw.ProfilerWrapper(case.model, output_dir=directory, run_name=name, **options)
     with prof:
         for seed in range(steps):
             models.train_step(case, case.model, optimizer, seed=seed)
@@ -43,6 +44,7 @@ def rows(result: pw.ProfileResult) -> set[tuple[str, str]]:
     return {(row.layer, row.phase) for row in result.layers}
 
 
+@pytest.mark.full
 def test_a_child_writes_and_gives_back_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = train(tmp_path, "here").result
     monkeypatch.setattr(finishing, "has_little_memory", lambda: True)
@@ -64,7 +66,7 @@ def test_analysing_does_not_look_for_garbage(tmp_path: Path, monkeypatch: pytest
 
     for module in (window, result):
         monkeypatch.setattr(module, "tables", looks)
-    train(tmp_path, "run", background=False)
+    train(tmp_path, "run", files=("trace", "result"))
     load(tmp_path / "run" / "rank0" / "profile_trace.json")
     assert enabled == [False, False] and gc.isenabled()
 

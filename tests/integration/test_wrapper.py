@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +15,7 @@ import profiler_wrapper as pw
 from models import Case
 from profiler_wrapper.capture import growth, recorder
 from profiling import directory_of, event_names, profiler, result_of, rows_with_time
+from programs import TESTS, run_program
 
 
 @pytest.fixture
@@ -67,6 +66,7 @@ def test_five_steps_are_recorded_and_the_last_three_reported(
     assert directory_of(prof).parent.joinpath("report.html").stat().st_size > 1e6
 
 
+@pytest.mark.full
 def test_a_name_that_is_taken_is_told(case: Case, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     said = []
     for _ in range(3):
@@ -83,6 +83,7 @@ def test_load_gives_the_same_as_the_block(case: Case, tmp_path: Path) -> None:
     assert pw.load(directory_of(prof)).to_dict() == result_of(prof).to_dict()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("steps", [1, 2, 4])
 def test_a_block_that_ends_early_reports_what_it_has_and_says_so(case: Case, tmp_path: Path, steps: int) -> None:
     with profiler(case, tmp_path) as prof:
@@ -92,6 +93,7 @@ def test_a_block_that_ends_early_reports_what_it_has_and_says_so(case: Case, tmp
     assert any("times are of warm-up steps" in warning for warning in result.warnings) == (steps < 3)
 
 
+@pytest.mark.full
 def test_accumulated_micro_batches_are_one_step(case: Case, tmp_path: Path) -> None:
     with profiler(case, tmp_path, steps="1") as prof:
         models.train(case, steps=3, accumulate=8)
@@ -125,6 +127,7 @@ def test_windows_have_a_directory_and_a_result_each(case: Case, tmp_path: Path) 
     assert not list(tmp_path.rglob("*part*"))
 
 
+@pytest.mark.full
 def test_a_schedule_takes_the_place_of_steps(case: Case, tmp_path: Path) -> None:
     schedule = torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=2)
     with profiler(case, tmp_path, schedule=schedule) as prof:
@@ -132,6 +135,7 @@ def test_a_schedule_takes_the_place_of_steps(case: Case, tmp_path: Path) -> None
     assert [result.run["timed_steps"] for result in prof.results] == [[2, 3], [6, 7]]
 
 
+@pytest.mark.full
 def test_warm_up_goes_on_while_something_compiles(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = iter([0, 1, 2, 3, *[3] * 20])
     monkeypatch.setattr(recorder, "compilations", lambda: next(counts))
@@ -141,6 +145,7 @@ def test_warm_up_goes_on_while_something_compiles(case: Case, tmp_path: Path, mo
     assert result_of(prof).run["timed_steps"] == [4, 5, 6]
 
 
+@pytest.mark.full
 def test_an_evaluation_first_is_not_mistaken_for_the_steps(case: Case, tmp_path: Path) -> None:
     with profiler(case, tmp_path) as prof:
         with torch.no_grad():
@@ -152,6 +157,7 @@ def test_an_evaluation_first_is_not_mistaken_for_the_steps(case: Case, tmp_path:
     assert rows_with_time(result, "backward")
 
 
+@pytest.mark.full
 def test_without_an_optimizer_each_call_without_gradients_is_a_step(case: Case, tmp_path: Path) -> None:
     with profiler(None, tmp_path) as prof, torch.no_grad():
         for _ in range(7):
@@ -161,6 +167,7 @@ def test_without_an_optimizer_each_call_without_gradients_is_a_step(case: Case, 
     assert rows_with_time(result, "forward") == ["model.layers.0", "model.layers.1"]
 
 
+@pytest.mark.full
 def test_a_request_is_recorded_whole_with_prefill_and_decode(case: Case, tmp_path: Path) -> None:
     case.model.eval()
     ids = case.batch(0)["input_ids"]
@@ -180,6 +187,7 @@ def test_a_request_is_recorded_whole_with_prefill_and_decode(case: Case, tmp_pat
     assert calls == {"prefill": 1, "decode": 39}
 
 
+@pytest.mark.full
 def test_shapes_in_all_or_in_none(case: Case, tmp_path: Path) -> None:
     for shapes in (True, False):
         with profiler(case, tmp_path, record_shapes=shapes) as prof:
@@ -191,6 +199,7 @@ def test_shapes_in_all_or_in_none(case: Case, tmp_path: Path) -> None:
         assert not (directory_of(prof) / "profile_full_trace.json").exists()
 
 
+@pytest.mark.full
 def test_growth_ends_an_open_ended_recording(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth, "MOST_GROWTH_BYTES", -1)
     monkeypatch.setattr(growth, "LOOK_EVERY_S", 0.0)
@@ -204,6 +213,7 @@ def test_growth_ends_an_open_ended_recording(case: Case, tmp_path: Path, monkeyp
 # --- entered again and again --------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_with_around_each_layer_records_them_all_and_their_backward(tmp_path: Path) -> None:
     case = models.build("llama", layers=6)
     blocks = case.model.get_submodule(case.blocks)
@@ -225,6 +235,7 @@ def test_a_with_around_each_layer_records_them_all_and_their_backward(tmp_path: 
     assert len(prof.results) == 1
 
 
+@pytest.mark.full
 def test_a_block_of_steps_entered_again_stays_open_until_leave(case: Case, tmp_path: Path) -> None:
     optimizer = models.optimizer_of(case.model)
     prof = profiler(case, tmp_path)
@@ -235,6 +246,7 @@ def test_a_block_of_steps_entered_again_stays_open_until_leave(case: Case, tmp_p
     assert [result.run["timed_steps"] for result in prof.results] == [[0], [1, 2, 3, 4, 5, 6, 7]]
 
 
+@pytest.mark.full
 def test_a_part_called_once_is_reported_when_the_result_is_asked_for(case: Case, tmp_path: Path) -> None:
     layer = case.model.get_submodule("model.norm")
     with profiler(None, tmp_path) as prof:
@@ -256,14 +268,15 @@ for block in blocks:
         x = block(x)
 x.sum().backward()
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
-    assert "Linear" in done.stdout
+    done = run_program("-c", program, environment={"PYTHONPATH": str(TESTS.parent)})
+    assert done.returncode == 0 and "Linear" in done.stdout
     assert len(list(tmp_path.rglob("result.json"))) == 1
 
 
 # --- named blocks -------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_named_blocks_give_back_what_they_ran_and_become_series(case: Case, tmp_path: Path) -> None:
     with profiler(case, tmp_path, steps="all", record_shapes=False) as prof:
         for step in range(2):
@@ -303,6 +316,7 @@ def _with_step(prof: pw.ProfilerWrapper, run: Callable[[], object]) -> None:
             prof.step()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("loop", [_by_function, _by_with, _around_all_calls, _with_step])
 @pytest.mark.parametrize("how", ["inference", "by hand", "training", "a window"])
 def test_every_call_of_a_named_block_is_in_its_series(
@@ -329,6 +343,7 @@ def test_every_call_of_a_named_block_is_in_its_series(
         output_dir=tmp_path,
         files="result",
         enable_print_summary=False,
+        background=False,
     )
     with torch.set_grad_enabled(how == "training"), prof:
         loop(prof, run)

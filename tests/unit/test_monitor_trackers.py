@@ -134,17 +134,20 @@ def wandb_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return {**files, "": files[ours]}
 
 
+@pytest.mark.full
 def test_rows_go_to_the_active_run_of_wandb_and_take_nothing_from_it(wandb_runs: dict[str, bytes]) -> None:
     content = wandb_runs["same-steps"]
     assert all(content.count(tag.encode()) >= 2 for tag in TAGS)  # two rows
     assert content.count(b"mine") >= 5
 
 
+@pytest.mark.full
 def test_a_user_who_logs_no_steps_or_fewer_to_wandb_loses_nothing(wandb_runs: dict[str, bytes]) -> None:
     content = wandb_runs["own-count"]
     assert all(tag.encode() in content for tag in TAGS)
     assert content.count(b"mine") >= 21
 
 
+@pytest.mark.full
 def test_without_an_active_run_one_is_made_and_finished(wandb_runs: dict[str, bytes]) -> None:
     assert all(wandb_runs[""].count(tag.encode()) >= 2 for tag in TAGS)

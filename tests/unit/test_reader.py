@@ -425,7 +425,7 @@ def read_or_broken(path: Path) -> Recording | None:
         return None
 
 
-@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("indent", [None, pytest.param(2, marks=pytest.mark.full)])
 @pytest.mark.parametrize("content", [NASTY, trace(*NASTY, ALLOCATION, OP) | {"after": {"a": [1, -2.5e-7, "é"]}}])
 def test_every_truncation_is_read_up_to_the_tear(tmp_path: Path, content: Any, indent: int | None) -> None:
     path = tmp_path / "trace.json"
@@ -495,6 +495,7 @@ def test_a_gzip_bomb_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytes
         read(path)
 
 
+@pytest.mark.full
 def test_random_damage_is_read_or_named(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     path = tmp_path / "trace.json"
@@ -530,7 +531,9 @@ def test_shapes_of_ops_by_span(tmp_path: Path) -> None:
 
 
 @needs_traces
-@pytest.mark.parametrize("name", TRACE_NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.full if name.startswith("ddp") else ()) for name in TRACE_NAMES]
+)
 def test_real_traces_against_json_and_decimal(name: str) -> None:
     with gzip.open(TRACES / name) as file:
         content = json.load(file, parse_float=Decimal)
