@@ -13,6 +13,7 @@ import torch
 
 from profiler_wrapper.analysis.work.roofline import StepWork
 from profiler_wrapper.monitor import monitor as monitor_module
+from profiler_wrapper.monitor import sinks as sinks_module
 from profiler_wrapper.monitor import steps as steps_module
 from profiler_wrapper.monitor.monitor import TrainingMonitor
 from profiler_wrapper.monitor.records import StepRecord
@@ -158,6 +159,8 @@ def monitoring(
     sink = Kept()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(monitor_module, "find_accelerator", lambda _: device)
+        for patience in ("WAIT_S", "CLOSING_S"):  # the machine may be busy
+            patch.setattr(sinks_module, patience, 100.0)
         if clock is not None:
             patch.setattr(
                 steps_module, "StepClock", lambda device: StepClock(device, host_clock=lambda: round(clock() * 1e9))

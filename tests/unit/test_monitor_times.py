@@ -84,7 +84,7 @@ def test_a_step_is_told_when_the_device_has_come_to_its_end_and_in_order(tmp_pat
 
 
 def test_closing_waits_a_moment_for_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps_module, "CLOSING_WAIT_S", 30.0)
+    monkeypatch.setattr(steps_module, "CLOSING_WAIT_S", 300.0)
     device = Device()
     with monitoring(tmp_path, device=device) as (monitor, records):
         monitor.start_step()
