@@ -8,11 +8,20 @@ from decimal import Decimal
 from functools import cache, lru_cache
 from typing import Any
 
+import pytest
+
 from profiler_wrapper import ProfileResult, load
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.result import attribute_trace
 from profiler_wrapper.trace.recording import Recording
-from shared_traces import TRACES
+from shared_traces import TRACE_NAMES, TRACES
+
+LARGEST = "ddp_training_with_memory.pt.trace.json.gz"
+
+
+def names_of_traces(*, largest: pytest.MarkDecorator) -> list[object]:
+    """To parametrise with; the largest, which takes a second, with a mark."""
+    return [pytest.param(name, marks=largest) if name == LARGEST else name for name in TRACE_NAMES]
 
 
 @cache

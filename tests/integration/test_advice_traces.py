@@ -77,12 +77,12 @@ def told(name: str) -> dict[str, Finding]:
     return {f.id: f for f in found if (f.saves_at_most_us or 0) * 1000 >= 0.01 * facts(name).step_ns}
 
 
-@pytest.mark.parametrize("name", TRACE_NAMES)
+@pytest.mark.parametrize("name", gpu_traces.names_of_traces(largest=pytest.mark.full))
 def test_what_fires(name: str) -> None:
     assert set(told(name)) == FIRES[name]
 
 
-@pytest.mark.parametrize("name", TRACE_NAMES)
+@pytest.mark.parametrize("name", gpu_traces.names_of_traces(largest=pytest.mark.full))
 def test_the_summary_is_short_and_true_to_itself(name: str) -> None:
     analysis = facts(name).analysis
     assert not [warning for warning in analysis.warnings if "advice" in warning or "verdict" in warning]
@@ -105,7 +105,7 @@ def test_the_summary_is_short_and_true_to_itself(name: str) -> None:
     assert alike["device_count"] == 1
 
 
-@pytest.mark.parametrize("name", [DDP, VLLM, VIT])
+@pytest.mark.parametrize("name", [pytest.param(DDP, marks=pytest.mark.full), VLLM, VIT])
 def test_waits_for_launches_are_those_of_the_file(name: str) -> None:
     """A sweep over the file's own numbers: gaps of under 1 ms that end with an event launched within them."""
     device = sorted((event for event in events(name) if on_device(event)), key=lambda event: event["ts"])
@@ -129,6 +129,7 @@ def test_waits_for_launches_are_those_of_the_file(name: str) -> None:
     )
 
 
+@pytest.mark.full
 def test_nothing_hides_the_communication_of_ddp() -> None:
     """Its all-reduces run on one stream with everything else, so all of their time is exposed."""
     steps = facts(DDP).steps

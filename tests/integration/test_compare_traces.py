@@ -12,19 +12,19 @@ import pytest
 import models
 import profiler_wrapper as pw
 from browser import Browser
-from gpu_traces import result
+from gpu_traces import names_of_traces, result
 from profiler_wrapper.__main__ import main
 from profiler_wrapper.comparison.compare import compare
 from profiler_wrapper.comparison.model import Comparison
 from profiling import profiler, result_of
 from sample_results import llama
-from shared_traces import TRACE_NAMES, TRACES, needs_traces
+from shared_traces import TRACES, needs_traces
 
 BERT, VIT = TRACES / "h100_bert_small_inference.json.gz", TRACES / "h100_vit_inference.json.gz"
 
 
 @needs_traces
-@pytest.mark.parametrize("name", TRACE_NAMES)
+@pytest.mark.parametrize("name", names_of_traces(largest=pytest.mark.full))
 def test_a_trace_is_no_different_from_itself(name: str) -> None:
     once = twice = result(name)
     found = compare(once, twice)

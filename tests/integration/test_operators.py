@@ -13,11 +13,11 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from gpu_traces import exact_events, result
+from gpu_traces import exact_events, names_of_traces, result
 from profiler_wrapper.analysis.views.operators import NO_OP
 from profiler_wrapper.trace.reader import read
 from recordings import analyse
-from shared_traces import TRACE_NAMES, needs_traces
+from shared_traces import needs_traces
 from truths import device_total_of
 
 
@@ -140,9 +140,7 @@ def innermost_ops(events: list[dict[str, Any]]) -> tuple[Counter[str], Counter[s
 
 
 @needs_traces
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.full) if name.startswith("ddp_") else name for name in TRACE_NAMES]
-)
+@pytest.mark.parametrize("name", names_of_traces(largest=pytest.mark.full))
 def test_ops_launch_what_the_file_says(name: str) -> None:
     time_ns, events, calls = innermost_ops(exact_events(name))
     found: dict[str, Counter[str]] = defaultdict(Counter)

@@ -56,6 +56,7 @@ def test_what_has_no_fused_kernels_is_told_of_what_it_can_do(tmp_path: Path) -> 
     assert "torch.compile around NAdam's step" in found["fix"]  # on a CPU, foreach is no faster
 
 
+@pytest.mark.full
 def test_an_optimizer_of_a_real_gpu_that_adds_one_by_one() -> None:
     """SGD of 404 parameters: one addition each, as the trace viewer shows."""
     (found,) = slow_optimizer(facts_of_gpu("ddp_training_with_memory.pt.trace"))

@@ -6,9 +6,9 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from gpu_traces import result
+from gpu_traces import LARGEST, names_of_traces, result
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE
-from shared_traces import TRACE_NAMES, needs_traces
+from shared_traces import needs_traces
 
 pytestmark = needs_traces
 QWEN = "h100_qwen1.5_0.5b_inference.json.gz"
@@ -22,7 +22,7 @@ def unattributed(name: str) -> dict[str, int]:
     return {row.reason: row.time_ns for row in result(name).unattributed}
 
 
-@pytest.mark.parametrize("name", TRACE_NAMES)
+@pytest.mark.parametrize("name", names_of_traces(largest=pytest.mark.full))
 def test_tables_add_up_to_the_total(name: str) -> None:
     found = result(name)
     assert found.time_basis == "device"
@@ -32,7 +32,7 @@ def test_tables_add_up_to_the_total(name: str) -> None:
     assert sum(row.time_ns for row in found.classes) == found.time.total_ns
 
 
-@pytest.mark.parametrize("name", TRACE_NAMES)
+@pytest.mark.parametrize("name", names_of_traces(largest=pytest.mark.full))
 def test_rows_hold_what_is_below_them(name: str) -> None:
     found = result(name)
     below: dict[tuple[str, str], int] = defaultdict(int)
@@ -107,15 +107,21 @@ def test_all_that_was_launched_in_a_foreign_trace_is_in_a_module(name: str) -> N
     assert forward >= 0.97 * launched
 
 
-def test_steps_of_traces_that_number_them() -> None:
-    steps = {name: [row.step for row in result(name).steps if row.step is not None] for name in TRACE_NAMES}
-    assert steps["ddp_training_with_memory.pt.trace.json.gz"] == [2, 3, 4, 5, 6]
-    assert steps["v100_ddp_resnet.pt.trace.json.gz"] == [101, 102, 103, 104, 105]
-    assert steps[CHECKPOINTED] == [15, 16, 17]
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        pytest.param(LARGEST, [2, 3, 4, 5, 6], marks=pytest.mark.full),
+        ("v100_ddp_resnet.pt.trace.json.gz", [101, 102, 103, 104, 105]),
+        (CHECKPOINTED, [15, 16, 17]),
+    ],
+)
+def test_steps_of_traces_that_number_them(name: str, steps: list[int]) -> None:
+    assert [row.step for row in result(name).steps if row.step is not None] == steps
 
 
+@pytest.mark.full
 def test_memory_of_the_trace_that_has_it() -> None:
-    found = result("ddp_training_with_memory.pt.trace.json.gz")
+    found = result(LARGEST)
     assert found.memory["device"].startswith("cuda")
     assert all(row.peak_bytes is not None and row.peak_bytes > 0 for row in found.steps)
 

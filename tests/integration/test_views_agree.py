@@ -56,7 +56,7 @@ def trained(directory: Path) -> Analysis:
     return result_of(prof)
 
 
-@pytest.fixture(params=["a training run", *RECORDED])
+@pytest.fixture(params=["a training run", RECORDED[0], pytest.param(RECORDED[1], marks=pytest.mark.full)])
 def analysis(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Analysis:
     if request.param == "a training run":
         return trained(tmp_path_factory.getbasetemp())

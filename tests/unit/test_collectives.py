@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from any_traces import traces, training_step, wild_traces
+from any_traces import training_step, wild_traces
+from conserved import assert_collectives_are_conserved, communication
 from profiler_wrapper.analysis.advice.communication import exposed_communication
 from profiler_wrapper.analysis.advice.facts import Facts
 from profiler_wrapper.analysis.attributed import attributed
@@ -219,38 +220,12 @@ def test_bus_factors_are_those_of_nccl_tests() -> None:
 # --- laws ---
 
 
-def communication(result: Analysis) -> int:
-    return sum(row.time_ns for row in result.classes if row.class_name == "communication")
-
-
-def assert_collectives_are_conserved(result: Analysis) -> None:
-    rows = result.collectives
-    assert sum(row.time_ns for row in rows) == communication(result)
-    keys = [(row.collective, row.group, row.group_size, row.dtype, row.layer, row.phase) for row in rows]
-    assert len(keys) == len(set(keys))
-    assert [row.time_ns for row in rows] == sorted((row.time_ns for row in rows), reverse=True)
-    if result.time_basis == "cpu":
-        return
-    assert all(row.exposed_ns is not None and row.overlapped_ns is not None for row in rows)
-    assert all(row.exposed_ns + row.overlapped_ns == row.time_ns for row in rows)  # type: ignore[operator]
-    exposed = sum(row.exposed_ns or 0 for row in rows)
-    assert exposed >= (result.time.exposed_communication_ns or 0)  # which counts an instant once
-    of_layers = sum(row.exposed_communication_ns or 0 for row in result.layers if row.parent is None)
-    assert of_layers == sum(row.exposed_ns or 0 for row in rows if row.layer is not None)
-
-
-@settings(max_examples=60, deadline=None)
-@given(traces())
-def test_collectives_of_any_trace_add_up(trace: Trace) -> None:
-    assert_collectives_are_conserved(analyse(trace.recording()))
-
-
 @settings(max_examples=100, deadline=None)
 @given(wild_traces())
-def test_collectives_of_wild_traces_add_up(trace: Trace) -> None:
+def test_collectives_that_wild_traces_tell_add_up(trace: Trace) -> None:
+    """Those that they do not tell, but by names, do so in test_layer_time.py."""
     recording = trace.op("aten::mm", 0, 1, thread=4).recording()
     told = tuple(CollectiveDetails(i, "allreduce", 2, 2, "Float", 2, "g") for i in range(0, len(recording.spans), 2))
-    assert_collectives_are_conserved(analyse(recording))
     assert_collectives_are_conserved(analyse(replace(recording, collectives=told)))
 
 

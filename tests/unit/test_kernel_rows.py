@@ -6,14 +6,14 @@ from collections import Counter
 
 import pytest
 
+from gpu_traces import attributed_trace, names_of_traces
 from profiler_wrapper.analysis.attributed import attributed
 from profiler_wrapper.analysis.model import KernelRow
 from profiler_wrapper.analysis.time_rows import class_rows
 from profiler_wrapper.analysis.views.kernels import OTHERS, kernel_rows
-from profiler_wrapper.trace.reader import read
 from profiler_wrapper.trace.recording import Category
 from recordings import Trace
-from shared_traces import TRACE_NAMES, TRACES, needs_traces
+from shared_traces import needs_traces
 
 SMALL = {"grid": (8, 1, 1), "block": (128, 1, 1), "registers": 32, "shared_memory": 0}
 
@@ -97,10 +97,10 @@ def test_without_device_events_there_are_none() -> None:
 
 
 @needs_traces
-@pytest.mark.parametrize("name", TRACE_NAMES)
+@pytest.mark.parametrize("name", names_of_traces(largest=pytest.mark.full))
 def test_rows_add_up_to_all_device_events(name: str) -> None:
-    recording = read(TRACES / name)
-    found = attributed(recording)
+    found = attributed_trace(name)
+    recording = found.recording
     rows = kernel_rows(found)
     device = recording.device_mask
     assert sum(row.time_ns for row in rows) == recording.spans.duration_ns[device].sum()

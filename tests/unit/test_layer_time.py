@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 import numpy as np
 from hypothesis import given, settings
 
 from any_traces import traces, training_step, wild_traces
+from conserved import assert_collectives_are_conserved, assert_conserved
 from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.trace.recording import Category, Recording
 from recordings import MAIN, Trace, analyse
 
@@ -113,52 +111,22 @@ def test_a_backward_run_inside_a_layers_forward_is_no_part_of_that_call() -> Non
 # --- laws ---
 
 
-def assert_conserved(result: Analysis) -> None:
-    assert sum(row.self_time_ns for row in result.layers) + result.time.unattributed_ns == result.time.total_ns
-    assert sum(row.time_ns for row in result.unattributed) == result.time.unattributed_ns
-    assert sum(row.time_ns for row in result.steps) == result.time.total_ns
-    assert sum(row.time_ns for row in result.classes) == result.time.total_ns
-    assert all(sum(row.phases_ns.values()) == row.time_ns for row in result.steps)
-    below: dict[tuple[str, str], int] = defaultdict(int)
-    for row in result.layers:
-        below[row.parent or "", row.phase] += row.time_ns if row.parent is not None else 0
-    for row in result.layers:
-        if row.layer:
-            assert row.time_ns == row.self_time_ns + below[row.layer, row.phase]
-        assert 0 <= row.attention_ns <= row.time_ns
-        if row.exposed_communication_ns is not None:
-            assert 0 <= row.exposed_communication_ns <= row.communication_ns <= row.time_ns
-    keys = [(row.layer, row.phase) for row in result.layers]
-    assert len(keys) == len(set(keys))
-    assert_steps_and_events_add_up(result, sum(row.count for row in result.classes))
-
-
-def assert_steps_and_events_add_up(result: Analysis, charged: int) -> None:
-    """The laws of `step_times_ns` and `self_events`: per step against its row, over all against the events."""
-    numbered = [row for row in result.steps if row.step is not None]
-    own = [list(row.step_times_ns) for row in result.layers if row.parent is None]
-    per_step = [sum(times) for times in zip(*own, strict=True)] or [0] * len(numbered)
-    assert all(spent <= row.time_ns for spent, row in zip(per_step, numbered, strict=True))
-    if not result.unattributed:
-        assert per_step == [row.time_ns for row in numbered]
-    assert all(len(row.step_times_ns) == len(numbered) for row in result.layers)
-    assert all(sum(row.step_times_ns) <= row.time_ns for row in result.layers)
-    if len(numbered) == len(result.steps):  # nothing is outside of the steps
-        assert all(sum(row.step_times_ns) == row.time_ns for row in result.layers)
-    events = sum(row.self_events or 0 for row in result.layers) + sum(row.count for row in result.unattributed)
-    assert events == charged == sum(row.count for row in result.classes)
-
-
 @settings(max_examples=80, deadline=None)
 @given(traces())
-def test_nothing_is_lost_or_counted_twice(trace: Trace) -> None:
+def test_nothing_is_lost_or_counted_twice_and_exposed_is_what_nothing_runs_beside(trace: Trace) -> None:
     recording = trace.recording()
     result = analyse(recording)
     assert_conserved(result)
+    assert_collectives_are_conserved(result)
     spans = recording.spans
     assert result.time.total_ns == int(spans.duration_ns[recording.device_mask].sum())
     busy = sum(len(running(recording, device)) for device in (0, 1))
     assert result.time.busy_ns == busy
+    exposed = sum(
+        len(running(recording, device, communicating=True) - running(recording, device, communicating=False))
+        for device in (0, 1)
+    )
+    assert result.time.exposed_communication_ns == exposed
 
 
 def running(recording: Recording, device: int, *, communicating: bool | None = None) -> set[int]:
@@ -173,17 +141,6 @@ def running(recording: Recording, device: int, *, communicating: bool | None = N
     }
 
 
-@settings(max_examples=80, deadline=None)
-@given(traces())
-def test_exposed_communication_is_that_of_every_instant(trace: Trace) -> None:
-    recording = trace.recording()
-    expected = sum(
-        len(running(recording, device, communicating=True) - running(recording, device, communicating=False))
-        for device in (0, 1)
-    )
-    assert analyse(recording).time.exposed_communication_ns == expected
-
-
 def test_training_step_is_conserved() -> None:
     assert_conserved(analyse(training_step().recording()))
 
@@ -194,6 +151,7 @@ def test_no_trace_is_too_wild(trace: Trace) -> None:
     recording = trace.op("aten::mm", 0, 1, thread=4).recording()
     result = analyse(recording, track=["aten::mm", len])
     assert_conserved(result)
+    assert_collectives_are_conserved(result)
     found = attributed(recording)
     assert sum(found.cpu_ns.tolist()) == covered_by_ops(recording, set(found.tree.layer_of_span))
 

@@ -57,6 +57,7 @@ def test_what_is_used_little_or_expandable_is_no_fragmentation(facts: dict[str, 
     assert list(fragmentation(device(**facts))) == []
 
 
+@pytest.mark.full
 def test_a_real_gpu_reserved_twice_what_it_needed() -> None:
     """By hand from the `[memory]` events: 6,629,508,096 bytes allocated at most, 12,782,141,440 reserved."""
     facts = facts_of_gpu("ddp_training_with_memory.pt.trace")

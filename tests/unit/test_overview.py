@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Callable
-from decimal import Decimal
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any
@@ -15,20 +12,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpu_traces import attributed_trace, exact_events, names_of_traces
 from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.model import Overview, StepSplit
 from profiler_wrapper.analysis.steps import step_windows
 from profiler_wrapper.analysis.views.overview import overview
 from profiler_wrapper.errors import EmptyRecording
-from profiler_wrapper.trace.reader import read
 from profiler_wrapper.trace.recording import Category
 from recordings import AUTOGRAD, Trace, analyse
-from shared_traces import TRACE_NAMES, TRACES, needs_traces
+from shared_traces import needs_traces
 
 PARTS = (
     "kernel_ns", "communication_ns", "memcpy_ns", "memset_ns", "runtime_ns", "dataloader_ns", "cpu_ns", "other_ns",
 )  # fmt: skip
-V100 = TRACES / "v100_ddp_resnet.pt.trace.json.gz"
+V100 = "v100_ddp_resnet.pt.trace.json.gz"
 DEVICES = [
     {"id": 0, "name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85 * 10**9, "computeMajor": 9, "computeMinor": 0,
      "numSms": 132, "warpSize": 32},
@@ -314,8 +311,7 @@ def _sweep(intervals: list[tuple[int, int, int]], start: int, end: int) -> list[
 
 @needs_traces
 def test_the_v100_trace_against_plain_json() -> None:
-    with gzip.open(V100) as file:
-        events = [event for event in json.load(file, parse_float=Decimal)["traceEvents"] if event["ph"] == "X"]
+    events = [event for event in exact_events(V100) if event["ph"] == "X"]
 
     def interval(event: dict[str, Any]) -> tuple[int, int]:
         start = int(event["ts"] * 1000)
@@ -337,7 +333,7 @@ def test_the_v100_trace_against_plain_json() -> None:
         for e in events
         if e.get("cat") == "user_annotation" and e["name"].startswith("ProfilerStep#")
     )
-    told = overview(attributed(read(V100)))
+    told = overview(attributed_trace(V100))
     assert told is not None
     before, wall, busy = 0, 0, 0
     for (start, end, number), step in zip(steps, told.steps, strict=True):
@@ -358,9 +354,9 @@ def test_the_v100_trace_against_plain_json() -> None:
 
 
 @needs_traces
-@pytest.mark.parametrize("name", TRACE_NAMES)
+@pytest.mark.parametrize("name", names_of_traces(largest=pytest.mark.full))
 def test_on_every_trace_the_parts_add_up(name: str) -> None:
-    found = attributed(read(TRACES / name))
+    found = attributed_trace(name)
     told = overview(found)
     assert told is not None and told.steps
     for step in told.steps:

@@ -141,7 +141,10 @@ def test_kernels_with_tensor_cores_and_those_that_make_no_product_are_silent() -
 
 @pytest.mark.parametrize(
     ("name", "float32_ms"),
-    [("v100_ddp_resnet.pt.trace", 59.3), ("ddp_training_with_memory.pt.trace", 82.6)],
+    [
+        ("v100_ddp_resnet.pt.trace", 59.3),
+        pytest.param("ddp_training_with_memory.pt.trace", 82.6, marks=pytest.mark.full),
+    ],
 )
 def test_real_v100s_that_train_in_float32_leave_their_tensor_cores_idle(name: str, float32_ms: float) -> None:
     """Every product of theirs ran in a kernel of float32: sgemm, scudnn, winograd, engines of <float, ...>."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import gpu_traces
 from profiler_wrapper.analysis.classes import (
     DeviceProperties,
     device_properties,
@@ -12,10 +13,9 @@ from profiler_wrapper.analysis.classes import (
     tensor_core_kernels,
     uses_tensor_cores,
 )
-from profiler_wrapper.trace.reader import read
 from profiler_wrapper.trace.recording import Category
 from recordings import Trace
-from shared_traces import TRACES, needs_traces
+from shared_traces import needs_traces
 
 H100 = DeviceProperties(name="NVIDIA H100 80GB HBM3", compute_capability=(9, 0), warp_size=32)
 P100 = DeviceProperties(name="Tesla P100-PCIE-16GB", compute_capability=(6, 0), warp_size=32)
@@ -194,7 +194,7 @@ def test_properties_of_devices() -> None:
     [
         ("alexnet_forward.pt.trace.json.gz", 17.0),
         ("b200_vllm_eager_inference.json.gz", 59.7),
-        ("ddp_training_with_memory.pt.trace.json.gz", 0.0),
+        pytest.param("ddp_training_with_memory.pt.trace.json.gz", 0.0, marks=pytest.mark.full),
         ("h100_bert_small_inference.json.gz", 76.5),
         ("h100_vit_inference.json.gz", 78.3),
         ("mi300_resnet_checkpointing_training.json.gz", 6.4),
@@ -204,7 +204,7 @@ def test_properties_of_devices() -> None:
 )
 def test_no_kernel_of_the_recorded_runs_is_unknown(name: str, percent: float) -> None:
     """The shares are those of the names in the traces, read one by one."""
-    recording = read(TRACES / name)
+    recording = gpu_traces.recording(name)
     kernels = np.flatnonzero(recording.spans.category == Category.KERNEL)
     judged = tensor_core_kernels(recording, kernels)
     time_ns = recording.spans.duration_ns[kernels]
