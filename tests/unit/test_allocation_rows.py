@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_traces import events, result
 from memory_recordings import BASE_NS, held
 from profiler_wrapper.analysis.attributed import attributed
 from profiler_wrapper.analysis.memory.blocks import owned_memory
 from profiler_wrapper.analysis.memory.events import device_memory
 from profiler_wrapper.analysis.model import OpMemoryRow
 from profiler_wrapper.analysis.views.operators import allocation_rows, op_memory_rows
-from profiler_wrapper.trace.reader import read
 from recordings import Trace, analyse
-from shared_traces import TRACES
+from shared_traces import needs_traces
 
-DDP = TRACES / "ddp_training_with_memory.pt.trace.json.gz"
+DDP = "ddp_training_with_memory.pt.trace.json.gz"
 
 
 def one_layer() -> Trace:
@@ -104,13 +102,13 @@ def test_ops_add_up_to_all_allocations(events: list[tuple[int, int, int, bool]])
     assert sorted((row.size_bytes for row in largest), reverse=True) == sorted(sizes, reverse=True)
 
 
-@pytest.mark.skipif(not DDP.exists(), reason="the shared traces are not there")
+@pytest.mark.full
+@needs_traces
 def test_rows_are_those_of_a_plain_reading_of_the_trace() -> None:
     """A dictionary of addresses and the file's own JSON give the same allocations."""
-    analysis = analyse(read(str(DDP)))
-    events = json.loads(gzip.decompress(DDP.read_bytes()))["traceEvents"]
+    analysis = result(DDP)
     device = int(analysis.memory["device"].removeprefix("cuda:"))
-    told = [e for e in events if e.get("name") == "[memory]"]
+    told = [e for e in events(DDP) if e.get("name") == "[memory]"]
     told = [e for e in told if (e["args"]["Device Type"], e["args"]["Device Id"]) == (1, device)]
     told.sort(key=lambda event: event["ts"])
     alive: dict[int, int] = {}

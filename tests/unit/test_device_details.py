@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import tracemalloc
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import gpu_traces
 from profiler_wrapper.trace import events as trace_events
 from profiler_wrapper.trace import reader
 from profiler_wrapper.trace.reader import read, read_with_shapes
@@ -201,8 +201,7 @@ def test_python_calls(tmp_path: Path) -> None:
 @needs_traces
 @pytest.mark.parametrize("name", REAL_TRACES)
 def test_real_traces_against_plain_json(name: str) -> None:
-    with gzip.open(TRACES / name) as file:
-        events = [event for event in json.load(file)["traceEvents"] if event["ph"] == "X"]
+    events = [event for event in gpu_traces.events(name) if event["ph"] == "X"]
     kept = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver", "cuda_sync", "kernel", "gpu_memcpy",
             "gpu_memset", "gpu_user_annotation")  # fmt: skip
     spans = [
@@ -210,7 +209,7 @@ def test_real_traces_against_plain_json(name: str) -> None:
         for event in events
         if event.get("cat") in kept or (event.get("cat") == "python_function" and event["name"].startswith("nn.Module"))
     ]
-    recording = read(TRACES / name)
+    recording = gpu_traces.recording(name)
     assert len(recording.spans) == len(spans)
     launches = {
         e["args"]["correlation"]: e["args"] for e in spans if e["cat"] == "cuda_runtime" and "grid" in e["args"]
@@ -249,9 +248,9 @@ def test_real_traces_against_plain_json(name: str) -> None:
         and "): " in e["name"]
         for e in events
     )
-    shaped, _ = read_with_shapes(TRACES / name)
-    assert shaped.collectives == recording.collectives
-    assert launches_of(shaped).grid.tolist() == told.grid.tolist()
+    plain = read(TRACES / name)  # without shapes
+    assert plain.collectives == recording.collectives
+    assert launches_of(plain).grid.tolist() == told.grid.tolist()
 
 
 def test_collectives_keep_nothing_else_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

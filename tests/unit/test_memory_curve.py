@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from dataclasses import replace
 from typing import Any
@@ -10,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpu_traces import events, result
 from memory_recordings import use_of
 from profiler_wrapper.analysis.memory.use import memory_curve
 from profiler_wrapper.analysis.model import StepTime
-from profiler_wrapper.trace.reader import read
-from recordings import Trace, analyse
+from recordings import Trace
 from sample_memory import EVENT_NS, llama_memory, memory_of, training
-from shared_traces import TRACES
+from shared_traces import needs_traces
 
-DDP = TRACES / "ddp_training_with_memory.pt.trace.json.gz"
+DDP = "ddp_training_with_memory.pt.trace.json.gz"
 
 
 def assert_adds_up(curve: dict[str, Any]) -> None:
@@ -160,14 +159,14 @@ def test_more_phases_than_can_be_told_apart_are_left_out() -> None:
     assert len(memory_curve(use)["phases"]) == 9
 
 
-@pytest.mark.skipif(not DDP.exists(), reason="the shared traces are not there")
+@pytest.mark.full
+@needs_traces
 def test_the_curve_of_a_trace_is_that_of_a_sweep_through_its_json() -> None:
-    analysis = analyse(read(str(DDP)))
+    analysis = result(DDP)
     curve, peak = analysis.memory["curve"], analysis.memory["peak"]
     assert_adds_up(curve)
-    events = json.loads(gzip.decompress(DDP.read_bytes()))["traceEvents"]
     device = int(analysis.memory["device"].removeprefix("cuda:"))
-    told = [e for e in events if e.get("name") == "[memory]"]
+    told = [e for e in events(DDP) if e.get("name") == "[memory]"]
     told = [e for e in told if (e["args"]["Device Type"], e["args"]["Device Id"]) == (1, device)]
     told.sort(key=lambda event: event["ts"])
     begin_us = curve["start_ns"] / 1000
