@@ -29,7 +29,7 @@ IMPORTED = (
     *("torch._inductor.compile_fx", "torch.distributed.fsdp", "torch.distributed.pipelining", "torch.utils.checkpoint"),
     *("torch.profiler", "hypothesis.extra.numpy", "pandas", "msgspec", "tabulate", "tqdm", "jinja2", "jsonschema"),
     *("transformers.models.llama.modeling_llama", "transformers.models.gpt2.modeling_gpt2", "transformers.generation"),
-    *("matplotlib.figure", "matplotlib.backends.backend_agg", "plotly.graph_objects", "duckdb", "pyarrow.parquet"),
+    *("matplotlib.figure", "matplotlib.backends.backend_agg", "plotly.graph_objects", "pyarrow.parquet"),
 )
 
 
@@ -42,7 +42,7 @@ def import_what_is_slow(root: Path) -> None:
         importlib.import_module(name)
 
 
-class _Reached:
+class Reached:
     """The bytes of this process: 1 for each expression that was evaluated."""
 
     def __init__(self) -> None:
@@ -72,7 +72,9 @@ class _Reached:
         return value, found
 
 
-class _Plugin:
+class Plugin:
+    """Writes a line for each test."""
+
     def __init__(self) -> None:
         self._out = Path(os.environ[FOLDER], f"tests-{os.getpid()}.jsonl").open("a")  # noqa: SIM115  (until the end)
         self._of_file: dict[str, int] = {}
@@ -136,13 +138,18 @@ class _Plugin:
         return report
 
 
+REACHED: Reached
+_caches: list[object] = []
+_asked: set[object] = set()  # (cache, key) of this test
+
+
 def _cpu_s() -> float:
     """Of this process and the children that it has waited for."""
     used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
-def _cache_that_tells(inner: Callable[..., Any]) -> Callable[..., Any]:
+def cache_that_tells(inner: Callable[..., Any]) -> Callable[..., Any]:
     """What a cached function reached when it was called first counts for each test that calls it."""
     found: dict[object, int] = {}
     number = len(_caches)
@@ -176,17 +183,15 @@ def _lru_cache(maxsize: Any = 128, typed: bool = False) -> Any:
 def _told(function: Callable[..., Any], cached: Callable[..., Any]) -> Callable[..., Any]:
     code = getattr(function, "__code__", None)
     is_ours = code is not None and code.co_filename.startswith(os.environ[ROOT])
-    return _cache_that_tells(cached) if is_ours else cached
+    return cache_that_tells(cached) if is_ours else cached
 
 
 if FOLDER in os.environ and "PYTEST_XDIST_WORKER" in os.environ:
-    REACHED = _Reached()
-    _caches: list[object] = []
-    _asked: set[object] = set()  # (cache, key) of this test
+    REACHED = Reached()
     import_what_is_slow(Path(os.environ[ROOT]))
     _plain_lru_cache = functools.lru_cache
     functools.lru_cache = _lru_cache
     functools.cache = _lru_cache(maxsize=None)
 
     def pytest_configure(config: pytest.Config) -> None:
-        config.pluginmanager.register(_Plugin())
+        config.pluginmanager.register(Plugin())

@@ -50,6 +50,7 @@ _SLOWER = 5  # times the CPU time that tests need without a mutant: it does not 
 _TWICE_S = 0.5  # what a test with so much CPU time says is asked again: it may run live
 _NOTHING_HAPPENS_S = 90  # without CPU time: it waits for ever
 _MOST_OF_A_PROGRAM_S = 300  # CPU
+_MOST_BYTES = 12 << 30  # a list may grow for ever, too
 _NO_COPY = (".git", ".venv*", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", "__pycache__", "outputs")
 
 
@@ -202,6 +203,13 @@ class Runner:
     def _outcomes(self, waiting: deque[_Run]) -> Iterator[tuple[_Run, set[str], int]]:
         """Each run with the tests that failed and how its process ended; more may be appended meanwhile."""
         running: list[_Child] = []
+        try:
+            yield from self._outcomes_of(waiting, running)
+        finally:  # Ctrl-C does not reach them
+            for child in running:
+                _end(child)
+
+    def _outcomes_of(self, waiting: deque[_Run], running: list[_Child]) -> Iterator[tuple[_Run, set[str], int]]:
         while waiting or running:
             while waiting and self._free:
                 running.append(self._start(waiting.popleft(), self._free.pop()))
@@ -210,8 +218,7 @@ class Runner:
                 ended, status = os.waitpid(child.process, os.WNOHANG)
                 if not ended and not _stands_still(child):
                     continue
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(child.process, signal.SIGKILL)  # and what the tests started
+                _end(child)
                 if not ended:
                     _, status = os.waitpid(child.process, 0)
                 running.remove(child)
@@ -269,6 +276,7 @@ def _be_pytest(run: _Run, slot: Path) -> None:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_DATA, (_MOST_BYTES, _MOST_BYTES))
         if run.mutant is not None:
             fixtures = {name: took_s for test in run.tests for name, took_s in test.fixtures.items()}
             needed_s = _START_S + sum(test.cpu_s for test in run.tests) + sum(fixtures.values())
@@ -294,6 +302,12 @@ def _be_pytest(run: _Run, slot: Path) -> None:
     finally:
         sys.stdout.flush()
         os._exit(code)
+
+
+def _end(child: _Child) -> None:
+    """And what its tests started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.process, signal.SIGKILL)
 
 
 def _stands_still(child: _Child) -> bool:
@@ -350,7 +364,7 @@ def main() -> None:
     os.nice(5)
     root, scores = asked.checkout.resolve(), {}
     modules = read_modules(root)
-    with tempfile.TemporaryDirectory(prefix="mutants") as folder:
+    with tempfile.TemporaryDirectory(prefix="mutants", ignore_cleanup_errors=True) as folder:
         scratch = Path(folder)
         copy_checkout(root, scratch / "reach_of" / "checkout")
         reach = find_reach(root, scratch / "reach_of" / "checkout", jobs=asked.jobs, scratch=scratch)

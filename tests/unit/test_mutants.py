@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import base64
 import importlib.util
+import json
 import zlib
 from collections import deque
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import mutant_plugin
 import mutants
 from mutant_changes import MARK, Module, Mutant, draw
 from mutant_reach import Case, Numbers, Reach, compile_to, read_modules
@@ -242,6 +244,64 @@ def test_tests_that_reach_a_mutant_are_asked_the_cheapest_first() -> None:
     )
     found = [test.name for test in reach.tests_of(mutant, broken={"broken"})]
     assert found == ["cheap", "dear", "of a fixture", "of it, too"]
+
+
+TESTS = """
+import functools, pytest
+from mutant_plugin import REACHED, cache_that_tells
+
+def reach(number):
+    REACHED.add(1 << 8 * number)
+
+reach(0)
+
+@pytest.fixture(scope="module")
+def shared():
+    reach(1)
+
+@cache_that_tells
+@functools.cache
+def once(name):
+    reach(2)
+
+def test_first(shared):
+    once("x")
+    reach(3)
+
+def test_second(shared):
+    once("x")
+    once("x")
+
+def test_third():
+    reach(4)
+    assert False
+
+@pytest.mark.skip
+def test_fourth(shared):
+    pass
+"""
+
+
+def test_what_tests_share_counts_for_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ((mutant_plugin.FOLDER, str(tmp_path)), (mutant_plugin.SIZE, "5"), (mutant_plugin.BITS, "")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(mutant_plugin, "REACHED", mutant_plugin.Reached(), raising=False)
+    (tmp_path / "left_out.json").write_text('["test_shared.py::test_of_no_interest"]')
+    (tmp_path / "pytest.ini").write_text("[pytest]")
+    (tmp_path / "test_shared.py").write_text(TESTS + "def test_of_no_interest(): reach(0)")
+    options = ["-q", "-p", "no:xdist", "-p", "no:timeout", "-p", "no:cacheprovider", f"--rootdir={tmp_path}"]
+    pytest.main([*options, str(tmp_path)], plugins=[mutant_plugin.Plugin()])
+    (written,) = tmp_path.glob("tests-*.jsonl")
+    numbers = Numbers(count=5)
+    lines = [json.loads(text) for text in written.read_text().splitlines()]
+    reach = Reach(numbers, lines)
+    found = {
+        name.partition("::")[2]: [n for n in range(5) if zlib.decompress(base64.b64decode(one["reached"]))[n]]
+        for one in lines
+        if not one["skipped"] and (name := one["test"])
+    }
+    assert found == {"test_first": [0, 1, 2, 3], "test_second": [0, 1, 2], "test_third": [0, 4]}
+    assert [len(test.fixtures) for test in reach.tests] == [1, 1, 0]
 
 
 # How a mutant is judged.
