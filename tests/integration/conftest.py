@@ -1,4 +1,4 @@
-"""What the tests of pages in a browser share."""
+"""What the tests of whole runs share: a browser, pages in it, a small model."""
 
 from __future__ import annotations
 
@@ -44,3 +44,11 @@ def opened(browser: Browser, tmp_path: Path) -> Iterator[Opener]:
         assert page.problems == []
         assert page.dialogs == []
         page.close()
+
+
+@pytest.fixture
+def case() -> Any:
+    """A Llama of two blocks, as `models.build` gives it."""
+    import models
+
+    return models.build("llama")

@@ -17,12 +17,6 @@ from models import Case
 from profiler_wrapper.marking import _held, _RecordedSteps
 from profiling import QUICK, profiler, rows_with_time
 
-
-@pytest.fixture
-def case() -> Case:
-    return models.build("llama")
-
-
 # --- somebody else's profiler -------------------------------------------------------------------
 
 

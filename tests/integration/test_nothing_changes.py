@@ -17,11 +17,6 @@ from profiling import directory_of, profiler, result_of
 from unchanged import Boom, hooks_of, nothing_left, ours_in_the_way
 
 
-@pytest.fixture
-def case() -> Case:
-    return models.build("llama")
-
-
 def run_with_dropout(profiled: bool, tmp_path: Path) -> dict[str, Any]:
     torch.manual_seed(0)
     case = models.build("llama")

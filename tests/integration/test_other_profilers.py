@@ -22,12 +22,6 @@ from programs import LONGEST_S, TESTS, warned
 from torch_versions import since_torch
 from unchanged import CPU, names_in, nothing_left
 
-
-@pytest.fixture
-def case() -> Case:
-    return models.build("llama")
-
-
 # --- other profilers ----------------------------------------------------------------------------
 
 

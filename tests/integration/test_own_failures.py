@@ -27,11 +27,6 @@ from unchanged import fails, nothing_left
 NEVER_STARTED = since_torch(2, 11, "after a profiler that was prepared and never started none can be")
 
 
-@pytest.fixture
-def case() -> Case:
-    return models.build("llama")
-
-
 # --- failures of ours ---------------------------------------------------------------------------
 
 

@@ -19,11 +19,6 @@ from profiling import directory_of
 pytestmark = pytest.mark.full
 
 
-@pytest.fixture
-def case() -> Case:
-    return models.build("llama")
-
-
 def profiled(case: Case, output_dir: Path, *, train: int = 6, **options: Any) -> ProfilerWrapper:
     options = {"files": ("trace", "result", "report"), "enable_print_summary": False} | options
     with ProfilerWrapper(case.model, output_dir=output_dir, **options) as prof:

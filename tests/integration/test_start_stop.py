@@ -18,11 +18,6 @@ from programs import run_script, warned
 from unchanged import hooks_of, ours_in_the_way
 
 
-@pytest.fixture
-def case() -> Case:
-    return models.build("llama")
-
-
 def train(case: Case, steps: int) -> None:
     optimizer = models.optimizer_of(case.model)
     for step in range(steps):

@@ -26,11 +26,6 @@ from unchanged import CPU, nothing_left
 BLOCK = "model.layers.1"
 
 
-@pytest.fixture
-def case() -> Case:
-    return models.build("llama")
-
-
 def on_a_thread(function: Callable[[], object]) -> None:
     thread = threading.Thread(target=function)
     thread.start()

@@ -27,11 +27,6 @@ from profiling import directory_of, profiler, result_of
 from unchanged import nothing_left
 
 
-@pytest.fixture
-def case() -> Case:
-    return models.build("llama")
-
-
 def forward_calls(prof: pw.ProfilerWrapper, layer: str) -> int | None:
     return next(row.calls for row in result_of(prof).rows(layer) if row.phase == "forward")
 

@@ -17,12 +17,6 @@ from profiler_wrapper.capture import growth, recorder
 from profiling import directory_of, event_names, profiler, result_of, rows_with_time
 from programs import TESTS, run_program
 
-
-@pytest.fixture
-def case() -> Case:
-    return models.build("llama")
-
-
 # --- which steps --------------------------------------------------------------------------------
 
 

@@ -22,12 +22,6 @@ import profiler_wrapper as pw
 from models import Case
 from profiling import QUICK, directory_of, profiler, result_of
 
-
-@pytest.fixture
-def case() -> Case:
-    return models.build("llama")
-
-
 # --- parameters ---------------------------------------------------------------------------------
 
 
