@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,22 +71,22 @@ def million() -> MemoryUse:
     return replace(use, timeline=many_events(1_000_000), peak=peak, moments=())
 
 
-CASES = {
-    "training": llama_memory(12),
-    "cpu": llama_memory(12, device="cpu"),
-    "many_steps": leaking_memory(2, steps=30),
-    "one_allocation": memory_at_peak((owner("params", MIB, name="w"),)),
-    "awkward_names": memory_at_peak((owner("params", MIB, name="$\\frac{$\n\ud800" * 30),)),
-    "nothing_held": memory_at_peak((owner("params", 0, name="w"),)),
-    "million": million(),
-    "unknown": None,
+CASES: dict[str, Callable[[], MemoryUse | None]] = {
+    "training": lambda: llama_memory(12),
+    "cpu": lambda: llama_memory(12, device="cpu"),
+    "many_steps": lambda: leaking_memory(2, steps=30),
+    "one_allocation": lambda: memory_at_peak((owner("params", MIB, name="w"),)),
+    "awkward_names": lambda: memory_at_peak((owner("params", MIB, name="$\\frac{$\n\ud800" * 30),)),
+    "nothing_held": lambda: memory_at_peak((owner("params", 0, name="w"),)),
+    "million": million,
+    "unknown": lambda: None,
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_picture_comes_out(name: str, tmp_path: Path) -> None:
     path = tmp_path / "plot.png"
-    draw_categories(replace(llama(2), memory_use=CASES[name]), path)
+    draw_categories(replace(llama(2), memory_use=CASES[name]()), path)
     from PIL import Image
 
     with Image.open(path) as image:
