@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch
 import torch._inductor  # torch's optimizers and profiler would
 
+import checkout  # noqa: F401
 import parallel_models
 import profiler_wrapper as pw
 
