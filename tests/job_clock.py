@@ -11,9 +11,11 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
+from profiler_wrapper.timer.device_events import StepClock
+
 _BEGIN_NS = 10**15
 _1970_NS = 1_767_225_600_000_000_000  # what the wall clock is ahead
-_TRANSFER_NS = 1_000_000
+TRANSFER_NS = 1_000_000
 
 
 class RealTime:
@@ -51,25 +53,27 @@ class PlannedTime(RealTime):
     def meet(self, group: Any = None) -> None:
         latest = torch.tensor(self.now_ns)
         dist.all_reduce(latest, dist.ReduceOp.MAX, group)
-        self.now_ns = int(latest) + _TRANSFER_NS
+        self.now_ns = int(latest) + TRANSFER_NS
 
     def sent(self, other: int) -> None:
         dist.send(torch.tensor(self.now_ns), other)
-        self.now_ns += _TRANSFER_NS
+        self.now_ns += TRANSFER_NS
 
     def received(self, other: int) -> None:
         at_ns = torch.tensor(0)
         dist.recv(at_ns, other)
-        self.now_ns = max(self.now_ns, int(at_ns)) + _TRANSFER_NS
+        self.now_ns = max(self.now_ns, int(at_ns)) + TRANSFER_NS
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
         def monotonic_ns() -> int:
             return self.now_ns
 
-        readers = ("profiler_wrapper.timer.spans", "profiler_wrapper.timer.timer", "time")
         with contextlib.ExitStack() as patches:
-            for reader in readers:
-                patches.enter_context(mock.patch(f"{reader}.perf_counter_ns", monotonic_ns))
+            for reader in ("spans", "timer", "layer_spans", "layer_timer"):
+                patches.enter_context(mock.patch(f"profiler_wrapper.timer.{reader}.perf_counter_ns", monotonic_ns))
+            patches.enter_context(mock.patch("time.perf_counter_ns", monotonic_ns))
+            defaults = StepClock.__init__.__kwdefaults__
+            patches.enter_context(mock.patch.dict(defaults, host_clock=monotonic_ns))
             patches.enter_context(mock.patch("time.time_ns", lambda: self.now_ns + _1970_NS))
             yield

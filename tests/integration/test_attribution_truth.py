@@ -157,20 +157,29 @@ def check_variant(variant: str, folder: str, *, accumulate: int = 1, name: str =
 
 @pytest.mark.parametrize(
     "variant",
-    ["plain", "checkpoint_wrapped", "gradient_checkpointing", "gradient_checkpointing_reentrant", "lora"],
+    [
+        "plain",
+        *(
+            pytest.param(variant, marks=pytest.mark.full)
+            for variant in ("checkpoint_wrapped", "gradient_checkpointing", "gradient_checkpointing_reentrant", "lora")
+        ),
+    ],
 )
 def test_llama(variant: str, tmp_path: Path) -> None:
     assert check_variant(variant, str(tmp_path)) > 200
 
 
+@pytest.mark.full
 def test_gpt2(tmp_path: Path) -> None:
     assert check_variant("plain", str(tmp_path), name="gpt2") > 100
 
 
+@pytest.mark.full
 def test_gradient_accumulation(tmp_path: Path) -> None:
     assert check_variant("plain", str(tmp_path), accumulate=4) > 800
 
 
+@pytest.mark.full
 def test_ddp(process_group: None, tmp_path: Path) -> None:
     assert check_variant("ddp", str(tmp_path)) > 200
 

@@ -19,6 +19,7 @@ from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.trace.reader import read
 from recordings import analyse
 
+pytestmark = pytest.mark.full
 _WARM_UP, _STEPS = 2, 2  # DDP settles its buckets after the first step, by broadcasts
 
 

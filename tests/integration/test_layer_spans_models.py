@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import statistics
-import time
 from collections import Counter
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -16,20 +16,29 @@ from torch import nn
 
 import models
 import variants
+from job_clock import TRANSFER_NS, PlannedTime, RealTime
 from layer_runs import rows_of
 from processes import run_in_processes
 from profiler_wrapper import ProfilerWrapper, TrainingMonitor
 from profiler_wrapper.timer.layer_timer import LayerTimer
+from profiler_wrapper.timer.steps import WAITS
 from unchanged import hooks_of, ours_in_the_way
 
 CASES = [
-    *((name, "plain") for name in ("llama", "mixtral")),
-    *(("llama", variant) for variant in variants.VARIANTS if variant != "plain"),
-    ("cogvideox", "gradient_checkpointing"),
-    ("gpt2", "gradient_checkpointing_reentrant"),
-    ("vit", "fsdp2"),
+    ("llama", "plain"),
+    *(
+        pytest.param(*case, marks=pytest.mark.full)
+        for case in (
+            ("mixtral", "plain"),
+            *(("llama", variant) for variant in variants.VARIANTS if variant != "plain"),
+            ("cogvideox", "gradient_checkpointing"),
+            ("gpt2", "gradient_checkpointing_reentrant"),
+            ("vit", "fsdp2"),
+        )
+    ),
 ]
-SLEEP_S = 0.15  # far longer than anything else takes here, so that a busy machine cannot hide it
+SLEEP_S = 0.15  # of a clock that nothing else moves
+STEPS = 3  # of ranks
 RECOMPUTES = {"checkpoint_wrapped", "gradient_checkpointing", "gradient_checkpointing_reentrant"}
 
 
@@ -97,6 +106,7 @@ def test_every_block_has_its_spans_and_nothing_changes(tmp_path: Path, name: str
     assert all(begin + lasted <= after for (begin, lasted), (after, _) in pairwise(spans))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["compiled_blocks", "compiled_in_place", "compiled_whole"])
 def test_compiled_graphs_are_those_without_us(tmp_path: Path, how: str) -> None:
     seen = []
@@ -119,128 +129,158 @@ def test_compiled_graphs_are_those_without_us(tmp_path: Path, how: str) -> None:
 
 class Sleeps(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:
-        ctx.backward_s = backward_s
-        time.sleep(forward_s)
+    def forward(ctx: Any, x: torch.Tensor, forward_s: float, backward_s: float, clock: RealTime) -> torch.Tensor:
+        ctx.backward_s, ctx.clock = backward_s, clock
+        clock.sleep(forward_s)
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        time.sleep(ctx.backward_s)
-        return grads[0], None, None
+        ctx.clock.sleep(ctx.backward_s)
+        return grads[0], None, None, None
 
 
 @pytest.mark.parametrize("kind", ["forward", "backward"])
 def test_a_sleep_in_one_block_is_in_that_block_alone(tmp_path: Path, kind: str) -> None:
-    case = models.build("llama", models.Size(layers=4))
+    case, clock = models.build("llama", models.Size(layers=4)), PlannedTime()
     slow = variants.blocks_of(case)[2].mlp
     asleep = (SLEEP_S, 0.0) if kind == "forward" else (0.0, SLEEP_S)
-    slow.register_forward_hook(lambda module, args, output: Sleeps.apply(output, *asleep))
-    with TrainingMonitor(tmp_path, model=case.model, layers=True, sinks=[], flops_profile_freq=0, peaks=1.0) as monitor:
-        for step in range(8):
+    slow.register_forward_hook(lambda module, args, output: Sleeps.apply(output, *asleep, clock))
+    options: dict[str, Any] = {"layers": True, "sinks": [], "flops_profile_freq": 0, "peaks": 1.0}
+    with clock.shown(), TrainingMonitor(tmp_path, model=case.model, **options) as monitor:
+        for step in range(3):
             with monitor.step():
                 case.loss(case.model, case.batch(step)).backward()
-    times: dict[tuple[str, str], list[float]] = {}
+    times_s: dict[tuple[str, str], set[float]] = {}
     for row in rows_of(tmp_path):
         if "layer" in row:
-            times.setdefault((row["layer"], row["kind"]), []).append(row["duration_ns"] / 1e9)
-    asleep_s = times.pop(("model.layers.2", kind))
-    assert SLEEP_S <= min(asleep_s) < 2 * SLEEP_S
-    quickest_s = {key: min(values) for key, values in times.items()}  # a busy machine can only add
-    assert max(quickest_s.values()) < SLEEP_S / 2, quickest_s
+            times_s.setdefault((row["layer"], row["kind"]), set()).add(row["duration_ns"] / 1e9)
+    assert times_s.pop(("model.layers.2", kind)) == {SLEEP_S}
+    assert len(times_s) > 7 and set.union(*times_s.values()) == {0.0}
+
+
+PLANTED_S = {f"layers.{index}": 0.002 * times for index, times in enumerate((8, 1, 4, 2))}
+
+
+class Sleeper(nn.Module):
+    def __init__(self, seconds: float, clock: RealTime) -> None:
+        super().__init__()
+        self.linear, self.seconds, self.clock = nn.Linear(8, 8), seconds, clock
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Sleeps.apply(self.linear(x), self.seconds, self.seconds, self.clock)  # type: ignore[no-any-return]
+
+
+class Sleepers(nn.Module):
+    def __init__(self, clock: RealTime) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Sleeper(seconds, clock) for seconds in PLANTED_S.values())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("kind", ["forward", "backward"])
+def test_blocks_that_sleep_8_to_1_to_4_to_2_long(tmp_path: Path, kind: str) -> None:
+    clock = PlannedTime()
+    model = Sleepers(clock)
+    with clock.shown(), LayerTimer(model, tmp_path) as layers:
+        for _ in range(3):
+            model(torch.ones(2, 8)).sum().backward()
+            layers.step()
+    rows = [row for row in rows_of(tmp_path) if row.get("layer") in PLANTED_S and row["kind"] == kind]
+    found = [(row["layer"], row["duration_ns"] / 1e9) for row in sorted(rows, key=lambda row: row["layer"])]
+    assert found == [(layer, seconds) for layer, seconds in PLANTED_S.items() for _ in range(3)]
 
 
 def test_the_profilers_layer_table_says_the_same(tmp_path: Path) -> None:
-    """Blocks that sleep 8 : 1 : 4 : 2 long; of each the quickest step, because a busy machine can only add."""
-
-    class Sleeper(nn.Module):
-        def __init__(self, seconds: float) -> None:
-            super().__init__()
-            self.linear, self.seconds = nn.Linear(8, 8), seconds
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return Sleeps.apply(self.linear(x), self.seconds, self.seconds)  # type: ignore[no-any-return]
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(Sleeper(seconds) for seconds in planted_s.values())
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for layer in self.layers:
-                x = layer(x)
-            return x
-
-    planted_s = {f"layers.{index}": 0.01 * times for index, times in enumerate((8, 1, 4, 2))}
-    model = Model()
-    x = torch.randn(2, 8)
-    with LayerTimer(model, tmp_path / "live") as layers:
-        for _ in range(6):
-            model(x).sum().backward()
-            layers.step()
-    with ProfilerWrapper(model, output_dir=tmp_path / "profile", steps="2-6", enable_print_summary=False) as profile:
-        for _ in range(7):
-            model(x).sum().backward()
+    """By the machine's time, to which a busy one can only add."""
+    model = Sleepers(RealTime())
+    options: dict[str, Any] = {"steps": "1-3", "enable_print_summary": False, "background": False}
+    with ProfilerWrapper(model, output_dir=tmp_path, files=("result",), **options) as profile:
+        for _ in range(4):
+            model(torch.ones(2, 8)).sum().backward()
             profile.step()
     table = {(row.layer, row.phase): min(row.step_times_ns) / 1e9 for row in profile.result.layers if row.step_times_ns}
-    times_s: dict[tuple[str, str], list[float]] = {}
-    for row in rows_of(tmp_path / "live"):
-        if row.get("layer", "").startswith("layers."):
-            times_s.setdefault((row["layer"], row["kind"]), []).append(row["duration_ns"] / 1e9)
     for kind in ("forward", "backward"):
-        live = {layer: min(times_s[layer, kind]) for layer in planted_s}
-        theirs = {layer: table[layer, kind] for layer in planted_s}
-        for found in (live, theirs):
-            assert all(found[layer] >= least for layer, least in planted_s.items()), (kind, found)
-            assert sorted(found, key=found.__getitem__) == sorted(planted_s, key=planted_s.__getitem__), (kind, found)
-            assert found["layers.0"] > 3 * found["layers.1"], (kind, found)
+        found = {layer: table[layer, kind] for layer in PLANTED_S}
+        assert all(found[layer] >= least for layer, least in PLANTED_S.items()), (kind, found)
 
 
 # --- ranks ---
 
 
-def rank_trains(directory: str, variant: str) -> tuple[str, str]:
+def rank_trains(directory: str) -> dict[str, tuple[str, str]]:
+    return {variant: rank_trains_a_variant(directory, variant) for variant in ("ddp", "fsdp2")}
+
+
+def rank_trains_a_variant(directory: str, variant: str) -> tuple[str, str]:
     hashes = []
     for watched in (True, False):
         torch.manual_seed(0)
-        case = models.build("llama")
+        case, clock = models.build("llama"), PlannedTime()
         model = variants.VARIANTS[variant](case)
         if watched:
+            mlp = variants.blocks_of(case)[0].mlp
             if torch.distributed.get_rank() == 1:
-                variants.blocks_of(case)[0].mlp.register_forward_hook(
-                    lambda module, args, output: Sleeps.apply(output, 0.0, SLEEP_S)
-                )
-            with LayerTimer(model, directory, run_name="run") as layers:
-                hashes.append(trained(case, model, 6, layers))
+                mlp.register_forward_hook(partial(sleeps_in_backward, clock))
+            if variant == "ddp":
+                mlp.register_forward_hook(partial(meets_after_backward, clock))
+            with clock.shown(), LayerTimer(model, directory, run_name=variant) as layers:
+                hashes.append(trained(case, model, STEPS, layers))
         else:
-            hashes.append(trained(case, model, 6))
+            hashes.append(trained(case, model, STEPS))
     return hashes[0], hashes[1]
 
 
+def sleeps_in_backward(clock: RealTime, module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+    return Sleeps.apply(output, 0.0, SLEEP_S, clock)  # type: ignore[no-any-return]
+
+
+def meets_after_backward(clock: RealTime, module: nn.Module, args: Any, output: torch.Tensor) -> None:
+    """Where DDP waits for its all-reduce, the ranks' clocks do."""
+
+    def meet() -> None:
+        with mock.patch.object(WAITS, "listeners", ()):  # it is no collective of the training's
+            clock.meet()
+
+    engine = torch.autograd.Variable._execution_engine
+    output.register_hook(lambda grad: engine.queue_callback(meet))  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, tuple[str, str]]]]:
+    folder: Path = tmp_path_factory.mktemp("ranks")
+    return folder, run_in_processes(rank_trains, str(folder))
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("variant", ["ddp", "fsdp2"])
-def test_two_ranks(tmp_path: Path, variant: str) -> None:
-    for with_us, without in run_in_processes(rank_trains, str(tmp_path), variant, world_size=2):
-        assert with_us == without
-    ranks = [rows_of(tmp_path, rank=rank) for rank in range(2)]
+def test_two_ranks(two_ranks: tuple[Path, list[dict[str, tuple[str, str]]]], variant: str) -> None:
+    folder, hashes = two_ranks
+    assert all(rank[variant][0] == rank[variant][1] for rank in hashes)
+    ranks = [rows_of(folder / variant, rank=rank) for rank in range(2)]
     if variant == "ddp":
         tails = [[row for row in rows if row["kind"] == "communication"] for rows in ranks]
         for rows in tails:
             assert [(row["step"], row["sequence"], row["group"]) for row in rows] == [
-                (step, 0, "0-1") for step in range(6)
+                (step, 0, "0-1") for step in range(STEPS)
             ]
-        quick, slow = (statistics.median(row["duration_ns"] / 1e9 for row in rows[1:]) for rows in tails)
-        assert quick > slow + SLEEP_S / 3  # the one that is late does not wait
-        begins = [[row["start_ns"] / 1e9 for row in rows[1:]] for rows in tails]
-        assert statistics.median(late - early for early, late in zip(*begins, strict=True)) > SLEEP_S / 3
+        quick, slow = ([row["duration_ns"] for row in rows] for rows in tails)
+        assert quick == [SLEEP_S * 1e9 + TRANSFER_NS] * STEPS
+        assert slow == [TRANSFER_NS] * STEPS  # the one that is late does not wait
+        begins = [[row["start_ns"] for row in rows] for rows in tails]
+        assert [late - early for early, late in zip(*begins, strict=True)] == [SLEEP_S * 1e9] * STEPS
     own = [
-        statistics.median(
+        [
             (row["duration_ns"] - row.get("waiting_ns", 0)) / 1e9
             for row in rows
-            if row.get("layer") == "model.layers.0" and row["kind"] == "backward" and row["step"] > 0
-        )
+            if row.get("layer") == "model.layers.0" and row["kind"] == "backward"
+        ]
         for rows in ranks
     ]
-    assert own[1] >= SLEEP_S
-    assert own[0] < own[1] - SLEEP_S / 3, "who waits for the slow rank looks as slow"
+    assert own == [[0.0] * STEPS, [SLEEP_S] * STEPS], "who waits for the slow rank looks as slow"
     waits = {row["name"] for row in ranks[0] if row["kind"] == "communication"}
     assert waits == ({"collectives after backward"} if variant == "ddp" else {"all_gather", "reduce_scatter"})

@@ -17,6 +17,7 @@ from parallel_models import LAYERS
 from processes import run_in_processes
 from profiling import directory_of, result_of
 
+pytestmark = pytest.mark.full
 STEPS, TIMED = 6, 3
 BLOCKS = [f"layers.{number}{part}" for number in range(LAYERS) for part in ("", ".norm", ".mlp")]
 

