@@ -45,3 +45,13 @@ def rows_with_time(result: pw.ProfileResult, phase: str, kind: str = "block") ->
 def event_names(path: Path, category: str) -> list[str]:
     """Names of the events of one category, in file order."""
     return [event["name"] for event in json.loads(path.read_text())["traceEvents"] if event.get("cat") == category]
+
+
+def blocks_with_time(result: pw.ProfileResult) -> set[str]:
+    """The blocks that took time in any phase."""
+    return {row.layer for row in result.layers if row.kind == "block" and row.time_ns}
+
+
+def files_below(directory: Path) -> list[str]:
+    """The names of all files in it and its folders, the hidden ones too."""
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())

@@ -9,6 +9,7 @@ import numpy as np
 from profiler_wrapper.analysis.model import (
     BEFORE_PROFILING,
     CATEGORIES,
+    Analysis,
     Change,
     Leak,
     MemoryCategory,
@@ -19,6 +20,7 @@ from profiler_wrapper.analysis.model import (
     Phase,
     Slope,
 )
+from sample_results import llama
 
 MIB = 1 << 20
 EVENT_NS = 100_000
@@ -247,3 +249,8 @@ def memory_at_peak(owners: tuple[Owner, ...], *, device: str = "cpu") -> MemoryU
         run.hold(one.category, one.layer, one.name, one.op, one.phase, one.size_bytes)
     run.point("after forward", 2)
     return memory_of(run, device=device, slope=None)
+
+
+def with_memory(use: MemoryUse, analysis: Analysis | None = None) -> Analysis:
+    """The analysis, of a Llama if none is given, with that memory."""
+    return replace(analysis or llama(12), memory_use=use)

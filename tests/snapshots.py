@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import checkout  # noqa: F401
 
 if TYPE_CHECKING:
+    from profiler_wrapper.snapshot.analyse import AllocatorReport
     from profiler_wrapper.snapshot.read import MemorySnapshot
 
 MIB = 1 << 20
@@ -231,3 +232,10 @@ if __name__ == "__main__":
     import sys
 
     print(write(snapshot(training()), Path(sys.argv[1] if len(sys.argv) > 1 else "snapshot.pickle")))
+
+
+def report_of(value: object) -> AllocatorReport:
+    """What is told of a snapshot of these values."""
+    from profiler_wrapper.snapshot.analyse import allocator_report
+
+    return allocator_report(read(value))

@@ -24,7 +24,7 @@ from profiler_wrapper.child import _BESIDE_TRAINING
 from profiler_wrapper.errors import ProfilerWrapperWarning
 from profiler_wrapper.run import finishing, window
 from profiler_wrapper.trace.atomic import replacing
-from profiling import directory_of, profiler, read_run, result_of
+from profiling import directory_of, files_below, profiler, read_run, result_of
 from programs import LONGEST_S, TESTS, run_program
 
 ALL = ["profile_full_trace.json", "profile_trace.json", "result.json", "run.json"]
@@ -66,11 +66,6 @@ def wait_until(true: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def names(directory: Path) -> list[str]:
-    """Of all files, the hidden ones too."""
-    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
-
-
 def test_a_window_that_a_child_finishes_is_as_one_finished_at_once(
     case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,7 +73,7 @@ def test_a_window_that_a_child_finishes_is_as_one_finished_at_once(
         models.train(case, steps=6)
         wait_for_children(prof)
         directory = directory_of(prof)
-        assert names(directory) == ALL and read_run(directory)["complete"], "before anybody waits for it"
+        assert files_below(directory) == ALL and read_run(directory)["complete"], "before anybody waits for it"
         assert capsys.readouterr().out == "", "the table comes with the end of the block"
     assert "self_attn" in capsys.readouterr().out
     result = result_of(prof)
@@ -141,13 +136,13 @@ def test_what_a_child_does_not_finish_is_finished_by_who_waits(
     assert child._process.poll() is not None
     if not reason:
         assert result_of(prof).run["timed_steps"] == [2, 3, 4]
-        assert names(directory) == ALL and read_run(directory)["complete"] is True and told == []
+        assert files_below(directory) == ALL and read_run(directory)["complete"] is True and told == []
         assert (directory / "profile_trace.json").read_text().count("layers on the CPU") == 1
         return
     (message,) = told  # most likely for want of memory: the training is not to share that
     trace = directory / "profile_trace.json"
     assert reason in message and f"python -m profiler_wrapper analyze {trace}" in message
-    assert names(directory) == ["profile_full_trace.json", "profile_trace.json", "run.json"]
+    assert files_below(directory) == ["profile_full_trace.json", "profile_trace.json", "run.json"]
     assert prof.result is None and read_run(directory)["complete"] is False and pw.load(trace).layers
 
 
@@ -159,7 +154,7 @@ def test_without_memory_for_a_child_the_trace_alone_is_kept(
     with pytest.warns(ProfilerWrapperWarning, match="control group .*analyze /.*profile_trace.json") as told:
         prof = answers_of(case, tmp_path, files=("result",), trace=False)
     assert len(told) == 1 and prof.result is None
-    assert names(directory_of(prof)) == ["profile_full_trace.json", "profile_trace.json", "run.json"]
+    assert files_below(directory_of(prof)) == ["profile_full_trace.json", "profile_trace.json", "run.json"]
     assert read_run(directory_of(prof))["complete"] is False
     monkeypatch.setattr(window, "control_group_free_bytes", lambda: 1 << 30)
     assert answers_of(case, tmp_path, files=("result",)).result is not None
@@ -175,7 +170,7 @@ def test_where_no_process_can_be_started_who_waits_does_it(
     monkeypatch.setattr(f"profiler_wrapper.run.window.{what}", refused)
     prof = answers_of(case, tmp_path)
     assert any("no process could be started" in note for note in result_of(prof).warnings)
-    assert names(directory_of(prof)) == ALL and read_run(directory_of(prof))["complete"] is True
+    assert files_below(directory_of(prof)) == ALL and read_run(directory_of(prof))["complete"] is True
 
 
 @pytest.mark.full
@@ -190,7 +185,7 @@ def test_functions_are_applied_by_who_waits(case: Case, tmp_path: Path) -> None:
     series = result_of(prof).series
     assert kept and any(name.startswith("calls[") for name in series) and "mm" in series
     assert pw.load(directory_of(prof)).series.keys() == series.keys()
-    assert names(directory_of(prof)) == ["result.json", "run.json"]
+    assert files_below(directory_of(prof)) == ["result.json", "run.json"]
 
 
 @pytest.mark.full
@@ -261,7 +256,7 @@ def test_the_end_of_the_process_waits_and_without_one_the_child_goes_on(tmp_path
     directory = tmp_path / "job" / "rank0"
 
     def is_whole() -> bool:
-        return names(directory) == ["result.json", "run.json"] and read_run(directory)["complete"] is True
+        return files_below(directory) == ["result.json", "run.json"] and read_run(directory)["complete"] is True
 
     if how == "at once":
         wait_until(is_whole)

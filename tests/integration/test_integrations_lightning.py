@@ -31,6 +31,7 @@ from tests.trainers import (
 
 pytest.importorskip("lightning")
 from profiler_wrapper.integrations.lightning import LayerProfiler, MonitorCallback, ProfilerCallback
+from profiling import blocks_with_time
 
 pytestmark = pytest.mark.full
 
@@ -336,10 +337,6 @@ def test_without_lightning_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
 # --- the profile ----------------------------------------------------------------------------------
 
 
-def blocks(result: Any) -> set[str]:
-    return {row.layer for row in result.layers if row.kind == "block" and row.time_ns}
-
-
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_callback_profiles_steps_and_not_batches(tmp_path: Path, package: str) -> None:
     callback = ProfilerCallback(output_dir=tmp_path, files=("result",), enable_print_summary=False)
@@ -347,7 +344,7 @@ def test_the_callback_profiles_steps_and_not_batches(tmp_path: Path, package: st
     result = callback.result
     assert result is not None and result.complete
     assert [step.step for step in result.steps if step.step is not None] == [2, 3, 4]
-    assert blocks(result) == {"model.model.layers.0", "model.model.layers.1"}
+    assert blocks_with_time(result) == {"model.model.layers.0", "model.model.layers.1"}
     root = next(row for row in result.layers if row.layer == "model" and row.phase == "forward")
     assert root.calls == 3 * 2
 
@@ -357,7 +354,7 @@ def test_a_with_block_around_fit_has_the_layers(tmp_path: Path) -> None:
     with ProfilerWrapper(model, output_dir=tmp_path, files=("result",), enable_print_summary=False) as prof:
         trainer(tmp_path).fit(model, data())
     assert prof.result is not None
-    assert blocks(prof.result) == {"model.model.layers.0", "model.model.layers.1"}
+    assert blocks_with_time(prof.result) == {"model.model.layers.0", "model.model.layers.1"}
     assert len([step for step in prof.result.steps if step.step is not None]) == 3
 
 
@@ -368,7 +365,7 @@ def test_the_trainers_profiler(tmp_path: Path, package: str) -> None:
     made.fit(module(package), data())
     assert not profiler.failed
     assert profiler.result is not None
-    assert blocks(profiler.result) == {"model.layers.0", "model.layers.1"}
+    assert blocks_with_time(profiler.result) == {"model.layers.0", "model.layers.1"}
     assert [step.step for step in profiler.result.steps if step.step is not None] == [2, 3, 4]
 
 

@@ -20,6 +20,7 @@ from profiler_wrapper.config_flops.model_flops import model_flops
 from profiler_wrapper.errors import ProfilerWrapperWarning, WrongUse
 from profiler_wrapper.monitor.monitor import TrainingMonitor
 from profiler_wrapper.monitor.records import StepRecord
+from profiling import blocks_with_time
 from tests import models
 from tests.trainers import (
     FLOPS_OF_SEQUENCE,
@@ -413,16 +414,12 @@ def test_without_transformers_it_says_what_to_install(monkeypatch: pytest.Monkey
 # --- the profile ----------------------------------------------------------------------------------
 
 
-def blocks(result: Any) -> set[str]:
-    return {row.layer for row in result.layers if row.kind == "block" and row.time_ns}
-
-
 def test_a_with_block_around_train_has_the_layers(tmp_path: Path) -> None:
     made = trainer(tmp_path)
     with ProfilerWrapper(made.model, output_dir=tmp_path, files=("result",), enable_print_summary=False) as prof:
         made.train()
     assert prof.result is not None
-    assert blocks(prof.result) == {"model.layers.0", "model.layers.1"}
+    assert blocks_with_time(prof.result) == {"model.layers.0", "model.layers.1"}
     assert len([step for step in prof.result.steps if step.step is not None]) == 3
     phases = {row.phase for row in prof.result.layers}
     assert {"forward", "backward", "optimizer"} <= phases
@@ -435,7 +432,7 @@ def test_the_callback_profiles_steps_and_not_micro_batches(tmp_path: Path) -> No
     result = callback.result
     assert result is not None and result.complete
     assert [step.step for step in result.steps if step.step is not None] == [2, 3, 4]
-    assert blocks(result) == {"model.layers.0", "model.layers.1"}
+    assert blocks_with_time(result) == {"model.layers.0", "model.layers.1"}
     root = next(row for row in result.layers if row.layer == "LlamaForCausalLM" and row.phase == "forward")
     assert root.calls == 3 * 2
     made.train()  # again

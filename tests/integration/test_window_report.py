@@ -14,6 +14,7 @@ from profiler_wrapper import load, result
 from profiler_wrapper.analysis.analyse import tables
 from profiler_wrapper.errors import ProfilerWrapperWarning
 from profiler_wrapper.run import finishing, window
+from profiling import files_below
 from tests import models
 
 OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes"
@@ -36,10 +37,6 @@ def train(
     return prof
 
 
-def names(directory: Path) -> set[str]:
-    return {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
-
-
 def rows(result: pw.ProfileResult) -> set[tuple[str, str]]:
     return {(row.layer, row.phase) for row in result.layers}
 
@@ -52,7 +49,7 @@ def test_a_child_writes_and_gives_back_the_same(tmp_path: Path, monkeypatch: pyt
     assert here is not None and there is not None and there.memory_use is not None
     again = load(tmp_path / "there" / "rank0" / "profile_trace.json")  # the same recording, analysed in this process
     assert again.layers == there.layers and len(again.calls) == len(there.calls) > 0
-    assert names(tmp_path / "there") == names(tmp_path / "here")
+    assert files_below(tmp_path / "there") == files_below(tmp_path / "here")
     assert rows(load(tmp_path / "there")) == rows(there)
     assert json.loads((tmp_path / "there" / "rank0" / "run.json").read_text())["complete"] is True
 
@@ -77,7 +74,7 @@ def test_a_child_that_fails_costs_no_trace(tmp_path: Path, monkeypatch: pytest.M
     with pytest.warns(ProfilerWrapperWarning, match="could not be analysed .*ended with 3"):
         prof = train(tmp_path, "run")
     assert prof.result is None
-    assert {"rank0/profile_trace.json", "rank0/profile_full_trace.json"} <= names(tmp_path / "run")
+    assert {"rank0/profile_trace.json", "rank0/profile_full_trace.json"} <= {*files_below(tmp_path / "run")}
     assert json.loads((tmp_path / "run" / "rank0" / "run.json").read_text())["complete"] is False
     assert load(tmp_path / "run").layers
 
@@ -92,7 +89,7 @@ def test_an_explanation_that_fails_costs_nothing_else(tmp_path: Path, monkeypatc
         pytest.warns(ProfilerWrapperWarning, match="could not be explained"),
     ):
         train(tmp_path, "run", steps=1, error=RuntimeError(OUT_OF_MEMORY), files=("trace", "result"))
-    assert {"rank0/profile_trace.json", "rank0/result.json"} <= names(tmp_path / "run")
+    assert {"rank0/profile_trace.json", "rank0/result.json"} <= {*files_below(tmp_path / "run")}
 
 
 def test_a_failure_is_explained_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,6 @@ import functools
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,16 +23,12 @@ from profiler_wrapper.timer import layer_spans
 from profiler_wrapper.timer.layer_spans import TimedModules
 from profiler_wrapper.timer.layer_timer import LayerTimer
 from programs import warned
-from unchanged import Boom, hooks_of, ours_in_the_way
+from unchanged import Boom, hooks_of
+
+pytestmark = pytest.mark.usefixtures("nothing_in_the_way")
+
 
 X = torch.ones(2, 4)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_left() -> Iterator[None]:
-    before = ours_in_the_way(), dict(vars(torch.autograd))
-    yield
-    assert (ours_in_the_way(), dict(vars(torch.autograd))) == before
 
 
 @pytest.fixture(params=["host", "device"])

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler_wrapper.analysis.model import BEFORE_PROFILING, CATEGORIES, Analysis, MemoryCategory, MemoryUse, Owner
+from profiler_wrapper.analysis.model import BEFORE_PROFILING, CATEGORIES, MemoryCategory, Owner
 from profiler_wrapper.reports.memory import category_tree, layer_order, memory_log, owner_path, walk
-from sample_memory import MIB, llama_memory, memory_at_peak, owner
+from sample_memory import MIB, llama_memory, memory_at_peak, owner, with_memory
 from sample_results import Layer, analysis_of, llama
 
 STATE = re.compile(
@@ -23,10 +22,6 @@ STATE = re.compile(
     r"os_params_memory: (?P<os_params>[0-9.]+) MB, os_state_memory: (?P<os_state>[0-9.]+) MB, "
     r"activation_memory: (?P<activation>[0-9.]+) MB"
 )
-
-
-def with_memory(use: MemoryUse, analysis: Analysis | None = None) -> Analysis:
-    return replace(analysis or llama(12), memory_use=use)
 
 
 def test_the_log_of_a_small_model_line_by_line() -> None:

@@ -14,7 +14,9 @@ from monitoring import Clock, Device, monitoring
 from profiler_wrapper.errors import ProfilerWrapperWarning
 from profiler_wrapper.timer import steps
 from profiler_wrapper.timer.steps import _NAMES as _ENGINE
-from unchanged import Boom, hooks_of, ours_in_the_way
+from unchanged import Boom, hooks_of
+
+pytestmark = pytest.mark.usefixtures("nothing_in_the_way")
 
 
 class Timed(nn.Module):
@@ -61,13 +63,6 @@ def optimizer_of(model: Timed) -> Slow:
 @pytest.fixture(params=["host", "device"])
 def clock(request: pytest.FixtureRequest) -> Clock | Device:
     return Clock() if request.param == "host" else Device()
-
-
-@pytest.fixture(autouse=True)
-def _nothing_left() -> Iterator[None]:
-    before = ours_in_the_way(), dict(vars(torch.autograd))
-    yield
-    assert (ours_in_the_way(), dict(vars(torch.autograd))) == before
 
 
 def watched(tmp_path: Path, clock: Clock | Device, **options: object):  # type: ignore[no-untyped-def]

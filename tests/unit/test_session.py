@@ -11,16 +11,13 @@ import torch
 
 from profiler_wrapper.capture.session import Annotation, Session, SessionLost, ends_whole, machine_activities, safe_name
 from profiler_wrapper.capture.torch_state import Watch, profiler_is_on, profiler_is_waiting
+from profiling import event_names
 
 CPU = torch.profiler.ProfilerActivity.CPU
 
 
 def new_session(**options: bool) -> Session:
     return Session(activities=[CPU], **options)
-
-
-def names(path: Path, category: str) -> list[str]:
-    return [event["name"] for event in json.loads(path.read_text())["traceEvents"] if event.get("cat") == category]
 
 
 def test_a_session_records_between_start_and_stop(tmp_path: Path) -> None:
@@ -35,8 +32,8 @@ def test_a_session_records_between_start_and_stop(tmp_path: Path) -> None:
     torch.ones(2) / 2
     session.stop()
     session.export(tmp_path / "trace.json")
-    assert names(tmp_path / "trace.json", "user_annotation") == ["ProfilerStep#7", "ProfilerStep#8"]
-    ops = names(tmp_path / "trace.json", "cpu_op")
+    assert event_names(tmp_path / "trace.json", "user_annotation") == ["ProfilerStep#7", "ProfilerStep#8"]
+    ops = event_names(tmp_path / "trace.json", "cpu_op")
     assert [op for op in ops if op in ("aten::mul", "aten::add", "aten::sub", "aten::div")] == [
         "aten::add",
         "aten::sub",
@@ -64,7 +61,7 @@ def test_two_sessions_one_after_another_lose_nothing(tmp_path: Path) -> None:
         torch.ones(2) + 1
         session.stop()
         session.export(tmp_path / f"{number}.json")
-        assert names(tmp_path / f"{number}.json", "cpu_op").count("aten::add") == 1
+        assert event_names(tmp_path / f"{number}.json", "cpu_op").count("aten::add") == 1
 
 
 def test_what_another_profiler_ended_is_lost_and_does_not_crash(tmp_path: Path) -> None:
@@ -130,7 +127,7 @@ def test_any_name_survives_the_export(name: str, safe: str, tmp_path: Path) -> N
     annotation.end()
     session.stop()
     session.export(tmp_path / "trace.json")
-    assert names(tmp_path / "trace.json", "user_annotation") == [safe]
+    assert event_names(tmp_path / "trace.json", "user_annotation") == [safe]
 
 
 def test_a_quote_in_somebody_elses_name_is_exported_right_or_said(tmp_path: Path) -> None:
@@ -141,7 +138,7 @@ def test_a_quote_in_somebody_elses_name_is_exported_right_or_said(tmp_path: Path
     session.stop()
     session.export(tmp_path / "trace.json")
     if session.problem is None:
-        written = names(tmp_path / "trace.json", "user_annotation")
+        written = event_names(tmp_path / "trace.json", "user_annotation")
         assert set(written) & {'their "name"', "their 'name'"}  # torch 2.15 writes another quote
     else:
         assert "quote" in session.problem
@@ -175,8 +172,8 @@ def test_the_watch_sees_another_profiler_before_it_takes_over(tmp_path: Path) ->
     assert vars(torch.autograd.profiler.profile)["_prepare_trace"] is before
     session.export(tmp_path / "ours.json")
     theirs.export_chrome_trace(str(tmp_path / "theirs.json"))
-    assert names(tmp_path / "ours.json", "cpu_op").count("aten::add") == 1
-    assert names(tmp_path / "theirs.json", "cpu_op").count("aten::sub") == 1
+    assert event_names(tmp_path / "ours.json", "cpu_op").count("aten::add") == 1
+    assert event_names(tmp_path / "theirs.json", "cpu_op").count("aten::sub") == 1
 
 
 def test_a_profiler_in_its_warm_up_is_noticed() -> None:

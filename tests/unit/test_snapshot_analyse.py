@@ -18,11 +18,9 @@ from torch.cuda import _memory_viz
 from profiler_wrapper.snapshot.analyse import (
     BEFORE_HISTORY,
     NO_LINE,
-    AllocatorReport,
     DeviceMemory,
     MemoryHistory,
     Place,
-    allocator_report,
     lifetimes,
     place,
     short_file,
@@ -43,13 +41,10 @@ from snapshots import (
     FakeAllocator,
     frame,
     read,
+    report_of,
     snapshot,
     training,
 )
-
-
-def report_of(value: object) -> AllocatorReport:
-    return allocator_report(read(value))
 
 
 def history_of(one: DeviceMemory) -> MemoryHistory:

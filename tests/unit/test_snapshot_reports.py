@@ -10,16 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.image import imread
 
 from profiler_wrapper.__main__ import main
-from profiler_wrapper.snapshot.analyse import AllocatorReport, allocator_report
 from profiler_wrapper.snapshot.reports import console_text, draw_snapshot, full_text, highest_states, to_dict
-from snapshots import MAIN, MIB, MLP_STACK, FakeAllocator, frame, read, snapshot, training, write
-
-
-def report_of(value: object) -> AllocatorReport:
-    return allocator_report(read(value))
+from snapshots import MAIN, MIB, MLP_STACK, FakeAllocator, frame, report_of, snapshot, training, write
 
 
 def crowded() -> list[FakeAllocator]:
@@ -135,6 +129,8 @@ def test_a_picture_is_drawn_of_anything(which: str, tmp_path: Path) -> None:
         for entry in value["device_traces"][0]:
             del entry["time_us"]
     draw_snapshot(report_of(value), tmp_path / "a.png")
+    from matplotlib.image import imread
+
     height, width = imread(tmp_path / "a.png").shape[:2]
     assert width > 900
     assert 100 < height < 4500

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memory_recordings import use_of
-from profiler_wrapper.analysis.model import CATEGORIES, Analysis, MemoryCategory, MemoryUse
+from profiler_wrapper.analysis.model import CATEGORIES, MemoryCategory
 from profiler_wrapper.reports.memory import layer_order
 from profiler_wrapper.reports.sunburst import PAGES, page_text, sectors, write_page, write_script
 from recordings import Trace
-from sample_memory import MIB, llama_memory, memory_at_peak, owner
+from sample_memory import MIB, llama_memory, memory_at_peak, owner, with_memory
 from sample_results import Layer, analysis_of, llama
 
 AWKWARD = [
@@ -66,10 +66,6 @@ class Page(HTMLParser):
         (text,) = (text for text in self.texts["script"] if text.startswith("{"))
         found: dict[str, Any] = json.loads(text)
         return found
-
-
-def with_memory(use: MemoryUse, analysis: Analysis | None = None) -> Analysis:
-    return replace(analysis or llama(12), memory_use=use)
 
 
 @pytest.mark.parametrize("page", PAGES)
