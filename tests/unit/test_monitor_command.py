@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from monitor_runs import EXAMPLE, GB, only, open_sinks, record, write_run
 from profiler_wrapper.__main__ import main
@@ -347,6 +346,8 @@ def test_without_parts_none_are_told(tmp_path: Path) -> None:
 def test_the_stacked_parts_add_up_to_the_mean_of_their_steps(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, count: int, most: int
 ) -> None:
+    from matplotlib.figure import Figure
+
     monkeypatch.setattr(monitor_plots, "MOST_POINTS", most)
     steps = [
         record(step, step_time_s=float(step), breakdown_s={"forward": 0.25 * step, "backward": 0.75 * step})
@@ -363,6 +364,8 @@ def test_the_stacked_parts_add_up_to_the_mean_of_their_steps(
 
 
 def labels_of_memory(run: MonitorRun) -> tuple[str, str]:
+    from matplotlib.figure import Figure
+
     axes = Figure().subplots()
     monitor_plots._draw_memory(axes, run, run.log.columns["iteration"])
     return axes.get_title(loc="left"), axes.get_legend_handles_labels()[1][0]

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 pytest.importorskip("duckdb")
 
-from matplotlib.axes import Axes
-from matplotlib.image import imread
 
 from profiler_wrapper.ranks.database import Database
 from profiler_wrapper.ranks.figures import (
@@ -30,6 +29,9 @@ from profiler_wrapper.ranks.timeline import drawn_steps, merged, read_timeline
 from simulated_jobs import QUIET, report_of, simulated
 from small_rank_jobs import HOSTILE, write_job
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 Job = tuple[Database, RanksReport]
 
 
@@ -41,6 +43,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
 
 
 def is_a_picture(path: Path) -> bool:
+    from matplotlib.image import imread
+
     pixels = imread(path)
     return bool(pixels.shape[0] > 100 and pixels.shape[1] > 500 and pixels[..., :3].std() > 0.02)
 
