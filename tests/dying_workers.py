@@ -26,6 +26,7 @@ def says_who_and_sleeps(task: Task) -> Reduced:
     trace.with_suffix(".pid").write_text(str(os.getpid()), encoding="ascii")
     if "slow" in trace.name:
         time.sleep(60)
+        trace.with_suffix(".slept").touch()
     return Reduced(task.trace, "", task.rank)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,7 +16,8 @@ from profiler_wrapper.errors import BrokenTrace
 from profiler_wrapper.ranks import reduce as workers
 from profiler_wrapper.ranks.load import load_ranks, open_ranks
 from profiler_wrapper.ranks.reduce import Reduced, Task, read_summary, reduce_trace, reduce_traces
-from rank_traces import write_trace
+from programs import run_program
+from rank_traces import reduced_here, write_trace
 
 
 def task(trace: Path, folder: Path) -> Task:
@@ -70,7 +70,8 @@ def test_a_table_torn_within_is_a_gap_of_its_rank(tmp_path: Path) -> None:
     for rank in range(3):
         (tmp_path / f"rank{rank}").mkdir()
         write_trace(tmp_path / f"rank{rank}" / "a_trace.json", rank=rank)
-    assert load_ranks(tmp_path).own.ranks.tolist() == [0, 1, 2]
+    with reduced_here():
+        assert load_ranks(tmp_path).own.ranks.tolist() == [0, 1, 2]
     torn = tmp_path / "rank1" / "spans.parquet"
     group = pyarrow.parquet.read_metadata(torn).row_group(0)
     data = bytearray(torn.read_bytes())
@@ -95,6 +96,7 @@ def test_where_nothing_can_be_written_beside_the_trace(tmp_path: Path) -> None:
     assert Path(reduced.spans).is_file()
 
 
+@pytest.mark.full
 def test_a_worker_that_is_killed_loses_nothing(tmp_path: Path) -> None:
     names = ["flaky", "a", "deadly", "b", "c"]
     tasks = [task(write_trace(tmp_path / f"{name}.json", rank=i), tmp_path) for i, name in enumerate(names)]
@@ -126,7 +128,7 @@ def pid_of(one: Task) -> int:
 
 def ends(pid: int) -> bool:
     """Whether a process has ended after a while."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while time.monotonic() < end:
         try:
             os.kill(pid, 0)
@@ -136,17 +138,18 @@ def ends(pid: int) -> bool:
     return False
 
 
+@pytest.mark.full
 def test_who_stops_waiting_leaves_no_process_behind(tmp_path: Path) -> None:
     tasks = [task(tmp_path / f"{name}.json", tmp_path) for name in ("quick", "slow", "slow2", "slow3")]
     asked = workers.reduce_in_workers(tasks, 2, says_who_and_sleeps)
     assert next(asked)[0] == 0
     pids = [pid_of(one) for one in tasks[:2]]
-    begin = time.monotonic()
     asked.close()
-    assert time.monotonic() - begin < 20, "it waited for what nobody wants"
+    assert not Path(tasks[1].trace).with_suffix(".slept").exists(), "it waited for what nobody wants"
     assert all(ends(pid) for pid in pids)
 
 
+@pytest.mark.full
 def test_workers_end_when_who_started_them_is_killed(tmp_path: Path) -> None:
     tasks = [task(tmp_path / f"{name}.json", tmp_path) for name in ("a", "b")]
     code = f"""
@@ -160,7 +163,7 @@ for done, _ in enumerate(reduce_in_workers([Task(*one) for one in {[tuple(one) f
     if done:
         os.kill(os.getpid(), 9)  # both workers are there, and nobody tells them that it is over
 """
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == -9
+    assert run_program("-c", code).returncode == -9
     assert all(ends(pid_of(one)) for one in tasks)
 
 
@@ -170,6 +173,7 @@ def test_where_no_process_can_be_started_this_one_reduces(tmp_path: Path, monkey
     assert [(one.rank, one.failure) for one in reduce_traces(tasks)] == [(0, ""), (1, ""), (2, "")]
 
 
+@pytest.mark.full
 def test_a_worker_that_never_begins_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = [task(write_trace(tmp_path / f"{i}.json", rank=i), tmp_path) for i in range(2)]
     monkeypatch.setattr(workers, "_REDUCE", "raise SystemExit(3)")
@@ -177,6 +181,7 @@ def test_a_worker_that_never_begins_is_said(tmp_path: Path, monkeypatch: pytest.
     assert why == {"the process that should reduce it ended with 3"}
 
 
+@pytest.mark.full
 def test_what_a_worker_raises_is_a_failure_of_its_trace(tmp_path: Path) -> None:
     tasks = [task(tmp_path / f"{name}.json", tmp_path) for name in ("large", "small")]
     found = reduce_traces(tasks, workers=1, reduce=raises)
@@ -191,6 +196,7 @@ def test_what_is_there_needs_no_worker(tmp_path: Path) -> None:
     assert list(map(plain, again)) == list(map(plain, alone))
 
 
+@pytest.mark.full
 def test_a_cluster_says_the_same_as_the_pool(tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed")
     found = {}

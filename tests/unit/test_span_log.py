@@ -121,21 +121,19 @@ def test_a_thread_that_hangs_in_a_write_holds_up_no_other(
     def hang() -> None:
         with log._lock:
             held.set()
-            go_on.wait(10)
+            go_on.wait(300)
 
     thread = threading.Thread(target=hang)
     thread.start()
     held.wait()
-    begin = time.monotonic()
     (said,) = warned(lambda: log.write((), (line,)))
     log.fill_in(end, line, 7)
     log.number_lines(0)
     log.set_place(SpanPlace(output_dir=tmp_path, rank=1, world_size=2))
     log.release()
-    took_s = time.monotonic() - begin
+    assert thread.is_alive() and not go_on.is_set(), "it was waited for who hangs"
     go_on.set()
     thread.join()
-    assert took_s < 2
     assert "loses spans" in said and "another thread has been writing for 0.05 s" in said
     assert log.lost == 1 or log.closed
     assert json.loads(lines_of(tmp_path).read_text().splitlines()[-1])["device_ns"] is None
@@ -169,18 +167,14 @@ def test_threads_that_do_nothing_but_time_lose_nothing(tmp_path: Path) -> None:
     threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
     for thread in threads:
         thread.start()
-    longest_s = 0.0
-    for _ in range(5):
-        time.sleep(0.02)
-        began = time.perf_counter()
-        timer.dump()
-        longest_s = max(longest_s, time.perf_counter() - began)
+    for most in (200, 400, 600, 800, 1000):
+        while sum(counts) < most:
+            time.sleep(0.001)
+        timer.dump()  # does not wait for threads that never let go
     over.set()
     for thread in threads:
         thread.join()
     lost = timer._recorder.log.lost
     timer.close()
     rows: list[dict[str, Any]] = span_rows(lines_of(tmp_path))
-    assert sum(counts) > 1_000
     assert (lost, len(rows)) == (0, sum(counts))
-    assert longest_s < 1.5, "a dump waits for threads that never let go"

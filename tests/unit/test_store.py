@@ -76,6 +76,7 @@ def _open_in_child(folder: str) -> str:
     return str(open_run(folder, prefix="p", rank=int(os.environ["RANK"]), world_size=2, environment={}).root)
 
 
+@pytest.mark.full
 def test_child_processes_meet_in_one_directory(tmp_path: Path) -> None:
     assert len(set(run_in_processes(_open_in_child, str(tmp_path)))) == 1
 
@@ -84,6 +85,7 @@ def _open_by_time(folder: str) -> list[str]:
     return [str(open_run(folder, prefix="p", environment={}, now=NOW).root) for _ in range(10)]
 
 
+@pytest.mark.full
 def test_processes_at_the_same_time_do_not_share(tmp_path: Path) -> None:
     first, second = run_in_processes(_open_by_time, str(tmp_path))
     assert len({*first, *second}) == 20

@@ -119,6 +119,7 @@ def fsdp2_nodes() -> dict[Node, str]:
     return truth.nodes
 
 
+@pytest.mark.full
 def test_nodes_under_fsdp2_on_two_processes() -> None:
     first, second = run_in_processes(fsdp2_nodes)
     assert first == second
@@ -168,7 +169,9 @@ def test_times_beyond_what_a_float_holds_are_exact(tmp_path: Path) -> None:
     assert cpu_total_ns(path) == 13
 
 
-@pytest.mark.parametrize("name", models.BUILDERS)
+@pytest.mark.parametrize(
+    "name", [name if name == "llama" else pytest.param(name, marks=pytest.mark.full) for name in models.BUILDERS]
+)
 def test_a_model_trains_the_same_each_time(name: str) -> None:
     def losses() -> list[float]:
         torch.manual_seed(0)
