@@ -49,7 +49,7 @@ def train(folder: Path, *, late: bool, **options: Any) -> dict[str, Any]:
                 model(torch.ones(ROWS, WIDTH)).sum().backward()
             assert monitor.last is not None
             records.append(monitor.last)
-    if torch.distributed.get_rank() == 0:
+    if late and torch.distributed.get_rank() == 0:
         first_has_ended.touch()
     last = records[-1]
     return {
