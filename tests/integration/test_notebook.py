@@ -16,7 +16,7 @@ import pytest
 from programs import Forked
 
 nbformat = pytest.importorskip("nbformat")
-nbclient = pytest.importorskip("nbclient")
+jupyter_client = pytest.importorskip("jupyter_client")
 pytest.importorskip("ipykernel")
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +68,6 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "not run": "print('ran' in globals())",
         **{f"page {number}": source for number, source in enumerate(PAGE)},
     }
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources.values()])
     folder = tmp_path_factory.mktemp("notebook")
     connection = folder / "kernel.json"
     kernel = Forked("-m", "ipykernel_launcher", "-f", connection, cwd=folder)
@@ -76,14 +75,28 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         while not (connection.exists() and connection.read_text().rstrip().endswith("}")):
             os.kill(kernel.pid, 0)  # it is still there
             time.sleep(0.05)
-        managers = pytest.importorskip("jupyter_client.manager")
-        manager = managers.AsyncKernelManager(owns_kernel=False, connection_file=str(connection))
-        manager.load_connection_file()
-        nbclient.NotebookClient(notebook, km=manager, allow_errors=True, timeout=200).execute()
+        client = jupyter_client.BlockingKernelClient(connection_file=str(connection))
+        client.load_connection_file()
+        client.start_channels()
+        client.wait_for_ready(timeout=200)
+        outputs = {name: outputs_of(client, source) for name, source in sources.items()}
+        client.stop_channels()
     finally:
         os.kill(kernel.pid, signal.SIGKILL)
         kernel.wait()
-    return {name: cell.outputs for name, cell in zip(sources, notebook.cells, strict=True)}
+    return outputs
+
+
+def outputs_of(client: Any, source: str) -> list[Any]:
+    """What a notebook would keep below the cell."""
+    found: list[Any] = []
+
+    def keep(message: dict[str, Any]) -> None:
+        if message["msg_type"] in ("stream", "execute_result", "display_data", "error"):
+            found.append(nbformat.v4.output_from_msg(message))
+
+    client.execute_interactive(source, output_hook=keep, timeout=200)
+    return found
 
 
 def printed(outputs: Any) -> str:
