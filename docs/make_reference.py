@@ -1,7 +1,7 @@
 """Makes the parts of the reference that follow from the code: `python docs/make_reference.py`.
 
 A page has them between `<!-- made: NAME -->` and `<!-- end of NAME -->`; what stands around them is written by hand.
-`tests/unit/test_reference.py` fails where a page is not up to date.
+`tests/repository/test_reference.py` fails where a page is not up to date.
 """
 
 from __future__ import annotations

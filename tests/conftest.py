@@ -1,4 +1,4 @@
-"""What all tests share: quiet threads, no network, a process group where one is asked for."""
+"""What all tests share: quiet threads, no network, which tests are left out, fixtures of several rooms."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 # Before torch: two workers on two cores, one thread each; no test may reach for the network.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -23,6 +24,12 @@ from hypothesis import HealthCheck, settings
 
 import checkout  # noqa: F401
 import left_out
+
+if TYPE_CHECKING:
+    from browser import Browser, Page
+    from models import Case
+    from page_tables import Opener
+    from profiler_wrapper.analysis.model import Analysis
 
 # The same examples in every run: a red run shows its change; HYPOTHESIS_PROFILE=default draws new ones. No bound of
 # time: a busy machine is late.
@@ -71,3 +78,62 @@ def process_group() -> Iterator[None]:
 
     with variants.process_group():
         yield
+
+
+@pytest.fixture
+def case() -> Case:
+    """A Llama of two blocks."""
+    import models
+
+    return models.build("llama")
+
+
+@pytest.fixture
+def nothing_in_the_way() -> Iterator[None]:
+    """At the end nothing of ours is left where torch calls it."""
+    import torch
+
+    from unchanged import ours_in_the_way
+
+    before = ours_in_the_way(), dict(vars(torch.autograd))
+    yield
+    assert (ours_in_the_way(), dict(vars(torch.autograd))) == before
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """A browser without network. Tests that ask for it are left out where there is no Chromium."""
+    from browser import Browser
+
+    with Browser() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def full(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """The page of a result in which every view has something to show."""
+    from page_tables import open_page
+    from sample_views import full_analysis
+
+    page = open_page(browser, full_analysis(), tmp_path_factory.mktemp("full"))
+    yield page
+    page.close()
+
+
+@pytest.fixture
+def opened(browser: Browser, tmp_path: Path) -> Iterator[Opener]:
+    """Opens the page of an analysis; at the end says that it asked for nothing and complained of nothing."""
+    from page_tables import open_page
+
+    pages: list[Page] = []
+
+    def opens(analysis: Analysis | str, address: str = "", **how: Any) -> Page:
+        pages.append(open_page(browser, analysis, tmp_path, address, **how))
+        return pages[-1]
+
+    yield opens
+    for page in pages:
+        assert page.requests == []
+        assert page.problems == []
+        assert page.dialogs == []
+        page.close()

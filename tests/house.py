@@ -3,7 +3,7 @@
     python tests/house.py
 
 prints how it stands: modules, lines and public names of each room, the largest files, circles of imports, and words of
-our own that came back. `tests/unit/test_house.py` holds the limits.
+our own that came back. `tests/repository/test_house.py` holds the limits.
 """
 
 from __future__ import annotations

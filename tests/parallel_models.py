@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -135,3 +137,22 @@ def build(kind: str) -> Job:
     """The same weights each time."""
     torch.manual_seed(0)
     return KINDS[kind]()
+
+
+def hash_of(model: torch.nn.Module) -> str:
+    """Of all parameters, as this rank has them."""
+    told = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        local = parameter.to_local() if hasattr(parameter, "to_local") else parameter  # type: ignore[operator]
+        told.update(name.encode() + local.detach().numpy().tobytes())
+    return told.hexdigest()
+
+
+def mesh(**places: tuple[int, int]) -> SimpleNamespace:
+    """What stands for a device mesh: of dimensions given as name=(place, size)."""
+    return SimpleNamespace(
+        mesh_dim_names=tuple(places),
+        shape=tuple(size for _, size in places.values()),
+        get_coordinate=lambda: [place for place, _ in places.values()],
+        get_rank=lambda: 5,
+    )

@@ -7,7 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from profiler_wrapper.ranks.database import Database, open_database
+from profiler_wrapper.ranks.model import SelfTimes
 from profiler_wrapper.trace.spans import RANK_COLUMNS, SPAN_COLUMNS
 
 EPOCH_NS = 1_790_000_000_000_000_000
@@ -47,3 +50,18 @@ def write_parquet(rows: Iterable[Mapping[str, Any]], path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         database.execute(f"COPY spans TO '{path}' (FORMAT parquet)")
     return path
+
+
+def times_of_ranks(own: np.ndarray, *, stages: list[int] | None = None, waiting: np.ndarray | None = None) -> SelfTimes:
+    """Times of (steps, ranks, kinds) in ns; ranks are 0, 10, 20 ..., and wait for nothing unless `waiting` says so."""
+    steps, ranks, kinds = own.shape
+    waiting = np.zeros((steps, ranks)) if waiting is None else waiting
+    return SelfTimes(
+        ranks=np.arange(ranks) * 10,
+        stages=np.array(stages or [0] * ranks),
+        steps=np.arange(steps),
+        self_ns=own.astype(float),
+        waiting_ns=waiting.astype(float),
+        wall_ns=own.sum(axis=2) + waiting,
+        kinds=("data", "forward", "backward", "other")[:kinds],
+    )

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+import models
 from processes import run_in_processes
 from profiler_wrapper import ProfilerWrapper
 from profiler_wrapper.config_flops.model_flops import model_flops
@@ -21,8 +22,7 @@ from profiler_wrapper.errors import ProfilerWrapperWarning, WrongUse
 from profiler_wrapper.monitor.monitor import TrainingMonitor
 from profiler_wrapper.monitor.records import StepRecord
 from profiling import blocks_with_time
-from tests import models
-from tests.trainers import (
+from trainers import (
     FLOPS_OF_SEQUENCE,
     REAL_TOKENS,
     TOKENS,

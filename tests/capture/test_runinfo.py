@@ -8,20 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from parallel_models import mesh
 from profiler_wrapper.capture import growth
 from profiler_wrapper.capture.growth import MANY_CALLS, MOST_GROWTH_BYTES, GrowthBound, free_bytes, resident_bytes
 from profiler_wrapper.capture.records import RunInfo
 from profiler_wrapper.capture.runinfo import mesh_coordinates, run_info
-
-
-def mesh(**places: tuple[int, int]) -> SimpleNamespace:
-    """Of dimensions given as name=(place, size)."""
-    return SimpleNamespace(
-        mesh_dim_names=tuple(places),
-        shape=tuple(size for _, size in places.values()),
-        get_coordinate=lambda: [place for place, _ in places.values()],
-        get_rank=lambda: 5,
-    )
 
 
 @pytest.mark.parametrize("precision", ["highest", "high"])

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from parallel_models import mesh
 from profiler_wrapper.capture.layers import Stage
 from profiler_wrapper.capture.records import RunInfo
 from profiler_wrapper.capture.runinfo import megatron_coordinates, run_info
 from profiler_wrapper.errors import ProfilerWrapperWarning, WrongUse
 from profiler_wrapper.run.options import Options, make_options
 from profiler_wrapper.trace.run_directory import attempt_number
-from tests.unit.test_runinfo import mesh
 
 
 def options(**given: Any) -> Options:

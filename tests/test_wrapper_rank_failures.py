@@ -21,7 +21,7 @@ from profiling import read_run
 from programs import LONGEST_S, Forked
 
 pytestmark = pytest.mark.full
-PROGRAM = Path(__file__).parents[1] / "rank_program.py"
+PROGRAM = Path(__file__).parent / "rank_program.py"
 WORLD_SIZE = 5
 HOUR_NS = 3600e9
 SLOW_S = 0.05

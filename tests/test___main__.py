@@ -156,7 +156,7 @@ def test_a_path_that_can_be_none(path: str, capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.full
 def test_broken_and_hostile_files_end_in_a_table_or_a_sentence() -> None:
-    fuzzer = Path(__file__).parents[2] / "benchmarks" / "fuzz_inputs.py"
+    fuzzer = Path(__file__).parents[1] / "benchmarks" / "fuzz_inputs.py"
     done = subprocess.run([sys.executable, fuzzer, "--inputs", "150"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "150 inputs in" in done.stdout

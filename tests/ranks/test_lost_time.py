@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from test_step_accounting import times
 
 from profiler_wrapper.analysis.statistics import mad, median
 from profiler_wrapper.ranks.lost_time import Cost, ideal_steps, recurs
 from profiler_wrapper.ranks.times import largest
+from span_tables import times_of_ranks
 
 LENGTHS = st.floats(0, 1e9, allow_nan=False)
 
@@ -34,7 +34,7 @@ def test_frame_is_as_by_hand(data: st.DataObject) -> None:
     ranks = data.draw(st.sampled_from([2, 3, 4, 6]))
     own = data.draw(arrays(np.float64, (3, ranks, 3), elements=LENGTHS))
     stages = [0] * ranks if ranks < 4 else data.draw(st.sampled_from([[0] * ranks, [0, 0] + [1] * (ranks - 2)]))
-    found = ideal_steps(times(own, stages=stages))
+    found = ideal_steps(times_of_ranks(own, stages=stages))
     gains = found.gain_of_each_rank()
     for step in range(3):
         totals = [float(own[step, rank].sum()) for rank in range(ranks)]
@@ -51,7 +51,7 @@ def test_frame_is_as_by_hand(data: st.DataObject) -> None:
 @settings(max_examples=60, deadline=None)
 @given(arrays(np.float64, (4, 5, 3), elements=LENGTHS))
 def test_nobody_gains_more_than_is_lost(own: np.ndarray) -> None:
-    found = ideal_steps(times(own))
+    found = ideal_steps(times_of_ranks(own))
     room = found.lost_ns + 1e-3
     assert (found.lost_ns >= 0).all()
     assert (found.gain_of_each_rank() <= room[:, None]).all()
@@ -62,14 +62,14 @@ def test_nobody_gains_more_than_is_lost(own: np.ndarray) -> None:
 
 
 def test_equal_ranks_lose_nothing() -> None:
-    found = ideal_steps(times(np.full((3, 4, 2), 7.0)))
+    found = ideal_steps(times_of_ranks(np.full((3, 4, 2), 7.0)))
     assert found.lost_ns.tolist() == [0, 0, 0]
 
 
 def test_one_slow_rank_is_all_of_the_loss() -> None:
     own = np.full((3, 4, 2), 10.0)
     own[:, 2, 1] = 50
-    found = ideal_steps(times(own))
+    found = ideal_steps(times_of_ranks(own))
     assert found.lost_ns.tolist() == [40, 40, 40]
     assert found.gain_of_each_rank()[:, 2].tolist() == [40, 40, 40]
     assert found.gain_of_kind("forward").tolist() == [40, 40, 40]
@@ -79,7 +79,7 @@ def test_one_slow_rank_is_all_of_the_loss() -> None:
 def test_two_slow_ranks_gain_only_together() -> None:
     own = np.full((3, 6, 1), 10.0)
     own[:, [1, 4], 0] = 50
-    found = ideal_steps(times(own))
+    found = ideal_steps(times_of_ranks(own))
     assert not found.gain_of_each_rank().any()
     assert found.gain_of_ranks(np.array([1, 4])).tolist() == [40, 40, 40]
 
@@ -87,7 +87,7 @@ def test_two_slow_ranks_gain_only_together() -> None:
 def test_a_slow_stage_is_beside_the_mean_of_all() -> None:
     own = np.full((3, 6, 1), 10.0)
     own[:, 2:4] = 40
-    found = ideal_steps(times(own, stages=[0, 0, 1, 1, 2, 2]))
+    found = ideal_steps(times_of_ranks(own, stages=[0, 0, 1, 1, 2, 2]))
     assert found.ideal_ns.tolist() == [20, 20, 20]
     assert found.gain_of_stage(1).tolist() == [20, 20, 20]
     assert not found.gain_of_stage(0).any()

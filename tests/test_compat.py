@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import models
 from profiler_wrapper.compat import SimpleMemoryProfiler
 from profiler_wrapper.errors import WrongUse
-from tests import models
 
 FILES = {
     "memory.log",

@@ -1,4 +1,4 @@
-"""What the unit tests of marks share."""
+"""What the tests of marks share."""
 
 from __future__ import annotations
 
@@ -34,15 +34,3 @@ def attach() -> Iterator[Any]:
     yield attach
     for one in attached:
         one.detach()
-
-
-@pytest.fixture
-def nothing_in_the_way() -> Iterator[None]:
-    """At the end nothing of ours is left where torch calls it."""
-    import torch
-
-    from unchanged import ours_in_the_way
-
-    before = ours_in_the_way(), dict(vars(torch.autograd))
-    yield
-    assert (ours_in_the_way(), dict(vars(torch.autograd))) == before

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 
+import models
 from profiler_wrapper import ProfilerWrapper
 from profiler_wrapper.errors import ProfilerWrapperWarning
 from profiler_wrapper.monitor.monitor import TrainingMonitor
-from tests import models
-from tests.trainers import (
+from trainers import (
     FLOPS_OF_SEQUENCE,
     REAL_TOKENS,
     Sequences,

@@ -78,6 +78,16 @@ def test_the_check_of_imports(path: str, source: str, wrong: list[str]) -> None:
     assert house.wrong_imports(path, source) == wrong
 
 
+def test_a_test_is_found_from_its_module() -> None:
+    """`tests/<folder>/test_<module>*.py`; `tests/repository` has no module."""
+    tests = Path(__file__).parents[1]
+    for path in tests.rglob("test_*.py"):
+        folder, name = path.parent.relative_to(tests), path.stem.removeprefix("test_")
+        modules = [module.stem for module in (house.ROOT / folder).glob("*.py")]
+        is_found = any(name == module or name.startswith(f"{module}_") for module in modules)
+        assert is_found or folder.parts[:1] == ("repository",), f"{path}: {folder} has no module of that name"
+
+
 def test_the_check_of_words_and_lines() -> None:
     assert list(house.own_words_in("def f(toldParts): return x.untold_bytes + not_told")) == ["told", "told"]
     assert house.line_count("# one\nx = 1  # two\n\n") == 2

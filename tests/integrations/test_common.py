@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+import models
 from profiler_wrapper.integrations.common import counts
 from profiler_wrapper.monitor.batches import BatchCounter, size_of
-from tests import models
 
 IDS = torch.zeros(3, 5, dtype=torch.long)
 MASK = torch.ones(3, 5, dtype=torch.long)

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 import warnings
 from collections import Counter
 from typing import Any
 
 import pytest
-import torch
 
 import parallel_models
 import profiler_wrapper as pw
-from parallel_models import LAYERS
+from parallel_models import LAYERS, hash_of
 from processes import run_in_processes
 from profiling import directory_of, result_of
 
 pytestmark = pytest.mark.full
 STEPS, TIMED = 6, 3
 BLOCKS = [f"layers.{number}{part}" for number in range(LAYERS) for part in ("", ".norm", ".mlp")]
-
-
-def hash_of(model: torch.nn.Module) -> str:
-    """Of all parameters, as this rank has them."""
-    told = hashlib.sha256()
-    for name, parameter in model.named_parameters():
-        local = parameter.to_local() if hasattr(parameter, "to_local") else parameter  # type: ignore[operator]
-        told.update(name.encode() + local.detach().numpy().tobytes())
-    return told.hexdigest()
 
 
 def train_all() -> dict[str, dict[str, Any]]:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+import models
 import profiler_wrapper as pw
 from profiler_wrapper import load, result
 from profiler_wrapper.analysis.analyse import tables
 from profiler_wrapper.errors import ProfilerWrapperWarning
 from profiler_wrapper.run import finishing, window
 from profiling import files_below
-from tests import models
 
 OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes"
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+import models
 from profiler_wrapper.compat import calculate_mfu_with_profiler
 from profiler_wrapper.errors import ProfilerWrapperWarning
-from tests import models
 
 BATCH, TOKENS = 2, 16
 # The Llama of tests/models.py: width 64, 4 heads of 16, 2 of keys and values, 128 in the MLP, 128 tokens known.

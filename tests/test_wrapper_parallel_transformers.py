@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 import torch
-from test_parallel_kinds import hash_of
 
 import parallel_transformers
 import profiler_wrapper as pw
+from parallel_models import hash_of
 from parallel_transformers import LAYERS_WHEN_INTERLEAVED, MICROBATCHES, SIZE
 from processes import run_in_processes
 from profiling import result_of

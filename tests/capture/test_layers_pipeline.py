@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from torch import nn
 
+from parallel_models import mesh
 from profiler_wrapper.capture.layers import find_roots, find_stages, name_layers
 from profiler_wrapper.capture.runinfo import is_in_pipeline
 from profiler_wrapper.capture.scopes import LayerScopes
-from tests.unit.test_layers import Net, Runs
-from tests.unit.test_runinfo import mesh
+from uncalled_models import Net, Runs
 
 
 class Attention(Runs):
