@@ -51,7 +51,6 @@ _TWICE_S = 0.5  # what a test with so much CPU time says is asked again: it may 
 _NOTHING_HAPPENS_S = 90  # without CPU time: it waits for ever
 _MOST_OF_A_PROGRAM_S = 300  # CPU
 _MOST_BYTES = 12 << 30  # a list may grow for ever, too
-_NO_COPY = (".git", ".venv*", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", "__pycache__", "outputs")
 
 
 @dataclass(frozen=True)
@@ -156,8 +155,8 @@ class Runner:
     def __init__(self, root: Path, scratch: Path, *, jobs: int) -> None:
         self._modules = {module.path: module for module in read_modules(root)}
         self._free = [scratch / f"copy{number}" / "checkout" for number in range(jobs)]
-        for number, slot in enumerate(self._free):
-            copy_checkout(self._free[0] if number else root, slot)
+        for slot in self._free:
+            copy_checkout(root, slot)
         for slot in self._free:
             for module in self._modules.values():
                 compile_to(slot / PACKAGE / module.path, module.text)
@@ -260,8 +259,12 @@ def _failures(slot: Path) -> Path:
 
 
 def copy_checkout(root: Path, copy: Path) -> None:
-    """A copy of a checkout, with what lies beside it."""
-    shutil.copytree(root, copy, ignore=shutil.ignore_patterns(*_NO_COPY))
+    """A copy of what git does not ignore in a checkout, with what lies beside it."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.run(listed, cwd=root, check=True, capture_output=True, text=True).stdout.split("\0"):
+        if (root / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / name, copy / name)
     shared = root.parent / "shared"
     if shared.is_dir():
         (copy.parent / "shared").symlink_to(shared.resolve())
@@ -336,7 +339,7 @@ def _session(leader: int) -> tuple[float, bool]:
 
 def _start_fork_server(slot: Path) -> None:
     """The server of `programs.py`, where there is one: one for all."""
-    if (slot / "tests" / "programs.py").exists():
+    if (slot / "tests" / "fork_server.py").exists():
         os.environ["FORK_SERVER_OWNER"] = str(os.getpid())
         script = "import programs; programs.run_program('-c', 'pass')"
         paths = os.pathsep.join([str(slot), str(slot / "tests")])
