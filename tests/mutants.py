@@ -275,6 +275,7 @@ def _be_pytest(run: _Run, slot: Path) -> None:
     code = 70
     try:
         os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         with (slot.parent / "log").open("wb") as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
@@ -365,6 +366,7 @@ def main() -> None:
     if unknown := set(asked.rooms) - set(rooms):
         parser.error(f"no room {', '.join(sorted(unknown))}; there are {', '.join(rooms)}")
     os.nice(5)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the forks end, too
     root, scores = asked.checkout.resolve(), {}
     modules = read_modules(root)
     with tempfile.TemporaryDirectory(prefix="mutants", ignore_cleanup_errors=True) as folder:
@@ -374,6 +376,7 @@ def main() -> None:
         runner = Runner(root, scratch, jobs=asked.jobs)
         _import_what_tests_need(root, scratch)
         _start_fork_server(scratch / "copy0" / "checkout")
+        before = read_scores(SCORES, seed=asked.seed, count=asked.count)
         for name in asked.rooms or rooms:
             began = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
             ours = [module for module in modules if room_name(house.room_of(module.path)) == name]
@@ -383,20 +386,19 @@ def main() -> None:
             score = Score(len(killers) - len(survivors), len(survivors), len(drawn) - len(killers))
             scores[name] = score
             took_s = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - began
-            print(f"\n{name}: {score.share} % killed of {len(killers)} ({took_s:.0f} s of CPU time)")
+            print(f"\n{name}: {score.share} % killed of {len(killers)} ({took_s:.0f} s of CPU time)", flush=True)
+            if asked.update:
+                write_scores(SCORES, {name: score}, seed=asked.seed, count=asked.count)
             for mutant, killer in killers.items():
                 if asked.verbose or not killer:
                     print(f"  {killer or 'survived'}: {mutant}", flush=True)
         if runner.broken:
             print("\nnot asked, because they fail without a mutant:", *sorted(runner.broken), sep="\n  ")
     print(f"\n{'room':<14}{'killed':>8}{'survived':>10}{'equivalent':>12}{'share':>9}{'before':>9}")
-    before = read_scores(SCORES, seed=asked.seed, count=asked.count)
     for name, score in scores.items():
         counts = f"{score.killed:>8}{score.survived:>10}{score.equivalent:>12}"
         print(f"{name:<14}{counts}{score.share:>7} %{before.get(name, {}).get('share', '-'):>7} %")
-    if asked.update:
-        write_scores(SCORES, scores, seed=asked.seed, count=asked.count)
-    elif worse := lower(scores, before):
+    if not asked.update and (worse := lower(scores, before)):
         raise SystemExit("\n" + "\n".join(worse))
 
 

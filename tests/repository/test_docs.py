@@ -53,6 +53,8 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleT
     environment, loggers = dict(os.environ), (logging.root.level, list(logging.root.handlers))
     families_before = dict(FAMILIES)
     dtype, threads, precision = torch.get_default_dtype(), torch.get_num_threads(), torch.get_float32_matmul_precision()
+    if "wandb" in sys.modules:
+        sys.modules["wandb"].teardown()  # a program of its own reads the environment
     with warnings.catch_warnings():
         yield module
     timer.global_timer.close()

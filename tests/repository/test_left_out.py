@@ -53,7 +53,7 @@ def test_all_but_the_first_that_need_it_are_left_out(
 
 @pytest.mark.full
 def test_a_run_without_a_browser_skips_one_test(tmp_path: Path) -> None:
-    file = Path(__file__).parents[1] / "integration" / "test_sunburst_browser.py"
+    file = Path(__file__).parents[1] / "reports" / "test_sunburst_browser.py"
     options = ("-n", "0", "-rs", "-m", "full", "-p", "no:cacheprovider")
     done = run_program("-m", "pytest", *options, file, cwd=file.parents[2], environment={"PATH": str(tmp_path)})
     assert "no Chromium on this machine; so it is with" in done.stdout, done.stdout + done.stderr
