@@ -28,6 +28,7 @@ import left_out
 if TYPE_CHECKING:
     from browser import Browser, Page
     from models import Case
+    from once import Once
     from page_tables import Opener
     from profiler_wrapper.analysis.model import Analysis
 
@@ -78,6 +79,14 @@ def process_group() -> Iterator[None]:
 
     with variants.process_group():
         yield
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
+    """`once(name, work)`: what `work(folder)` gave the first worker that asked."""
+    from once import once_for_all_workers
+
+    return once_for_all_workers(tmp_path_factory)
 
 
 @pytest.fixture

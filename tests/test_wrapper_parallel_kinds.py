@@ -11,6 +11,7 @@ import pytest
 
 import parallel_models
 import profiler_wrapper as pw
+from once import Once
 from parallel_models import LAYERS, hash_of
 from processes import run_in_processes
 from profiling import directory_of, result_of
@@ -61,8 +62,9 @@ def train(kind: str, folder: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def ranks() -> list[dict[str, dict[str, Any]]]:
-    return run_in_processes(train_all)
+def ranks(once: Once) -> list[dict[str, dict[str, Any]]]:
+    found: list[dict[str, dict[str, Any]]] = once("parallel kinds", lambda _: run_in_processes(train_all))
+    return found
 
 
 @pytest.mark.parametrize("kind", parallel_models.KINDS)

@@ -18,6 +18,7 @@ import torch
 
 import parallel_transformers
 import profiler_wrapper as pw
+from once import Once
 from parallel_models import hash_of
 from parallel_transformers import LAYERS_WHEN_INTERLEAVED, MICROBATCHES, SIZE
 from processes import run_in_processes
@@ -164,8 +165,11 @@ def trained(kind: str, name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def ranks() -> list[dict[tuple[str, str], dict[str, Any]]]:
-    return run_in_processes(train_all, world_size=WORLD)
+def ranks(once: Once) -> list[dict[tuple[str, str], dict[str, Any]]]:
+    found: list[dict[tuple[str, str], dict[str, Any]]] = once(
+        "parallel transformers", lambda _: run_in_processes(train_all, world_size=WORLD)
+    )
+    return found
 
 
 def names_of(kind: str, name: str, rank: int) -> list[str]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from once import Once
 from profiler_wrapper import load
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.result import ProfileResult, attribute_trace
@@ -32,27 +31,19 @@ def train_all(directory: Path) -> None:
         environment={"PYTHONPATH": str(SCRIPT.parents[1]), "TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor")},
         timeout_s=PATIENCE_S,
     )
-    (directory / "status").write_text(str(done.returncode))
-    (directory / "status").rename(directory / "done")
     assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")
-def trainings(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Their directories, in one that all workers have in common: only the first worker that asks trains."""
-    own = tmp_path_factory.getbasetemp()
-    directory = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "compiled"
-    try:
-        directory.mkdir()
-    except FileExistsError:
-        deadline = time.monotonic() + PATIENCE_S
-        while not (directory / "done").exists():
-            assert time.monotonic() < deadline, "the worker that trains never finished"
-            time.sleep(0.1)
-        assert (directory / "done").read_text() == "0", "it failed in the worker that trains"
-    else:
-        train_all(directory)
-    return directory
+def trainings(once: Once) -> Path:
+    """Their directories."""
+
+    def train(folder: Path) -> Path:
+        train_all(folder)
+        return folder
+
+    found: Path = once("compiled", train)
+    return found
 
 
 @pytest.fixture(scope="module")

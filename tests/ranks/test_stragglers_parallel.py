@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from once import Once
 from processes import run_in_processes
 from profiler_wrapper.ranks.load import load_ranks
 from profiler_wrapper.ranks.model import RanksReport
@@ -22,11 +23,14 @@ PLANS = [SlowLayer(*job, DELAY_S) for job in JOBS]
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[SlowLayer, RanksReport]:
-    folder: Path = tmp_path_factory.mktemp("parallel")
-    run_in_processes(record, PLANS, str(folder), STEPS, world_size=WORLD)
-    with reduced_here():
-        return {plan: load_ranks(folder / str(plan)) for plan in PLANS}
+def reports(once: Once) -> dict[SlowLayer, RanksReport]:
+    def recorded(folder: Path) -> dict[SlowLayer, RanksReport]:
+        run_in_processes(record, PLANS, str(folder), STEPS, world_size=WORLD)
+        with reduced_here():
+            return {plan: load_ranks(folder / str(plan)) for plan in PLANS}
+
+    found: dict[SlowLayer, RanksReport] = once("slow layers", recorded)
+    return found
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import span_sums
+from once import Once
 from processes import run_in_processes
 from profiler_wrapper.ranks.load import load_ranks, open_ranks
 from profiler_wrapper.ranks.model import RanksReport
@@ -54,10 +55,14 @@ def name_of(plan: Plan) -> str:
 
 
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[Plan, Path]:
+def jobs(once: Once) -> dict[Plan, Path]:
     """Each job's directory, recorded by Timer. Only what is planned takes time."""
-    folder = tmp_path_factory.mktemp("timers")
-    run_in_processes(record_timers, JOBS, str(folder), False, True, world_size=RANKS)
+
+    def record(folder: Path) -> Path:
+        run_in_processes(record_timers, JOBS, str(folder), False, True, world_size=RANKS)
+        return folder
+
+    folder = once("jobs by timers", record)
     return {job: folder / f"job{at}" for at, job in enumerate(JOBS)}
 
 
@@ -123,13 +128,17 @@ AUTO = Plan("layer", rank=1, block=1, ddp=True, steps=8, delay_s=0.03, work_s=0.
 
 
 @pytest.fixture(scope="module")
-def traced(tmp_path_factory: pytest.TempPathFactory) -> dict[Plan, RanksReport]:
+def traced(once: Once) -> dict[Plan, RanksReport]:
     """What is said of each job's traces."""
-    folder = tmp_path_factory.mktemp("traces")
-    run_in_processes(record_all_traces, str(folder), world_size=RANKS)
-    with reduced_here():
-        found = {plan: load_ranks(folder / "all" / f"job{at}") for at, plan in enumerate(TRACED)}
-        return {**found, AUTO: load_ranks(folder / "auto" / "job0")}
+
+    def record(folder: Path) -> dict[Plan, RanksReport]:
+        run_in_processes(record_all_traces, str(folder), world_size=RANKS)
+        with reduced_here():
+            found = {plan: load_ranks(folder / "all" / f"job{at}") for at, plan in enumerate(TRACED)}
+            return {**found, AUTO: load_ranks(folder / "auto" / "job0")}
+
+    found: dict[Plan, RanksReport] = once("jobs by traces", record)
+    return found
 
 
 def record_all_traces(folder: str) -> None:
