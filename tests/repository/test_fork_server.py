@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,7 @@ def test_a_fork_is_as_an_interpreter_of_its_own(what: str, how: str, tmp_path: P
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background ignores it
     )
     forked = run_program(*arguments, cwd=tmp_path, environment=environment)
     assert (forked.returncode, forked.stdout, forked.stderr) == (real.returncode, real.stdout, real.stderr)
