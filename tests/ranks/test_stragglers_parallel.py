@@ -59,4 +59,5 @@ def test_the_slow_layers_time_has_what_was_planted(reports: dict[SlowLayer, Rank
     else:
         assert np.isfinite(of_blocks).all()
     assert of_blocks[SLOW, SLOW] >= DELAY_S * 1e9
-    assert (report.own.of("forward")[:, SLOW] >= DELAY_S * 1e9).all()
+    if plan[:2] != ("1f1b", "profiler"):  # of it what a receive takes that was posted before
+        assert (report.own.of("forward")[:, SLOW] >= DELAY_S * 1e9).all()
