@@ -130,14 +130,19 @@ def attending() -> nn.ModuleDict:
 
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_attention_by_another_name_is_told_by_its_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch._inductor.config.cpp_cache_precompile_headers", False)  # they are for many kernels
+def test_attention_by_another_name_is_told_by_its_backend(tmp_path: Path) -> None:
+    from torch._inductor import config
+
     models, x = attending(), torch.randn(1, 128, 64)
     if TORCH < (2, 11):
         del models["compiled"]  # torch's own kernel for a CPU corrupts the heap
     if TORCH >= (2, 15):
         del models["library"]  # without gradients it writes no event for a custom op that is called directly
-    with torch.no_grad(), pw.ProfilerWrapper(models, output_dir=tmp_path, files=("result",), steps="3-4") as prof:
+    with (
+        config.patch(cpp_cache_precompile_headers=False),  # they are for many kernels
+        torch.no_grad(),
+        pw.ProfilerWrapper(models, output_dir=tmp_path, files=("result",), steps="3-4") as prof,
+    ):
         for _ in range(5):
             for name, model in models.items():
                 model(*[x] * (3 if name == "heads" else 1))
