@@ -2,7 +2,7 @@
 
 Importing torch and Transformers takes a program seconds of CPU, a fork milliseconds. The server has done nothing but
 import; what it forks runs like `python ARGUMENTS`: its own arguments, directory, environment, streams, `__main__` and
-exit. It ends when the process OWNER has ended. `programs.py` is the client.
+exit. It ends when the process OWNER has ended, and takes the folder of its address away. `programs.py` is the client.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import runpy
+import shutil
 import signal
 import socket
 import sys
@@ -50,6 +51,7 @@ def serve(address: str, owner: int) -> None:
                 connection.settimeout(None)
                 _answer(connection)
             connection.close()
+    shutil.rmtree(os.path.dirname(address))
 
 
 def _is_there(process: int) -> bool:
@@ -80,8 +82,6 @@ def _answer(connection: socket.socket) -> None:
 
 def _become(request: dict[str, Any], streams: list[int]) -> None:
     """Be `python ARGUMENTS` in this process, to its end."""
-    if request["new_session"]:
-        os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -127,9 +127,11 @@ def _run(what: str, *arguments: str) -> None:
 def _end(code: object) -> None:
     """As an interpreter ends, but that it does not take apart thousands of modules, which takes it half a second."""
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
-    if not isinstance(code, int):
-        print("" if code is None else f"{code}\n", end="", file=sys.stderr)
-        code = 0 if code is None else 1
+    if code is None:
+        code = 0
+    elif not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -77,3 +77,18 @@ class PlannedTime(RealTime):
             patches.enter_context(mock.patch.dict(defaults, host_clock=monotonic_ns))
             patches.enter_context(mock.patch("time.time_ns", lambda: self.now_ns + _1970_NS))
             yield
+
+
+class Sleeps(torch.autograd.Function):
+    """Takes time of a clock in forward and in backward, as the work of a device would."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, forward_s: float, backward_s: float, clock: RealTime) -> torch.Tensor:
+        ctx.backward_s, ctx.clock = backward_s, clock
+        clock.sleep(forward_s)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        ctx.clock.sleep(ctx.backward_s)
+        return grads[0], None, None, None

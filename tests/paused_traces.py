@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,17 @@ def put_pauses(trace: Path, pause_us: Callable[[dict[str, Any]], float]) -> None
     def moved(time_us: float) -> float:
         return time_us + sums[bisect_left(starts, time_us)]
 
+    move_clock(events, moved)
+    trace.write_text(json.dumps(told))
+
+
+def move_clock(events: Iterable[dict[str, Any]], moved: Callable[[float], float]) -> None:
+    """Let each event begin and end when `moved` says, in us."""
     for event in events:
         start = moved(event["ts"])
         if "dur" in event:
             event["dur"] = moved(event["ts"] + event["dur"]) - start
         event["ts"] = start
-    trace.write_text(json.dumps(told))
 
 
 def within(trace: Path, mark: str) -> Callable[[dict[str, Any]], bool]:

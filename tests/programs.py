@@ -22,7 +22,7 @@ TESTS = Path(__file__).parent
 LONGEST_S = 300
 
 _SERVER = TESTS / "fork_server.py"
-_OWNER = "FORK_SERVER_OWNER"  # the process of pytest that workers belong to, by which they find one server
+OWNER = "FORK_SERVER_OWNER"  # the process of pytest that workers belong to, by which they find one server
 
 
 class Forked:
@@ -37,7 +37,6 @@ class Forked:
         *arguments: object,
         cwd: Path | str | None = None,
         environment: Mapping[str, str] | None = None,
-        new_session: bool = False,
     ) -> None:
         """`environment`: variables besides those of this process."""
         self.arguments = [str(argument) for argument in arguments]
@@ -49,7 +48,6 @@ class Forked:
             "arguments": self.arguments,
             "directory": str(cwd or os.getcwd()),
             "environment": {**os.environ, **(environment or {})},
-            "new_session": new_session,
         }
         with open(os.devnull) as nothing:
             streams = [nothing.fileno(), *(file.fileno() for file in self._files)]
@@ -104,18 +102,24 @@ def run_script(body: str, *arguments: object) -> str:
     return done.stdout
 
 
+def server_folder(owner: str) -> Path:
+    """Where the server of that process has its socket, its log, and a lock for who starts it."""
+    return Path(tempfile.gettempdir(), f"fork_server_{os.getuid()}_{owner}")
+
+
 def _connection() -> socket.socket:
     """To the one server of this run of pytest, which the first that asks starts."""
-    owner = os.environ.setdefault(_OWNER, str(os.getpid()))
-    folder = Path(tempfile.gettempdir(), f"fork_server_{os.getuid()}_{owner}")
+    owner = os.environ.setdefault(OWNER, str(os.getpid()))
+    folder = server_folder(owner)
     folder.mkdir(exist_ok=True)
     address = folder / "socket"
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not address.exists():
+        connected = socket.socket(socket.AF_UNIX)
+        if connected.connect_ex(str(address)) != 0:
+            address.unlink(missing_ok=True)  # of a server that was killed, whose owner had this number
             _start_server(address, owner)
-    connected = socket.socket(socket.AF_UNIX)
-    connected.connect(str(address))
+            connected.connect(str(address))
     return connected
 
 

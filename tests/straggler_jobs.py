@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-from job_clock import PlannedTime, RealTime
+from job_clock import PlannedTime, RealTime, Sleeps
 from profiler_wrapper import ProfilerWrapper
 from profiler_wrapper.ranks.load import load_ranks
 from profiler_wrapper.ranks.model import Verdict
@@ -98,21 +98,6 @@ class Rows:
             self._gc.__exit__(None, None, None)
 
 
-class _Work(torch.autograd.Function):
-    """Takes time, in forward and twice as long in backward, as a device would."""
-
-    @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, forward_s: float, backward_s: float, clock: RealTime) -> torch.Tensor:
-        ctx.backward_s, ctx.clock = backward_s, clock
-        clock.sleep(forward_s)
-        return values.view_as(values)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        ctx.clock.sleep(ctx.backward_s)
-        return grad, None, None, None
-
-
 class Block(nn.Module):
     """A residual MLP that takes `forward_s` and `backward_s` beside its own time."""
 
@@ -125,7 +110,7 @@ class Block(nn.Module):
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         span = self.span or (lambda *_, **__: contextlib.nullcontext())
         with span(self.name, kind="forward", layer=self.name, step=self.step):
-            return values + self.mlp(_Work.apply(values, self.forward_s, self.backward_s, self.clock))
+            return values + self.mlp(Sleeps.apply(values, self.forward_s, self.backward_s, self.clock))
 
 
 class Delays:

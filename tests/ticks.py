@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import profiler_wrapper as pw
+from paused_traces import move_clock
 
 SLOW = 1000  # ticks
 
@@ -40,9 +41,6 @@ def by_ticks(directory: Path, to: Path, *, slower: str = "", by_size: bool = Fal
     for time_ns in sorted({time_ns for _, *both in spans for time_ns in both}):
         ticks[time_ns] = now
         now += 1 + longer[time_ns]
-    for event, begin, end in spans:
-        event["ts"] = ticks[begin]
-        if "dur" in event:
-            event["dur"] = ticks[end] - ticks[begin]
+    move_clock(events, lambda time_us: ticks[round(1000 * time_us)])
     path.write_text(json.dumps(trace))
     return pw.load(path)

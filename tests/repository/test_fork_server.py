@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from programs import Forked, run_program
+from programs import OWNER, Forked, run_program, server_folder
 
 BODIES = {
     "prints": "import sys; print(sys.argv, __file__ if '__file__' in dir() else ''); print(2, file=sys.stderr)",
@@ -57,3 +59,21 @@ def test_a_fork_that_goes_on_too_long_is_killed() -> None:
 def test_a_fork_has_what_is_imported_and_nothing_of_ours() -> None:
     told = run_program("-c", "import sys; print('torch' in sys.modules, 'profiler_wrapper' in sys.modules)")
     assert told.stdout == "True False\n"
+
+
+@pytest.mark.full
+def test_a_server_ends_with_its_owner_and_one_that_was_killed_is_in_nobodys_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with subprocess.Popen(["sleep", "1000"]) as owner:
+        monkeypatch.setenv(OWNER, str(owner.pid))
+        folder = server_folder(str(owner.pid))
+        folder.mkdir()
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(folder / "socket"))
+        try:
+            assert run_program("-c", "print('served')").stdout == "served\n"
+        finally:
+            owner.kill()
+    while folder.exists():
+        time.sleep(0.1)

@@ -16,7 +16,7 @@ from torch import nn
 
 import models
 import variants
-from job_clock import TRANSFER_NS, PlannedTime, RealTime
+from job_clock import TRANSFER_NS, PlannedTime, RealTime, Sleeps
 from layer_runs import rows_of
 from processes import run_in_processes
 from profiler_wrapper import ProfilerWrapper, TrainingMonitor
@@ -125,19 +125,6 @@ def test_compiled_graphs_are_those_without_us(tmp_path: Path, how: str) -> None:
         seen.append((dict(counters["stats"]), dict(counters["frames"]), dict(counters["graph_break"])))
     assert seen[0] == seen[1]
     torch._dynamo.reset()
-
-
-class Sleeps(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, forward_s: float, backward_s: float, clock: RealTime) -> torch.Tensor:
-        ctx.backward_s, ctx.clock = backward_s, clock
-        clock.sleep(forward_s)
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        ctx.clock.sleep(ctx.backward_s)
-        return grads[0], None, None, None
 
 
 @pytest.mark.parametrize("kind", ["forward", "backward"])
