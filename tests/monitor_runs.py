@@ -41,6 +41,7 @@ def open_sinks(directory: Path, *, interval: int = 10, world_size: int = 1, **op
     sinks = Sinks(sinks_of(MonitorConfig(**options), training_log=training_log), session)
     for worker in sinks._workers:
         worker._wait_s *= 100  # the machine may be busy
+        worker.is_done(60)  # its thread has opened its file: what is opened next comes second
     return sinks
 
 
