@@ -38,6 +38,9 @@ from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recor
 
 
 _NO_END_NS = np.iinfo(np.int64).max
+# What autograd makes for itself where a view is written into in place, and where that view is used again: in an op that
+# has made another node, or several, just before, so that no op has its number.
+_NODE_OF_A_VIEW = re.compile(r"(CopySlices|AsStridedBackward\d*)$")
 
 
 class _Ops(NamedTuple):
@@ -47,9 +50,13 @@ class _Ops(NamedTuple):
     starts: memoryview[int]
     spans: memoryview[int]
 
-    def latest(self, number: int, until_ns: int) -> int:
-        """The latest-starting op with this number that starts up to `until_ns`; -1 for none."""
-        first, last = bisect_left(self.numbers, number), bisect_right(self.numbers, number)
+    def latest(self, number: int, until_ns: int, *, or_before: bool) -> int:
+        """The latest-starting op with this number that starts up to `until_ns`; -1 for none.
+
+        `or_before`: or else with the last number before it, of the op in which a node made later got that number.
+        """
+        last = bisect_right(self.numbers, number)
+        first = bisect_left(self.numbers, self.numbers[last - 1] if or_before and last else number)
         place = bisect_right(self.starts, until_ns, first, last) - 1
         return self.spans[place] if place >= first else -1
 
@@ -76,24 +83,26 @@ class ForwardOps:
         # The lane of each of the profiler's thread numbers, as far as arrows tell.
         self._lane_of_thread = {thread: arrow[0] for thread, arrow in threads if arrow is not None}
 
-    def find(self, number: int, forward_thread: int, ends: tuple[tuple[int, int], ...]) -> int:
+    def find(self, number: int, forward_thread: int, ends: tuple[tuple[int, int], ...], *, of_view: bool) -> int:
         """The span of the forward op of the node with this number; -1 if it cannot be told.
 
-        `ends`: (lane, start) of the node's events, the latest last; an arrow may end at any of them.
+        `ends`: (lane, start) of the node's events, the latest last; an arrow may end at any of them. `of_view`: no op
+        has its number, see `_NODE_OF_A_VIEW`.
         """
         for end in ends:
             arrow = self._arrows.get(end)
             if arrow is not None and arrow[0] in self._ops:
-                found = self._ops[arrow[0]].latest(number, arrow[1])
+                found = self._ops[arrow[0]].latest(number, arrow[1], or_before=of_view)
                 if found >= 0:
                     return found
         lane = self._lane_of_thread.get(forward_thread)
         if lane is None:
-            lanes = [lane for lane, ops in self._ops.items() if ops.latest(number, _NO_END_NS) >= 0]
+            all_ops = self._ops.items()
+            lanes = [lane for lane, ops in all_ops if ops.latest(number, _NO_END_NS, or_before=of_view) >= 0]
             lane = lanes[0] if len(lanes) == 1 else None
         if lane is None or lane not in self._ops:
             return -1
-        return self._ops[lane].latest(number, ends[0][1] - 1)
+        return self._ops[lane].latest(number, ends[0][1] - 1, or_before=of_view)
 
 
 def _ops_of_threads(recording: Recording) -> dict[int, _Ops]:
@@ -272,6 +281,7 @@ class _Walk:
         # Per node that encloses marks: the deepest layer above all of them.
         self.common_layer = {node: tree.common_ancestor(layers) for node, layers in entered.items()}
         self.forward_ops = ForwardOps(recording)
+        self.of_view = recording.named(_NODE_OF_A_VIEW.search)
         self.layer_of_module = cache(partial(layer_of_module, layer_by_name=tree.by_name()))
         held = {layer.parent for layer in tree.layers}
         self.roots_with_layers = [i for i, layer in enumerate(tree.layers) if layer.parent < 0 and i in held]
@@ -389,7 +399,7 @@ class _Walk:
         number, thread = int(spans.sequence[numbered]), int(spans.forward_thread[numbered])
         events = (span,) if child < 0 else (span, child)
         ends = tuple((int(spans.lane[e]), int(spans.start_ns[e])) for e in events)
-        forward_op = self.forward_ops.find(number, thread, ends)
+        forward_op = self.forward_ops.find(number, thread, ends, of_view=bool(self.of_view[span]))
         self.forward_op[span] = forward_op
         if forward_op < 0:
             return self._owned_by(None, "backward")

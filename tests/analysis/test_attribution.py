@@ -132,6 +132,29 @@ def test_a_forward_op_that_begins_with_the_node_or_after_it_did_not_make_it(begi
     assert found.recording.spans.start_ns[the_forward_op(found)] == 25
 
 
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [
+        ("torch::autograd::CopySlices", "writes"),
+        ("CopySlices", "writes"),
+        ("AsStridedBackward0", "writes"),
+        ("MulBackward0", f"[{NO_FORWARD_LINK}]"),  # made by nothing that is seen
+    ],
+)
+@pytest.mark.parametrize("arrow", [False, True])
+def test_the_nodes_of_a_view_are_made_in_the_last_op_before_their_number(name: str, layer: str, arrow: bool) -> None:
+    trace = trained().mark("writes", 110, 150).op("aten::copy_", 120, 140, sequence=6, forward_thread=0)
+    trace.mark("later", 160, 190).op("aten::mul", 170, 180, sequence=10, forward_thread=0)
+    trace.node(name, 300, 400, number=9).op("inside", 310, 320, thread=AUTOGRAD)
+    found = found_in(trace.arrow(25, 200) if arrow else trace)
+    assert place(found, "inside") == (layer, "backward")
+
+
+def test_a_node_of_a_view_made_before_all_ops_is_of_no_known_layer() -> None:
+    trace = trained().node("torch::autograd::CopySlices", 300, 400, number=4).op("inside", 310, 320, thread=AUTOGRAD)
+    assert place(found_in(trace), "inside") == (f"[{NO_FORWARD_LINK}]", "backward")
+
+
 def test_a_node_that_only_a_later_op_has_the_number_of_is_of_no_known_layer() -> None:
     trace = Trace().mark("fc", 10, 50).node("AddmmBackward0", 200, 260, number=5).op("x", 210, 220, thread=AUTOGRAD)
     trace.mark("later", 300, 400).op("aten::addmm", 310, 320, sequence=5, forward_thread=0)
