@@ -12,7 +12,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from profiler_wrapper.capture import compiled as _compiled
+# From here on compiled models can be split by layer. Imports neither torch nor its compiler.
+from profiler_wrapper.capture import compiled as _compiled  # noqa: F401
 from profiler_wrapper.errors import (
     BrokenTrace,
     EmptyRecording,
@@ -70,9 +71,6 @@ __all__ = [
     "WrongUse",
     *_HOMES,
 ]
-
-# Models that are compiled from now on can be told apart by layer. Imports neither torch nor its compiler.
-_compiled.install()
 
 
 def __getattr__(name: str) -> Any:

@@ -186,6 +186,7 @@ class _Here(threading.local):
 
 
 _here = _Here()
+# These two are kept on Inductor's module too, where a second import of this package finds what the first one knows.
 _graphs: dict[str, tuple[Kernel, ...] | str] = {}  # by cache key; or why nothing is known
 # By cache key: the modules that ran when the graph was traced, those whose kernels are all gone included. None of a
 # graph of the backward, and where it is not known.
@@ -194,7 +195,7 @@ _unavailable: str | None = None  # why nothing can be known with this version of
 
 
 def install() -> None:
-    """Begin to remember, from when Inductor is imported; done when this package is imported."""
+    """Begin to remember, from when Inductor is imported; done when this module is imported, be it once more."""
     if is_off():
         return
     after_import("torch._inductor.debug", _stand_before_tracing)
@@ -205,6 +206,8 @@ def install() -> None:
 
 
 def _stand_before_tracing(debug: ModuleType) -> None:
+    if hasattr(debug, _ATTRIBUTE):
+        return  # an earlier import of this package stands there
     original = getattr(debug, _TRACING)
 
     @functools.wraps(original)
@@ -216,6 +219,7 @@ def _stand_before_tracing(debug: ModuleType) -> None:
     for module in (debug, *holders):
         if vars(module).get(_TRACING) is original:
             setattr(module, _TRACING, tracing)
+    setattr(debug, _ATTRIBUTE, True)
 
 
 def _note_kernel(made_from: Any = None, name: Any = None, *_: Any, **__: Any) -> None:
@@ -240,6 +244,10 @@ def _note_kernel(made_from: Any = None, name: Any = None, *_: Any, **__: Any) ->
 
 
 def _stand_around_graphs(output_code: ModuleType) -> None:
+    global _graphs, _traced
+    if hasattr(output_code, _ATTRIBUTE):
+        _graphs, _traced = getattr(output_code, _ATTRIBUTE)
+        return
     cls: Any = output_code.CompiledFxGraph
     make, post_compile = cls.__init__, cls.post_compile
     place = list(inspect.signature(make).parameters).index("graph")
@@ -256,6 +264,7 @@ def _stand_around_graphs(output_code: ModuleType) -> None:
         return done
 
     cls.__init__, cls.post_compile = __init__, register
+    setattr(output_code, _ATTRIBUTE, (_graphs, _traced))
 
 
 def _keep_notes(compiled: Any, graph: Any) -> None:
@@ -426,27 +435,28 @@ def _describe(
 # --------------------------------------------------------------------------------------------------
 # Calls a function as soon as a module has been imported, without importing it.
 
-_waiting: dict[str, Callable[[ModuleType], None]] = {}
+Patch = Callable[[ModuleType], None]
 
 
-def after_import(name: str, patch: Callable[[ModuleType], None]) -> None:
+def after_import(name: str, patch: Patch) -> None:
     """Call `patch` with the module `name`: now if it is imported already, else once it is.
 
     What it raises is why nothing is known of compiled code: it runs within somebody's import statement.
     """
-    _waiting[name] = patch
     if (module := sys.modules.get(name)) is not None:
-        _has_been_imported(module)
-    elif _finder not in sys.meta_path:
-        sys.meta_path.insert(0, _finder)
+        _apply(patch, module)
+        return
+    finders: list[Any] = [one for one in sys.meta_path if type(one).__module__ == __name__]  # of an earlier import
+    if not finders:
+        finders.append(_Finder())
+        sys.meta_path.insert(0, finders[0])
+    finders[0].waiting.setdefault(name, []).append(functools.partial(_apply, patch))
 
 
-def _has_been_imported(module: ModuleType) -> None:
+def _apply(patch: Patch, module: ModuleType) -> None:
     global _unavailable
-    patch = _waiting.pop(module.__name__, None)
     try:
-        if patch is not None:
-            patch(module)
+        patch(module)
     except Exception as error:
         _unavailable = f"this version of torch is not known ({type(error).__name__}: {error})"
 
@@ -454,12 +464,22 @@ def _has_been_imported(module: ModuleType) -> None:
 class _Finder(MetaPathFinder):
     """Lets the others find a module that is waited for, and has its loader report when it is done."""
 
+    def __init__(self) -> None:
+        self.waiting: dict[str, list[Patch]] = {}
+        self._asking: set[str] = set()  # the others, one of which may ask all in its turn
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        finders = [one for one in sys.meta_path if one is not self and hasattr(one, "find_spec")]
-        specs = (one.find_spec(fullname, path, target) for one in finders) if fullname in _waiting else ()
-        spec = next((one for one in specs if one is not None), None)
+        if fullname not in self.waiting or fullname in self._asking:
+            return None
+        self._asking.add(fullname)
+        try:
+            finders = [one for one in sys.meta_path if one is not self and hasattr(one, "find_spec")]
+            specs = (one.find_spec(fullname, path, target) for one in finders)
+            spec = next((one for one in specs if one is not None), None)
+        finally:
+            self._asking.discard(fullname)
         # A loader of this type is made for one module and for one import of it.
         if spec is None or type(spec.loader) is not SourceFileLoader:
             return spec
@@ -468,12 +488,13 @@ class _Finder(MetaPathFinder):
         def exec_module(module: ModuleType) -> None:
             vars(loader).pop("exec_module", None)  # the loader is as it was
             loader.exec_module(module)
-            _has_been_imported(module)
-            if not _waiting and self in sys.meta_path:
+            for patch in self.waiting.pop(fullname, ()):
+                patch(module)
+            if not self.waiting and self in sys.meta_path:
                 sys.meta_path.remove(self)
 
         vars(loader)["exec_module"] = exec_module
         return spec
 
 
-_finder = _Finder()
+install()

@@ -247,8 +247,8 @@ def test_graphs_run_only_in_what_was_compiled() -> None:
 def module_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     tmp_path.joinpath("waited_for.py").write_text("def f():\n    return 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(compiled, "_waiting", {})
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))  # in the real one it still waits for Inductor
+    others = [one for one in sys.meta_path if not isinstance(one, compiled._Finder)]  # ours may wait for Inductor
+    monkeypatch.setattr(sys, "meta_path", others)
     yield "waited_for"
     sys.modules.pop("waited_for", None)
 
@@ -259,7 +259,7 @@ def test_function_is_called_once_the_module_is_imported(module_file: str) -> Non
     assert importlib.util.find_spec(module_file) is not None and not seen
     module = importlib.import_module(module_file)
     assert seen == [1]
-    assert compiled._finder not in sys.meta_path
+    assert not any(isinstance(one, compiled._Finder) for one in sys.meta_path)
     assert module.__spec__ is not None and "exec_module" not in vars(module.__spec__.loader)
     compiled.after_import(module_file, lambda module: seen.append(module.f() + 1))
     assert seen == [1, 2]
@@ -277,6 +277,68 @@ def test_import_hooks_of_others_find_the_module_as_without_us(
     monkeypatch.setattr(sys, "meta_path", [Hook, *sys.meta_path])
     compiled.after_import(module_file, lambda module: None)
     assert importlib.import_module(module_file).f == 2
+
+
+def test_a_second_import_of_this_package_uses_the_finder_of_the_first(module_file: str) -> None:
+    spec = compiled.__spec__
+    assert spec is not None
+    again = importlib.util.module_from_spec(spec)  # as after `del sys.modules[...]`: nothing of the first is known
+    spec.loader.exec_module(again)  # type: ignore[union-attr]
+    seen: list[str] = []
+    compiled.after_import(module_file, lambda module: seen.append("first"))
+    again.after_import(module_file, lambda module: seen.append("second"))
+    finders = [one for one in sys.meta_path if type(one).__module__ == compiled.__name__]
+    importlib.import_module(module_file)
+    assert len(finders) == 1
+    assert seen == ["first", "second"]
+
+
+def test_finders_that_ask_all_others_do_not_ask_without_end(module_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class AsksAll:
+        @staticmethod
+        def find_spec(name: str, *_: Any) -> Any:
+            others = (one for one in sys.meta_path if one is not AsksAll and hasattr(one, "find_spec"))
+            return next((spec for one in others if (spec := one.find_spec(name, None))), None)
+
+    monkeypatch.setattr(sys, "meta_path", [AsksAll, *sys.meta_path])
+    seen: list[Any] = []
+    compiled.after_import(module_file, lambda module: seen.append(module.f()))
+    importlib.import_module(module_file)
+    assert seen == [1]
+
+
+@pytest.mark.full
+def test_importing_us_again_and_again_adds_nothing_and_forgets_no_compiled_code() -> None:
+    script = """
+        import importlib, inspect, sys
+
+        def forget():
+            for name in [name for name in sys.modules if name.split(".")[0] == "profiler_wrapper"]:
+                del sys.modules[name]
+
+        copies = []
+        for _ in range(3):
+            forget()
+            import profiler_wrapper.capture.compiled
+            copies.append(sys.modules["profiler_wrapper.capture.compiled"])
+        from torch._inductor import debug, output_code
+        forget()
+        import profiler_wrapper.capture.compiled as last
+        importlib.reload(importlib.reload(last))
+        importlib.reload(sys.modules["profiler_wrapper"])
+        for function in (debug.set_kernel_post_grad_provenance_tracing, output_code.CompiledFxGraph.post_compile):
+            assert not hasattr(function.__wrapped__, "__wrapped__")
+        assert all(one._graphs is last._graphs and one._traced is last._traced for one in copies)
+        print("fine")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.stdout == "fine\n", done.stderr
 
 
 @pytest.mark.full
