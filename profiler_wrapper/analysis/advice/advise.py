@@ -37,6 +37,7 @@ RULES: tuple[Rule, ...] = (
 MOST_FINDINGS = 10
 WORTH_IT = 0.01  # of the step's time, or of the peak: what saves less at most is left out
 LONGEST = 6900  # characters of JSON that a summary may take, 2,300 tokens of three; `short_summary` takes far less
+_MOST_TO_GAIN = 0.03  # what saves less at most is a finding, but nothing to begin with
 _LONGEST_TEXT = 200
 _LONGEST_LAYER = 120  # or folded layers
 _LONGEST_NAME = 80
@@ -119,9 +120,9 @@ def _memory_weight(facts: Facts) -> float:
     return _FREE_MEMORY_WEIGHT if free else _MEMORY_WEIGHT
 
 
-def _worth_it(finding: Finding, facts: Facts) -> bool:
+def _worth_it(finding: Finding, facts: Facts, least: float = WORTH_IT) -> bool:
     saved = _saved(finding, facts)
-    return saved is None or saved >= WORTH_IT * (_memory_weight(facts) if finding.saves_at_most_us is None else 1)
+    return saved is None or saved >= least * (_memory_weight(facts) if finding.saves_at_most_us is None else 1)
 
 
 def _rank(finding: Finding, facts: Facts) -> tuple[float, int, str, str]:
@@ -227,9 +228,9 @@ def verdict(facts: Facts, findings: Sequence[Finding]) -> str:
         return f"This is the capture of a graph: its {captured} kernels did not run. Profile a replay for times."
     sentences = [] if facts.analysis.complete else ["The recording is incomplete."]
     sentences += _where_it_goes(facts)
-    if not findings:
+    first = next((one for one in findings if one.id == _TOO_LARGE or _worth_it(one, facts, _MOST_TO_GAIN)), None)
+    if first is None:
         return " ".join([*sentences, "Nothing stands out."])
-    first = findings[0]
     if first.id == _TOO_LARGE:
         sentences.append(f"{first.title[0].upper()}{first.title[1:]}.")
     elif first.id != "low-utilization":  # that the device is idle was said

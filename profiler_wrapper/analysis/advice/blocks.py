@@ -10,8 +10,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule, count, duration, size
+from profiler_wrapper.analysis.advice.facts import (
+    LONGEST_LAUNCH_NS,
+    NS_PER_US,
+    Facts,
+    Rule,
+    count,
+    duration,
+    size,
+    uncovered,
+)
 from profiler_wrapper.analysis.call_rows import ExpertLayerRow, ExpertRow
+from profiler_wrapper.analysis.charges import Union, union
 from profiler_wrapper.analysis.model import FORWARD_PHASES, Finding, Phase
 from profiler_wrapper.analysis.statistics import (
     OUTLIER_SHARE,
@@ -229,7 +239,7 @@ class _Steps(NamedTuple):
 
     class_name: str
     spans: Int64
-    wall_ns: Int64  # of each, on the clock, from the end of its closure on
+    wall_ns: Int64  # of each, on the clock, from the end of its closure on; a wait between two ops is no work of it
     whole: Bool  # per span, of the steps and of what they do themselves: not the forward and backward of a closure
     ops: Counter[str]  # outermost ones, by name
 
@@ -260,7 +270,7 @@ def slow_optimizer(facts: Facts) -> Iterator[Finding]:
             share=facts.share_of_work(time_ns) if facts.on_device else facts.share_of_step(wall_ns),
             saves_ns=_saved_ns(facts, steps),
             evidence=[
-                f"{count(parameters, 'parameter')}; its step takes {duration(wall_ns)} on the clock",
+                f"{count(parameters, 'parameter')}; its ops, and Python between them, take {duration(wall_ns)} a step",
                 *(f"fused={one.get('fused')}, foreach={one.get('foreach')} as it was made" for one in settings[:1]),
             ],
             confidence="high" if settings else "medium",
@@ -293,10 +303,13 @@ def _steps(facts: Facts) -> Iterator[_Steps]:
         outermost = np.flatnonzero(is_op & (nearest_above(parent, nearest(parent, is_op)) < 0))
         starts, ends = spans.start_ns[foreign], spans.end_ns[foreign]
         calls = np.flatnonzero(is_step)
-        bounds = zip(spans.start_ns[calls].tolist(), spans.end_ns[calls].tolist(), strict=True)
-        wall_ns = [end - ends[(starts >= start) & (ends <= end)].max(initial=start) for start, end in bounds]
-        ops = Counter(map(recording.name_of, outermost.tolist()))
-        yield _Steps(class_name, calls, np.array(wall_ns, dtype=np.int64), itself, ops)
+        bounds = list(zip(spans.start_ns[calls].tolist(), spans.end_ns[calls].tolist(), strict=True))
+        begin_ns = np.array([ends[(starts >= start) & (ends <= end)].max(initial=start) for start, end in bounds])
+        runs = itself & (spans.category == Category.CPU_OP)
+        left, right, _ = uncovered(union(spans.start_ns[runs], spans.end_ns[runs]), begin_ns, spans.end_ns[calls])
+        waits = Union(*(at_ns[right - left > LONGEST_LAUNCH_NS] for at_ns in (left, right)))
+        wall_ns = spans.end_ns[calls] - begin_ns - waits.overlap(begin_ns, spans.end_ns[calls])
+        yield _Steps(class_name, calls, wall_ns, itself, Counter(map(recording.name_of, outermost.tolist())))
 
 
 def _saved_ns(facts: Facts, steps: _Steps) -> float:

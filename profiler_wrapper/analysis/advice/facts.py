@@ -64,17 +64,23 @@ def device_gaps(facts: Facts) -> Gaps | None:
     here = np.flatnonzero(spans.device[charges.span] == busiest_device(found.recording))  # in order of start
     start = spans.start_ns[charges.span[here]]
     busy = union(start, start + charges.time_ns[here])
-    pieces = list(_pieces(facts, busy))
-    if not pieces:
+    if not facts.windows.number:
         return None
-    left, right, by_event = (np.concatenate(column) for column in zip(*pieces, strict=True))
+    left, right, by_event = uncovered(busy, facts.windows.start_ns, facts.windows.end_ns)
     ender = np.where(by_event, here[np.minimum(np.searchsorted(start, right), len(here) - 1)], -1)
     return Gaps(left, right, ender, *_causes(facts, left, right, ender))
 
 
-def _pieces(facts: Facts, busy: Union) -> Iterator[tuple[Int64, Int64, Bool]]:
-    """Per step: (begin, end, whether a device event ends it) of its gaps."""
-    for begin, end in zip(facts.windows.start_ns, facts.windows.end_ns, strict=True):
+def uncovered(busy: Union, start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64, Bool]:
+    """Begin and end of what `busy` leaves of each interval, and whether it ends where `busy` goes on."""
+    pieces = list(_pieces(busy, start_ns, end_ns))
+    nothing = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.bool_))
+    left, right, goes_on = (np.concatenate(column) for column in zip(nothing, *pieces, strict=True))
+    return left, right, goes_on
+
+
+def _pieces(busy: Union, start_ns: Int64, end_ns: Int64) -> Iterator[tuple[Int64, Int64, Bool]]:
+    for begin, end in zip(start_ns, end_ns, strict=True):
         first = int(np.searchsorted(busy.end_ns, begin, side="right"))
         last = int(np.searchsorted(busy.start_ns, end, side="left"))
         starts = np.maximum(np.concatenate([[begin], busy.end_ns[first:last]]), begin)

@@ -78,6 +78,14 @@ def finding(**told: Any) -> Finding:
     return replace(base, **told)
 
 
+@pytest.mark.parametrize(("saves_us", "leads"), [(29.9, False), (30.0, True)])
+def test_what_saves_under_three_hundredths_of_a_step_is_nothing_to_begin_with(saves_us: float, leads: bool) -> None:
+    """It stays in the list."""
+    (made,) = told(finding(saves_at_most_us=saves_us))
+    sentence = verdict(facts(), [made])
+    assert sentence.endswith("Most to gain: it is so. First fix: do it." if leads else "Nothing stands out.")
+
+
 def told(*made: Finding) -> tuple[Finding, ...]:
     return advise(facts(), [], [lambda _: made])
 

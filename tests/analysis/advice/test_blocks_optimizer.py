@@ -109,3 +109,19 @@ def test_forward_and_backward_of_a_closure_are_no_time_of_the_optimizer(on_devic
     assert found.details["cpu_us"] == pytest.approx(0.3)  # from 700
     assert found.details["time_us"] == pytest.approx(0.05 if on_device else 0.1)
     assert found.saves_at_most_us == pytest.approx(0.3, abs=0.01)
+
+
+@pytest.mark.parametrize("waits_at", ["begin", "middle", "end"])
+def test_a_wait_inside_a_step_is_no_work_of_the_optimizer(waits_at: str) -> None:
+    """Ten updates of 10 us, 20 us apart; before, between or behind them 30 ms in which nothing of it runs."""
+    us, wait_us = 1000, 30_000
+    before = {"begin": 0, "middle": 5, "end": 10}[waits_at]
+    trace = Trace().annotation("ProfilerStep#0", 0, 40_000 * us)
+    trace.annotation("Optimizer.step#SGD.step", 0, (wait_us + 10 * 30) * us)
+    for i in range(10):
+        start = 30 * i + (wait_us if i >= before else 0)
+        trace.op("aten::add_", start * us, (start + 10) * us)
+    (found,) = slow_optimizer(facts_of(trace.recording()))
+    told = 300 - (20 if waits_at == "middle" else 20 if waits_at == "end" else 0)  # the gap that the wait is in goes
+    assert found.saves_at_most_us == found.details["cpu_us"] == pytest.approx(told)
+    assert found.evidence[0] == f"10 parameters; its ops, and Python between them, take {told} µs a step"
