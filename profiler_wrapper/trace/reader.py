@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from profiler_wrapper.errors import BrokenTrace, attempt
+from profiler_wrapper.trace.durations import bound_durations
 from profiler_wrapper.trace.events import ABSENT, Args, Event, Progress, TraceEvents, no_garbage_collection
 from profiler_wrapper.trace.marks import GARBAGE
 from profiler_wrapper.trace.recording import (
@@ -382,15 +383,16 @@ class _Collector:
 
     def _finished_spans(self) -> tuple[Spans, Int32, Bool]:
         """The spans, the number of the configuration of each, and which of those that were added they are."""
-        category, name, lane, start, duration = map(
-            self._spans.take, ("category", "name", "lane", "start_ns", "duration_ns")
-        )
+        names = ("category", "name", "lane", "start_ns", "duration_ns", "device", "correlation")
+        category, name, lane, start, duration, device, correlation = map(self._spans.take, names)
         # Events of an unknown category on a lane of a device launch nothing.
         device_lanes = np.unique(lane[np.isin(category, DEVICE_CATEGORIES)])
         stray = (category == UNKNOWN) & np.isin(lane, device_lanes)
         if stray.any():
             self._unknown_ns["on lanes of devices"] += int(np.maximum(duration[stray], 0).sum())
         kept = self._sane_times(start, duration) & ~stray
+        duration, kept, notes = bound_durations(category, lane, device, correlation, start, duration, kept)
+        self._warnings += notes
         keep = slice(None) if kept.all() else kept
         category[category == UNKNOWN] = Category.RUNTIME
         category[name == self._names.get(GARBAGE, -1)] = Category.ANNOTATION  # written as an op: see marks
@@ -401,6 +403,8 @@ class _Collector:
             lane=_narrow(lane[keep]),
             start_ns=start[keep],
             duration_ns=duration[keep],
+            device=_narrow(device[keep]),
+            correlation=_narrow(correlation[keep]),
             **{name: _narrow(values) for name, values in self._spans.rest(keep).items()},
         )
         return spans, configuration, kept
