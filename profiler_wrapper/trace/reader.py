@@ -228,6 +228,8 @@ class _Collector:
         phase = self._phases.of(map(_PHASE, events), len(events))
         category: Int8 = np.array(list(map(category_code, cats)), np.int8)[cat]
         has_duration = phase == self._phases["X"]
+        old = cat == cats["Operator"]
+        category[old] = [_category_of_old(event) for event in compress(events, old.tolist())]
         is_span = has_duration & (category >= 0)
         is_call = self._part_python(is_span, category, events)
         for index in np.flatnonzero(is_span & (category == UNKNOWN)).tolist():  # some do not look like a launch
@@ -461,6 +463,12 @@ def _narrow(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
             if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
                 return numbers.astype(dtype, copy=False)
     return numbers
+
+
+def _category_of_old(event: Event) -> Category:
+    """That of an "Operator" of torch 1.8 to 1.10, which called `record_function` and `ProfilerStep` so too."""
+    is_op = "::" in event.name or event.args.sequence >= 0 or event.name in ("detach", "detach_")
+    return Category.CPU_OP if is_op else Category.ANNOTATION
 
 
 def _python_kind(name: str) -> int:

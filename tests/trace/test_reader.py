@@ -70,6 +70,30 @@ def test_identifiers_of_any_width_are_those_of_the_file(read_json: Callable[...,
     assert spans.sequence.tolist() == [-1, -1, -1, *numbers]
 
 
+@pytest.mark.parametrize(
+    ("name", "args", "category"),
+    [
+        ("ProfilerStep#5", {}, Category.ANNOTATION),
+        ("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", {}, Category.ANNOTATION),
+        ("Optimizer.zero_grad#SGD.zero_grad", {}, Category.ANNOTATION),
+        ("DistributedDataParallel.forward", {}, Category.ANNOTATION),
+        ("my model", {"External id": 3}, Category.ANNOTATION),
+        ("aten::empty", {}, Category.CPU_OP),
+        ("torchvision::nms", {}, Category.CPU_OP),
+        ("torch::autograd::AccumulateGrad", {}, Category.CPU_OP),
+        ("AddmmBackward", {"Sequence number": 8, "Fwd thread id": 1}, Category.CPU_OP),
+        ("MyFunction", {"Sequence number": 0}, Category.CPU_OP),
+        ("detach_", {}, Category.CPU_OP),  # an op without a namespace
+    ],
+)
+def test_ranges_of_torch_1_8_have_the_category_of_ops(
+    read_json: Callable[..., Recording], name: str, args: dict[str, int], category: Category
+) -> None:
+    event = OP | {"name": name, "args": args}
+    recording = read_json(trace(OP, event | {"cat": "Operator"}, event))
+    assert recording.spans.category.tolist() == [Category.CPU_OP, category, Category.CPU_OP]
+
+
 @pytest.mark.parametrize("indent", [None, 0, 2])
 def test_columns_of_a_small_trace(read_json: Callable[..., Recording], indent: int | None) -> None:
     recording = read_json(trace(OP, LAUNCH, KERNEL, ALLOCATION, distributedInfo={"rank": 3}), indent=indent)
@@ -153,7 +177,7 @@ def test_metadata_before_and_after(read_json: Callable[..., Recording]) -> None:
     ],
 )  # fmt: skip
 def test_categories_of_all_versions(read_json: Callable[..., Recording], cat: str, expected: Category) -> None:
-    recording = read_json(trace(LAUNCH | {"cat": cat}))
+    recording = read_json(trace(LAUNCH | {"cat": cat, "name": "aten::mm"}))
     assert recording.spans.category.tolist() == [expected]
 
 
