@@ -114,9 +114,10 @@ def literal(value: str | os.PathLike[str]) -> str:
     return "'" + os.fspath(value).replace("'", "''") + "'"
 
 
-def file_list(paths: Iterable[Path]) -> str:
-    """Files as SQL has them; a name is never taken for a pattern."""
-    return "[" + ", ".join(literal(re.sub(r"[*?[]", r"[\g<0>]", os.fspath(path))) for path in paths) + "]"
+def read(reader: str, files: Iterable[Path], *options: str) -> str:
+    """Files as a relation of DuckDB's, with the columns that they have: a folder `rank=7` would replace one else."""
+    listed = ", ".join(literal(re.sub(r"[*?[]", r"[\g<0>]", os.fspath(path))) for path in files)  # no patterns
+    return f"{reader}({', '.join([f'[{listed}]', 'hive_partitioning = false', *options])})"
 
 
 def span_select(relation: str, expressions: Mapping[str, str], *, where: str = "") -> str:
@@ -187,17 +188,17 @@ class Grid:
 # --------------------------------------------------------------------------------------------------
 # Tables of spans: ours as they are, and those of other tools, whose columns are found by their names.
 
-_CSV = "read_csv({files}, union_by_name = true, all_varchar = true)"
-_LINES = "read_json({files}, format = 'newline_delimited', ignore_errors = true, union_by_name = true)"
-_PARQUET = "read_parquet({files}, union_by_name = true)"
-_READERS: Final = {
+_CSV = ("read_csv", "union_by_name = true", "all_varchar = true")
+_LINES = ("read_json", "union_by_name = true", "format = 'newline_delimited'", "ignore_errors = true")
+_PARQUET = ("read_parquet", "union_by_name = true")
+_READERS: Final[dict[str, tuple[str, ...]]] = {
     ".parquet": _PARQUET,
     ".pq": _PARQUET,
     ".csv": _CSV,
     ".tsv": _CSV,
     ".jsonl": _LINES,
     ".ndjson": _LINES,
-    ".json": "read_json({files}, union_by_name = true)",
+    ".json": ("read_json", "union_by_name = true"),
 }
 # A table with these columns is one of ours.
 OUR_COLUMNS: Final = ("rank", "step", "name", "kind", "start_ns", "duration_ns", "depth")
@@ -308,7 +309,8 @@ def read_table(
         WrongUse: it is no table of spans, or has none of `ranks`; the message says what it has and what is needed.
     """
     files = _tables_in(path)
-    relation = _READERS[_ending(files[0])].format(files=file_list(files))
+    reader, *options = _READERS[_ending(files[0])]
+    relation = read(reader, files, *options)
     where = f" WHERE {of_ranks(ranks)}"
     notes: list[str] = []
     laid_end_to_end, several = False, 0

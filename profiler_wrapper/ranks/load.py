@@ -239,13 +239,13 @@ def _load_traces(
 
 def _relation(database: Database, kept: list[Reduced]) -> str:
     """The tables as one."""
-    files = db.file_list([Path(one.spans) for one in kept])
+    files = [Path(one.spans) for one in kept]
     if all(one.rank == one.stored_rank for one in kept):
-        return f"read_parquet({files})"
+        return db.read("read_parquet", files)
     database.execute("CREATE OR REPLACE TABLE span_files (filename VARCHAR, rank INTEGER)")
     db.insert(database, "span_files", [(one.spans, one.rank) for one in kept])
     return (
-        f"(SELECT p.* REPLACE (f.rank AS rank) FROM read_parquet({files}, filename = true) p "
+        f"(SELECT p.* REPLACE (f.rank AS rank) FROM {db.read('read_parquet', files, 'filename = true')} p "
         "JOIN span_files f USING (filename))"
     )
 
@@ -303,16 +303,14 @@ def _load_logs(database: Database, logs: Sequence[TimerLog], sources: SpanSource
         return _Loaded({}, gaps)
     types = ", ".join(f"{db.literal(name)}: {db.literal(kind)}" for name, (kind, _) in SPAN_COLUMNS.items())
     target = folder / "timers.parquet"
-    relation = (
-        f"read_json({db.file_list(files)}, format = 'newline_delimited', ignore_errors = true, filename = 'log', "
-        f"columns = {{{types}, 'header': 'JSON'}})"
-    )
+    lines = "format = 'newline_delimited', ignore_errors = true, filename = 'log'"
+    relation = db.read("read_json", files, lines, f"columns = {{{types}, 'header': 'JSON'}}")
     rows = (
         "SELECT * EXCLUDE (header), header IS NOT NULL AS is_header, "
         f"TRY_CAST(header->>'lost_lines' AS BIGINT) AS lost_lines, header->>'ended_by' AS ended_by FROM {relation}"
     )
     database.execute(f"COPY ({rows}) TO {db.literal(target)} (FORMAT parquet, ROW_GROUP_SIZE 122880)")
-    table = f"read_parquet({db.literal(target)})"
+    table = db.read("read_parquet", [target])
     expressions = {name: db.quoted(name) for name in SPAN_COLUMNS} | {"depth": "coalesce(depth, 0)"}
     select = db.span_select(table, expressions, where=db.USABLE)
     database.execute(f"CREATE OR REPLACE VIEW spans AS {select}")

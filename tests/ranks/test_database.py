@@ -109,6 +109,28 @@ def test_json_lines_with_a_torn_end(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "ndjson", "json", "parquet", "pq"])
+@pytest.mark.parametrize("more", [{}, {"kind": "forward", "depth": 0}], ids=["theirs", "ours"])
+def test_folders_that_are_named_like_columns_say_nothing(tmp_path: Path, ending: str, more: dict[str, object]) -> None:
+    columns = {"rank": "1", "step": "4", "name": "'forward'", "start_ns": "100", "duration_ns": "7"}
+    columns |= {name: f"'{value}'" if isinstance(value, str) else str(value) for name, value in more.items()}
+    path = tmp_path / "rank=7" / "step=1000" / "name=x" / "duration_ns=9" / "depth=3" / f"spans.{ending}"
+    path.parent.mkdir(parents=True)
+    how = {"c": "csv, header", "t": "csv, header, delimiter '\t'", "p": "parquet"}.get(ending[0], "json")
+    how += ", array" if ending == "json" else ""
+    with open_database(memory_bytes=100 << 20, threads=1) as database:
+        row = ", ".join(f"{value} AS {name}" for name, value in columns.items())
+        database.execute(f"COPY (SELECT {row}) TO '{path}' (FORMAT {how})")
+    (span,), _, _ = read(path)
+    assert {name: span[name] for name in ("rank", "step", "name", "duration_ns", "depth")} == {
+        "rank": 1,
+        "step": 4,
+        "name": "forward",
+        "duration_ns": 7,
+        "depth": 0,
+    }
+
+
 def test_headers_of_a_timers_log_are_no_rows(tmp_path: Path) -> None:
     path = tmp_path / "timer_rank0.jsonl"
     row = {"rank": 0, "step": 0, "name": "forward", "start_ns": 0, "duration_ns": 7}

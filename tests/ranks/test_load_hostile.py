@@ -150,6 +150,22 @@ def test_tables_that_are_broken_cost_only_their_rank(tmp_path: Path) -> None:
     assert str(tables[1]) in told["spans of rank 1"]
 
 
+@pytest.mark.parametrize("kind", ["logs", "tables"])
+def test_a_run_below_a_folder_that_is_named_like_a_column_is_read_as_elsewhere(tmp_path: Path, kind: str) -> None:
+    verdicts, rows = [], job(slow=2)
+    for folder in (tmp_path / "plain", tmp_path / "rank=7" / "step=1000" / "kind=x" / "depth=1"):
+        if kind == "logs":
+            write_logs(folder, rows)
+        else:
+            for rank in range(4):
+                of_rank = [row for row in rows if row["rank"] == rank]
+                write_parquet(of_rank, folder / f"rank{rank}" / "spans.parquet")
+        report = load_ranks(folder)
+        verdicts.append((report.verdict.sentence, report.own.ranks.tolist(), missing(report)))
+    assert verdicts[0] == verdicts[1]
+    assert "Rank 2 is the straggler" in verdicts[0][0]
+
+
 @pytest.mark.full
 def test_a_torn_table_beside_its_trace_is_made_anew(tmp_path: Path) -> None:
     for rank in range(2):
