@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,12 @@ def test_versions_of_drivers_are_numbers(tmp_path: Path) -> None:
     found = analyse_trace(trace().write(tmp_path / "any.json"), run=run)
     (tmp_path / "result.json").write_text(json.dumps(found.to_dict()))
     assert load(tmp_path / "result.json").run["versions"] == run["versions"]
+
+
+def test_what_a_trace_tells_of_versions_stays_beside_what_its_run_tells() -> None:
+    told = replace(trace().recording(), metadata={"cuda_runtime_version": 12040, "cuda_driver_version": 12090})
+    found = analyse(told, run={"versions": {"cuda": "12.8", "torch": "2.13.0"}})
+    assert found.run["versions"] == {"cuda": "12.8", "cuda driver": 12090, "torch": "2.13.0"}
 
 
 def test_a_directory_gives_its_result_before_its_trace(tmp_path: Path) -> None:

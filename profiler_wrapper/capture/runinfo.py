@@ -272,6 +272,12 @@ _WRAPPERS = frozenset(
         "DeepSpeedEngine", "PeftModel",
     )
 )  # fmt: skip
+# Variables that change how fast a program runs, or how; of torchrun's own, which differ from run to run, none.
+_TUNING = (
+    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_PROC_BIND", "KMP_AFFINITY", "LD_PRELOAD", "CUDA_LAUNCH_BLOCKING",
+    "CUDA_MODULE_LOADING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE",
+    "NCCL_ALGO", "NCCL_PROTO", "NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE",
+)  # fmt: skip
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
@@ -291,6 +297,7 @@ def run_settings(modules: Sequence[nn.Module], optimizers: Iterable[object]) -> 
             for name in _ATTENTION_BACKENDS
             if (is_on := getattr(torch.backends.cuda, f"{name}_sdp_enabled", None)) is not None
         },
+        "environment": lambda: {name: os.environ.get(name, "") for name in _TUNING},
         "free_memory_bytes": free_bytes,
         **(_PARTS_OF_CUDA if torch.cuda.is_available() and torch.cuda.is_initialized() else {}),  # type: ignore[no-untyped-call]
     }

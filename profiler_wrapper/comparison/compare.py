@@ -241,14 +241,16 @@ def _totals(
     judged = decision != "not judged"
     time = _total(f"{basis} time", "ns", side_a.total_ns, side_b.total_ns, comparable=judged)
     known = bool(side_a.total_ns and side_b.total_ns)
-    yield replace(time, error=_finite(changes.total.mean_error), decision=decision if known else "not judged")
+    why = changes.total.why_noise if judged and known else ""
+    decision = decision if known else "not judged"
+    yield replace(time, error=_finite(changes.total.mean_error), decision=decision, reason=why)
     times = [np.array(step_times_ns(one), dtype=np.float64) for one in (a, b)]
     clock = _total(CLOCK, "ns", *(float(one.mean()) if len(one) else None for one in times), comparable=same_basis)
     # same (0 -> 1): no step takes 1 ns
     if same_basis and all(len(one) >= FEWEST_STEPS and (one > 0).all() for one in times):
         change = series_change(*times)
         shown = _decision(change.shift, change.beyond_noise)
-        clock = replace(clock, error=_finite(change.mean_error), decision=shown)
+        clock = replace(clock, error=_finite(change.mean_error), decision=shown, reason=change.why_noise)
     yield clock
     yield both(PEAK, "bytes", lambda side: peak_bytes(side.analysis), comparable=same_basis)
     flops = both("FLOPs", "flops", lambda side: flops_per_step(side.analysis))
@@ -316,7 +318,7 @@ def _backend_changes(pairs: Sequence[ComparedRow]) -> tuple[tuple[str, str, str]
     changed = []
     for pair in pairs:
         one, other = (" + ".join(sorted(backends)) or NO_BACKEND for backends in (pair.backends_a, pair.backends_b))
-        if one != other and pair.a is not None and pair.b is not None:
+        if one != other and pair.a is not None and pair.b is not None and pair.phase != "recompute":  # as forward
             changed.append((pair.layer, (one, other)))
     return tuple((name, *backends) for name, _, backends in siblings_together(changed, blocks_of(pairs)))
 

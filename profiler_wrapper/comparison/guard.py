@@ -60,6 +60,7 @@ _MOST_OPS = 4
 _OF_TIMES = OF_MACHINE | {"allocations in the timed steps"}  # recording those takes a few percent of a step
 _OF_COUNTS = OF_MACHINE - {"CPU", "Python"}  # what the numbers of kernels, waits and bytes depend on
 _MOST_FINDINGS = 8  # of one check, in the text
+_MOST_DIFFERENCES = 12
 _MARKDOWN = re.compile(r"[\\`*_\[\]<>|&~]")  # what would be markup
 
 
@@ -160,7 +161,9 @@ class GuardReport:
     def _sides(self) -> list[str]:
         """What is compared with what, and what is not alike."""
         runs = f"{self.baseline_runs} run{'s' if self.baseline_runs > 1 else ''}"
-        differs = [f"differs: {what}: {before} -> {after}" for what, before, after in self.differences]
+        differs = [f"differs: {what}: {a} -> {b}" for what, a, b in self.differences[:_MOST_DIFFERENCES]]
+        if (more := len(self.differences) - _MOST_DIFFERENCES) > 0:
+            differs.append(f"differs: {more} more, which the JSON has")
         return [f"baseline {self.baseline} ({runs}), run {self.run}", *differs]
 
     def to_dict(self) -> dict[str, Any]:
@@ -438,9 +441,12 @@ def _better_attention(base: Baseline, run: Baseline) -> dict[str, str]:
 
 def _changed_backends(base: Baseline, run: Baseline) -> list[tuple[str, tuple[Phase, str, str]]]:
     """Layer; phase, backends before and now; "none" for what has no attention any more."""
-    changed = []
+    changed: list[tuple[str, tuple[Phase, str, str]]] = []
+    ran = {(amount.name, amount.phase) for amount in run.ranges if amount.what == "events"}
     for (layer, phase), before in base.backends.items():
         now = run.backends.get((layer, phase), ())
+        if phase == "recompute" or (layer, phase) not in ran:
+            continue  # recompute does again what forward does; and a phase that is gone is no other backend
         if not now or not set(now) <= set(before):
             changed.append((layer, (phase, " + ".join(before), " + ".join(now) or "none")))
     return changed

@@ -246,32 +246,58 @@ _TRAITS: Mapping[str, tuple[str, bool]] = {
     "world_size": ("world size", False),
     "torch": ("torch", False),
     "python": ("Python", True),
+}
+# Then versions and settings, by the keys of a run.
+_SETTINGS = (
+    "versions", "environment", "optimizers", "wrappers", "attention_implementation", "attention_backends",
+    "float32_matmul_precision", "tf32", "cudnn", "allocator_settings", "process_group_backend",
+)  # fmt: skip
+_RECORDING: Mapping[str, tuple[str, bool]] = {
     "steps": ("timed steps", True),
     "shapes_in_timed_steps": ("shapes in the timed steps", True),
     "memory_in_timed_steps": ("allocations in the timed steps", True),
     "complete": ("complete", False),
     "coverage": ("coverage", True),
 }
-HARMLESS = frozenset({"timed steps"})  # to be said, but no reason not to judge
+HARMLESS = frozenset({"timed steps", "profiler_wrapper"})  # to be said, but no reason not to judge
 OF_MACHINE = frozenset({"device", "devices", "CPU", "world size", "torch", "Python", BASIS})
 
 
 def traits(analysis: Analysis) -> dict[str, Any]:
     """What makes a result comparable, as far as it is known."""
+    settings = _settings(analysis.run)
     known = {**(analysis.summary.get("comparable") or {}), "time_basis": analysis.time_basis}
+    # A baseline's results have them there, and tell no more of the run.
+    known |= {key: settings.pop(key, known.get(key)) for key in ("torch", "python")}
+    known["settings"] = settings or known.get("settings")
     return {key: value for key, value in known.items() if value is not None}
 
 
+def _settings(run: Mapping[str, Any]) -> dict[str, Any]:
+    known = {"trainable parameters": (run.get("parameters") or {}).get("trainable_elements")}
+    for key in _SETTINGS:
+        value, words = run.get(key), key.replace("_", " ")
+        if key == "optimizers" and value is not None:
+            value = [str(one.get("class_name")) + " fused" * bool(one.get("fused")) for one in value] or None
+        named = value if isinstance(value, Mapping) else {"": value}
+        known |= {
+            name if key in ("versions", "environment") else f"{words} {name}".strip(): named[name] for name in named
+        }
+    return {words: value for words, value in known.items() if value is not None}
+
+
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[Difference, ...]:
-    """Where two results' traits differ: the work first, then the machine, then how it was recorded.
+    """Where two results' traits differ: the work and the machine, versions and settings, then how it was recorded.
 
     What is not known on a side is no difference.
     """
     found = []
-    for key, (words, of_time_only) in _TRAITS.items():
+    settings = {name: (name, False) for name in a.get("settings", ())}
+    a, b = ({**side.get("settings", {}), **side} for side in (a, b))
+    for key, (words, of_time_only) in {**_TRAITS, **settings, **_RECORDING}.items():
         one, other = a.get(key), b.get(key)
-        if one is None or other is None or one == other:
-            continue
+        if one is None or other is None or one == other or isinstance(one, str) != isinstance(other, str):
+            continue  # a trace tells CUDA's version as a number
         if key == "coverage" and abs(float(one) - float(other)) <= _SAME_COVERAGE:
             continue
         if key == "cpu_name" and a.get("time_basis") == b.get("time_basis") == "device":
@@ -287,4 +313,4 @@ def _words(key: str, value: object) -> str:
         return f"{100 * value:.1f} %"
     if isinstance(value, (list, tuple)):
         return ", ".join(map(str, value)) or "none"
-    return str(value)
+    return str(value) or "not set"

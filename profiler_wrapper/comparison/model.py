@@ -86,6 +86,7 @@ class ComparedTotal:
     change: float | None = None
     error: float | None = None  # standard error of `change`
     decision: Decision = "not judged"
+    reason: str = ""  # the rule by which it is no difference, or not certain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +228,8 @@ class Comparison:
         """Plain data: times in microseconds, sizes in bytes; the verdict first.
 
         {comparison_version, verdict, decision, confidence, a, b, time_basis, steps_a, steps_b, noise_known,
-         differences[{what, a, b, of_time_only}], notes[], totals[{name, unit, a, b, change, error, decision}],
+         differences[{what, a, b, of_time_only}], notes[], totals[{name, unit, a, b, change, error, decision,
+         reason}],
          culprits[{layer, layers[], phase, change, error, change_us, share}],
          work[{layer, layers[], phase, flops_a, flops_b, events_a, events_b, calls_a, calls_b, retained_a, retained_b,
                time_a_us, time_b_us}],

@@ -35,7 +35,8 @@ PEAK = "peak memory"
 SURE = 0.05  # standard error of the change of a step: with more, no difference is found where there may be one
 MOST_OF_IT = 0.5  # of a change: with less in single layers, it is said of all
 LIKE_LOAD = "all layers alike (as under other load or clock; low confidence)"
-_MOST_DIFFERENCES = 3
+_MOST_DIFFERENCES = 3  # in the verdict
+_MOST_LISTED = 12  # below it
 _MOST_LAYERS = 2  # with other work
 _SAME_FLOPS = 0.01  # FLOPs that are nearer are as good as equal
 _LEAST_MEMORY_BYTES = 64 << 10
@@ -64,7 +65,7 @@ def verdict_of(
     if certain:
         time += [flops, _where(changed, total, flops)]
     elif changed and _time_ns(changed[0], changes) >= LEAST_ONE_SIDED * max(total.a or 0.0, total.b or 0.0):
-        time.append(f"but {_beside_the_rest(changed, changes.common)}")
+        time.append(f"but {_beside_the_rest(changed, changes.left_out)}")
     memory = _of_memory(totals)
     parts = [*time, memory] if certain else [memory or (flops and f"b runs {flops}"), *time]
     alone = [f"{name.replace('_', ' ')}: {ns / 1e6:+.1f} ms a step, only in {'ab'[ns > 0]}" for name, ns in phases]
@@ -108,11 +109,12 @@ def _of_total(total: ComparedTotal, like_load: bool, bases: tuple[str, str]) -> 
         unknown = ", noise not known" if total.error is None else ""
         certain = total.decision == "no difference"
         words = "no difference in all" if certain else "no certain difference of the whole step"
-        return f"{words} ({percent(total.change, total.error)}{unknown}; {times})"
+        why = "" if certain else f"; {total.reason}"
+        return f"{words} ({percent(total.change, total.error)}{unknown}; {times}{why})"
     more = abs(total.change or 0.0)
     if like_load:
         return (
-            f"b took {100 * more:.0f} % {'more' if total.decision == 'slower' else 'less'} time, {LIKE_LOAD} ({times})"
+            f"b took {100 * more:.1f} % {'more' if total.decision == 'slower' else 'less'} time, {LIKE_LOAD} ({times})"
         )
     error = f"(±{100 * total.error:.1f})" if total.error is not None else "(noise not known)"
     return f"b is {100 * more:.1f} % {error} {total.decision} ({times})"
@@ -148,7 +150,8 @@ def _where(changed: Sequence[ChangedLayer], total: ComparedTotal, flops: str) ->
     same_way = [one for one in changed if (one.change_ns > 0) == (total.decision == "slower")]
     if not same_way:
         return "" if flops else "and no layer stands out"
-    return f"{100 * min(same_way[0].share or 0.0, 1.0):.0f} % of it in {place_of(same_way[0])}"
+    share = 100 * (same_way[0].share or 0.0)
+    return f"{f'{share:.0f} %' if share < 100 else 'all'} of it in {place_of(same_way[0])}"
 
 
 def _time_ns(one: ChangedLayer, changes: TimeChanges) -> float:
@@ -159,15 +162,15 @@ def _time_ns(one: ChangedLayer, changes: TimeChanges) -> float:
 
 
 def _beside_the_rest(changed: Sequence[ChangedLayer], common: float) -> str:
-    """The first of them, by what it changed beyond what all have in common, and how many more."""
+    """The first of them, beside what all have in common, and how many more."""
     first = changed[0]
     more = f", and {len(changed) - 1} more changed" if len(changed) > 1 else ""
     if first.change is None:
         return f"{place_of(first)} is only in {'b' if first.change_ns > 0 else 'a'}{more}"
     error = f" (±{100 * first.error:.1f})" if first.error is not None else ""
-    beside = (1 + first.change) / (1 + common) - 1
-    amount = f"{100 * abs(beside):.1f} %{error}"
-    return f"{place_of(first)} is {amount} {'slower' if beside > 0 else 'faster'} beside the rest{more}"
+    rest = f", where all layers have {percent(common)} in common" if abs(common) >= _NO_COMMON else ""
+    way = "slower" if first.change > 0 else "faster"
+    return f"{place_of(first)} is {100 * abs(first.change):.1f} %{error} {way}{rest}{more}"
 
 
 def _other_flops(totals: Sequence[ComparedTotal]) -> str:
@@ -175,7 +178,7 @@ def _other_flops(totals: Sequence[ComparedTotal]) -> str:
     change = next((one.change for one in totals if one.unit == "flops" and one.change is not None), None)
     if change is None or abs(change) <= _SAME_FLOPS:
         return ""
-    return f"with {100 * abs(change):.3g} % {'more' if change > 0 else 'fewer'} FLOPs"
+    return f"with {100 * abs(change):.1f} % {'more' if change > 0 else 'fewer'} FLOPs"
 
 
 def _of_memory(totals: Sequence[ComparedTotal]) -> str:
@@ -195,7 +198,7 @@ def _on_the_clock(totals: Sequence[ComparedTotal]) -> str:
     wall = next(one for one in totals if one.name == CLOCK)
     if wall.decision not in ("slower", "faster") or wall.decision == totals[0].decision:
         return ""
-    more = f"{100 * abs(wall.change or 0.0):.0f} % {'more' if wall.decision == 'slower' else 'less'} time"
+    more = f"{100 * abs(wall.change or 0.0):.1f} % {'more' if wall.decision == 'slower' else 'less'} time"
     return f"; on the clock a step took {more} ({(wall.a or 0) / 1e6:.3f} -> {(wall.b or 0) / 1e6:.3f} ms)"
 
 
@@ -348,8 +351,8 @@ def _legend(comparison: Comparison) -> str:
     parts = [_LEGEND] if any(total.error is not None for total in comparison.totals) else []
     if comparison.confidence == "low" and comparison.decision in ("slower", "faster"):
         parts.append(f"{comparison.decision}: with low confidence, no layer explains most of it")
-    if any(total.decision == "not certain" and total.error is not None for total in comparison.totals):
-        parts.append("not certain: steps of both sides overlap, or the medians differ by under four standard errors")
+    uncertain_ones = (total for total in comparison.totals if total.decision == "not certain")
+    parts += [f"{total.name} not certain: {total.reason}" for total in uncertain_ones]
     change = comparison.totals[0].change
     if comparison.decision == "not certain" and change and comparison.common / change >= MOST_OF_IT:
         parts.append("all layers changed alike, as under other load or clock")
@@ -363,9 +366,10 @@ def _sides(comparison: Comparison, width: int, unicode: bool) -> Iterable[str]:
     ):
         count = f"{steps} step{'s' if steps > 1 else ''}"
         yield f"{name}: {shorten(clean(path, unicode=unicode), width - len(count) - 6)}, {count}"
-    for one in comparison.differences:
-        line = f"differs: {one.what if one.what == SIZES else _changed(one)}"
-        yield shorten(clean(line, unicode=unicode), width)
+    lines = [one.what if one.what == SIZES else _changed(one) for one in comparison.differences]
+    if (more := len(lines) - _MOST_LISTED) > 0:
+        lines[_MOST_LISTED:] = [f"{more} more, which the JSON and the page have"]
+    yield from (shorten(clean(f"differs: {line}", unicode=unicode), width) for line in lines)
 
 
 def _total(total: ComparedTotal, unicode: bool) -> tuple[str, str, str, str, str]:

@@ -117,10 +117,14 @@ class Change:
 
     shift: float  # of the median step: a logarithm
     mean_error: float  # standard error of the relative change of the mean; nan where noise is not known
-    beyond_noise: bool  # the median and the mean changed one way, the median by more than noise
+    why_noise: str  # the rule by which it may be noise; "": the median and the mean changed one way, by more than it
+
+    @property
+    def beyond_noise(self) -> bool:
+        return not self.why_noise
 
 
-NO_CHANGE = Change(0.0, math.nan, False)
+NO_CHANGE = Change(0.0, math.nan, "times of steps are not known on both sides")
 
 
 def series_change(a: Float, b: Float, *, errors: float = STANDARD_ERRORS) -> Change:
@@ -129,12 +133,25 @@ def series_change(a: Float, b: Float, *, errors: float = STANDARD_ERRORS) -> Cha
         return NO_CHANGE
     log_a, log_b = np.log(a)[None, :], np.log(b)[None, :]
     shift = float(np.median(log_b) - np.median(log_a))
-    one_way = shift * (float(b.mean()) - float(a.mean())) > 0
-    if min(len(a), len(b)) < FEWEST_STEPS:
-        return Change(shift, math.nan, one_way and abs(shift) > float(limit(0.0, known=False)))
-    far = abs(shift) > float(limit(step_spread(log_a, log_b)[0] * _error_scale(len(a), len(b)), errors=errors))
-    mean_error = math.sqrt(sum(float(side.var(ddof=1)) / len(side) / float(side.mean()) ** 2 for side in (a, b)))
-    return Change(shift, mean_error, one_way and far and bool(_ranks_agree(log_a, log_b)[0]))
+    known = min(len(a), len(b)) >= FEWEST_STEPS
+    error = step_spread(log_a, log_b)[0] * _error_scale(len(a), len(b)) if known else 0.0
+    noise = float(limit(error, known=known, errors=errors))
+    median_step = f"the median step changed by {100 * math.expm1(shift):+.1f} %"
+    why = ""
+    if shift * (float(b.mean()) - float(a.mean())) <= 0:
+        why = f"{median_step}, not the way of the mean"
+    elif not _ranks_agree(log_a, log_b)[0]:
+        why = "steps of both sides overlap"
+    elif abs(shift) <= noise:
+        rule = (
+            f"{errors:g} standard errors, {100 * LEAST_CHANGE:g} % at least"
+            if known
+            else f"fewer than {FEWEST_STEPS} steps"
+        )
+        why = f"{median_step}, and up to {100 * math.expm1(noise):.1f} % may be noise ({rule})"
+    if not known:
+        return Change(shift, math.nan, why)
+    return Change(shift, math.sqrt(sum(float(s.var(ddof=1)) / len(s) / float(s.mean()) ** 2 for s in (a, b))), why)
 
 
 def beside_the_rest(a: Float, b: Float, step_a: Float, step_b: Float, *, errors: float = STANDARD_ERRORS) -> float:

@@ -355,6 +355,7 @@ class Run(TypedDict, total=False):
     device_type: str  # cpu, cuda ...
     cpu_name: str  # name of the CPU, and the threads that ops use
     versions: Mapping[str, str | int]  # versions by name: torch, python, cuda ...
+    environment: Mapping[str, str]  # variables that change how fast it runs, as OMP_NUM_THREADS; empty: not set
     float32_matmul_precision: str | None  # torch.get_float32_matmul_precision()
     prefix: str  # of the file names
     complete: bool  # False where recording was cut short

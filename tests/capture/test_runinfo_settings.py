@@ -125,3 +125,12 @@ def test_a_process_groups_backend_is_told(group: str, tmp_path: Any) -> None:
         assert run_settings([], [])["process_group_backend"] == group
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_variables_that_change_times_are_told_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("OMP_SECRET", "hidden")
+    monkeypatch.delenv("NCCL_ALGO", raising=False)
+    told = run_settings([], [])["environment"]
+    assert (told["OMP_NUM_THREADS"], told["NCCL_ALGO"]) == ("3", "")
+    assert "hidden" not in told.values()

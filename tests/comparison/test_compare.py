@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Literal, cast
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +20,9 @@ from profiler_wrapper.analysis.model import Analysis, Phase
 from profiler_wrapper.comparison.compare import compare
 from profiler_wrapper.comparison.match import differences
 from profiler_wrapper.comparison.model import Comparison
-from profiler_wrapper.comparison.text import compare_csv
+from profiler_wrapper.comparison.text import compare_csv, compare_text
+from profiler_wrapper.comparison.times import series_change
+from profiler_wrapper.trace.run_directory import Run
 from sample_results import Layer, analysis_of, llama
 
 
@@ -205,6 +211,124 @@ def test_unlike_machines_are_said_first() -> None:
         "not alike (device NVIDIA H200 -> AMD Instinct MI300X; torch 2.13.0 -> 2.11.0)"
     )
     assert compare(base, base).differences == ()
+
+
+SETTINGS = {
+    "versions": {"torch": "2.12.0", "transformers": "4.57.6", "cuda driver": 12040},
+    "environment": {"OMP_NUM_THREADS": ""},
+    "optimizers": [{"class_name": "AdamW", "fused": None}],
+    "parameters": {"trainable_elements": 100},
+    "wrappers": [],
+    "attention_implementation": "eager",
+    "tf32": {"matmul": False},
+    "allocator_settings": "",
+}
+OTHERS = {
+    "versions": {"torch": "2.13.0", "transformers": "5.23.0", "cuda driver": 12090},
+    "environment": {"OMP_NUM_THREADS": "4"},
+    "optimizers": [{"class_name": "AdamW", "fused": True}],
+    "parameters": {"trainable_elements": 7},
+    "wrappers": ["OptimizedModule"],
+    "attention_implementation": "sdpa",
+    "tf32": {"matmul": True},
+    "allocator_settings": "expandable_segments:True",
+}
+
+
+def of_run(analysis: Analysis, run: Mapping[str, object]) -> Analysis:
+    return replace(analysis, run=cast(Run, {**analysis.run, **run}))
+
+
+def test_versions_and_settings_that_differ_stand_before_all_numbers() -> None:
+    before, after = of_run(llama(4), SETTINGS), of_run(llama(4, backend="math"), OTHERS)
+    expected = [
+        ("torch", "2.12.0", "2.13.0"),
+        ("transformers", "4.57.6", "5.23.0"),
+        ("cuda driver", "12040", "12090"),
+        ("OMP_NUM_THREADS", "not set", "4"),
+        ("optimizers", "AdamW", "AdamW fused"),
+        ("wrappers", "none", "OptimizedModule"),
+        ("attention implementation", "eager", "sdpa"),
+        ("tf32 matmul", "no", "yes"),
+        ("allocator settings", "not set", "expandable_segments:True"),
+        ("trainable parameters", "100", "7"),
+    ]
+    found = compare(before, after)
+    assert sorted((one.what, one.a, one.b) for one in found.differences) == sorted(expected)
+    turned = compare(after, before)
+    assert [(one.what, one.b, one.a) for one in turned.differences] == [
+        (one.what, one.a, one.b) for one in found.differences
+    ]
+    assert found.verdict.startswith("not alike (torch 2.12.0 -> 2.13.0; ") and " and 7 more): " in found.verdict
+    lines = compare_text(found).splitlines()
+    table = next(i for i, line in enumerate(lines) if line.startswith("per step"))
+    for what, a, b in expected[:5]:
+        assert f"differs: {what} {a} -> {b}" in lines[:table]
+    assert {"what": "transformers", "a": "4.57.6", "b": "5.23.0", "of_time_only": False} in found.to_dict()[
+        "differences"
+    ]
+
+
+def test_many_differences_are_cut_with_their_number() -> None:
+    before, after = (of_run(llama(4), {"versions": {f"package{i}": one for i in range(30)}}) for one in "12")
+    found = compare(before, after)
+    assert len(found.differences) == 30
+    assert "differs: package11 1 -> 2\ndiffers: 18 more, which the JSON and the page have\n" in compare_text(found)
+
+
+@pytest.mark.parametrize("run", [{}, {"versions": {}}, {"versions": {"torch": None}, "parameters": None}])
+def test_what_a_side_does_not_tell_is_no_difference(run: Mapping[str, object]) -> None:
+    assert compare(of_run(llama(4), run), of_run(llama(4), OTHERS)).differences == ()
+    assert compare(of_run(llama(4), OTHERS), of_run(llama(4), run)).differences == ()
+
+
+def test_a_version_as_a_number_is_not_compared_with_a_text() -> None:
+    """A trace has CUDA's as 12040, a run as 12.4."""
+    one, other = (of_run(llama(4), {"versions": {"cuda": version}}) for version in (12040, "12.4"))
+    assert compare(one, other).differences == compare(other, one).differences == ()
+
+
+@pytest.mark.parametrize("steps", [2, 4, 12])
+@pytest.mark.parametrize("basis", ["device", "cpu"])
+def test_every_percentage_of_the_verdict_stands_in_a_table(basis: Literal["device", "cpu"], steps: int) -> None:
+    """Where one layer or all are slower, or faster, in much noise and in little."""
+    said = 0
+    for number, (one, rest) in enumerate(itertools.product((1.0, 1.07, 1.6, 2.8), repeat=2)):
+
+        def slower(layer: str, phase: str, step: int, one: float = one, rest: float = rest) -> float:
+            return one if layer.startswith("layers.7.") else rest
+
+        noise = Noise(common=0.25 * (number % 2), own=0.02)
+        before, after = noisy_run(number, steps=steps), noisy_run(99, steps=steps, noise=noise, slower=slower)
+        found = [replace(side, time_basis=basis) for side in (before, after)]
+        for a, b in (found, found[::-1]):
+            verdict, *tables = compare_text(compare(a, b)).split("\n\n")
+            numbers = re.findall(r"\d+(?:\.\d+)?(?= %)", " ".join(verdict.split()))
+            assert set(numbers) <= set(re.findall(r"\d+(?:\.\d+)?(?= %)", " ".join(" ".join(tables).split()))), verdict
+            said += len(numbers)
+    assert said > 32
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "rule"),
+    [
+        ((10, 10.1, 10.2, 20), (16, 16.1, 16.2, 9), "steps of both sides overlap"),
+        ((10, 10.1, 10.2, 30), (11, 11.1, 11.2, 11.3), "the median step changed by +9.9 %, not the way of the mean"),
+        ((10, 14, 11, 13), (15, 19, 16, 18), " % may be noise (4 standard errors, 2 % at least)"),
+        ((10, 10.1), (11, 11.1), "and up to 25.0 % may be noise (fewer than 3 steps)"),
+    ],
+)
+def test_what_is_not_certain_names_the_rule(a: Sequence[float], b: Sequence[float], rule: str) -> None:
+    change = series_change(np.array(a), np.array(b))
+    assert not change.beyond_noise and rule in change.why_noise
+
+
+def test_the_rule_stands_in_verdict_table_and_json() -> None:
+    found = compare(noisy_run(3, slower=seventh), noisy_run(4))
+    assert found.decision == "not certain"
+    assert "; steps of both sides overlap)" in found.verdict
+    assert "device time not certain: steps of both sides overlap" in compare_text(found, width=300)
+    assert found.to_dict()["totals"][0]["reason"] == "steps of both sides overlap"
 
 
 def test_of_lists_that_differ_the_verdict_has_the_difference() -> None:

@@ -60,7 +60,9 @@ def test_eager_attention_against_sdpa_begins_with_a_step(tmp_path: Path) -> None
     assert memory is not None
     assert float(memory[3]) / float(memory[2]) - 1 == pytest.approx(-float(memory[1]) / 100, abs=0.005)
     surely = found.decision in ("faster", "slower") and "low confidence" not in found.verdict
-    assert re.match(r"b (is|takes) " if surely else "b needs ", found.verdict), found.verdict
+    unlike, _, said = found.verdict.partition("): ")
+    assert unlike == "not alike (attention implementation eager -> sdpa"
+    assert re.match(r"b (is|takes) " if surely else "b needs ", said), found.verdict
 
 
 def comparison() -> Comparison:

@@ -125,7 +125,7 @@ def test_a_layer_that_does_other_work_is_judged_by_its_own_steps(seed: int) -> N
     after = on_cpu(50 + seed, noise=noise, slower=lambda layer, phase, step: 0.3 if layer == "layers.2.attn" else 1.0)
     found = [compare(before, more_work(after, layers, 100, 12)) for layers in ((), ("layers.2.attn",))]
     assert [any(one.layers == ("layers.2.attn",) for one in each.culprits) for each in found] == [False, True]
-    assert "but layers.2.attn" in found[1].verdict and "faster beside the rest" in found[1].verdict
+    assert re.search(r"but layers\.2\.attn is \d\d\.\d % \(±\d+\.\d\) faster", found[1].verdict)
     assert re.search(r"other work: layers\.2\.attn \d\.\d -> \d\.\d ms, \+", found[1].verdict)
     work = found[1].work[0]
     assert 0.2 < work.time_b_ns / work.time_a_ns < 0.5
@@ -162,7 +162,8 @@ def test_what_got_faster_with_all_but_less_than_all_is_called_no_slower() -> Non
     (culprit,) = found.culprits
     assert culprit.layers == ATTENTION and culprit.change is not None and culprit.change < 0 < culprit.change_ns
     assert found.common == found.to_dict()["common"] == pytest.approx(-0.16, abs=0.03)
-    assert re.search(r"but layers\.\{0\.\.3\}\.attn is 1\d\.\d % \(±\d\.\d\) slower beside the rest", found.verdict)
+    said = r"but layers\.\{0\.\.3\}\.attn is 3\.\d % \(±\d\.\d\) faster, where all layers have -1\d\.\d % in common"
+    assert re.search(said, found.verdict)
     assert re.search(r"^ms a step: beyond the -1\d\.\d % that all layers have in common$", compare_text(found), re.M)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,11 +17,13 @@ from comparables import comparable
 from noisy_recordings import Noise, noisy_run
 from profiler_wrapper.analysis.model import Analysis, ClassRow, FlopRow, OperatorRow, Phase, SynchronisationRow
 from profiler_wrapper.comparison.baseline import make_baseline, read_baseline, write_baseline
+from profiler_wrapper.comparison.compare import compare
 from profiler_wrapper.comparison.guard import GuardCheck, GuardReport, guard
-from profiler_wrapper.comparison.match import like_name
+from profiler_wrapper.comparison.match import like_name, traits
 from profiler_wrapper.comparison.times import step_spread
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.reports.result_json import to_dict
+from profiler_wrapper.trace.run_directory import Run
 from sample_results import llama
 
 
@@ -260,6 +262,39 @@ def test_another_backend_of_attention(before: str, after: str, status: str) -> N
     assert found.status == status
     (first, *_) = (*found.regressions, *found.improvements)
     assert first.text == f"attention of model.layers.{{0..3}}.self_attn (forward): {before} -> {after}"
+
+
+@pytest.mark.parametrize(("phase", "gone"), [("recompute", True), ("recompute", False), ("backward", True)])
+def test_the_attention_of_a_phase_that_is_gone_is_not_worse(phase: Phase, gone: bool) -> None:
+    """Checkpointing taken away, or that saves what attention gave; a model that is only called."""
+    whole = llama(4, recompute=True)
+    rows = tuple(row for row in whole.layers if not gone or row.phase != phase)
+    less = replace(whole, layers=rows, attention=tuple(row for row in whole.attention if row.phase != phase))
+    for before, after in ((whole, less), (less, whole)):
+        found = check(judged(before, after), "attention")
+        assert (found.status, list(found.lines())) == ("ok", [])
+    assert "attention" not in compare(whole, less).verdict
+    without = tuple(row for row in whole.attention if row.phase != "forward")
+    assert check(judged(whole, replace(whole, attention=without)), "attention").status == "regression"
+
+
+def test_many_differences_are_cut_with_their_number() -> None:
+    one, other = (cast(Run, {"versions": {f"package{i}": version for i in range(30)}}) for version in "12")
+    report = judged(replace(exact(), run=one), replace(exact(), run=other))
+    assert len(report.to_dict()["differences"]) == 30 and not report.regressed
+    assert "differs: package11: 1 -> 2\ndiffers: 18 more, which the JSON has\n" in report.table()
+    assert report.markdown().count("differs: package") == 12
+
+
+def test_a_baseline_keeps_versions_and_settings(tmp_path: Path) -> None:
+    told = {"versions": {"torch": "2.12.0", "transformers": "4.57.6"}, "environment": {"OMP_NUM_THREADS": ""}}
+    base, run = (replace(exact(), run=cast(Run, {**exact().run, **one})) for one in (told, {}))
+    write_baseline(make_baseline([base]), tmp_path / "base.json")
+    again = read_baseline(tmp_path / "base.json")
+    assert again.traits == traits(base) and again.traits["settings"]["transformers"] == "4.57.6"
+    new = {"torch": "2.13.0", "transformers": "5.23.0"}
+    report = guard(again, replace(run, run=cast(Run, {**run.run, "versions": new})))
+    assert report.differences == (("torch", "2.12.0", "2.13.0"), ("transformers", "4.57.6", "5.23.0"))
 
 
 def test_a_graph_break_is_named_with_its_line() -> None:
