@@ -180,7 +180,7 @@ def written_out_in_the_midst() -> None:
     from profiler_wrapper.capture import recorder
 
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=16, **sizes)).eval()
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=16, eos_token_id=None, **sizes)).eval()  # all 20 tokens
     before, recorder.CALLS_WRITTEN_OUT = recorder.CALLS_WRITTEN_OUT, 50
     try:
         with wrapper(model, steps="all") as prof:

@@ -145,7 +145,12 @@ def test_a_generation_is_valid(tmp_path: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        num_hidden_layers=2, hidden_size=32, intermediate_size=64, num_attention_heads=2, vocab_size=64
+        num_hidden_layers=2,
+        hidden_size=32,
+        intermediate_size=64,
+        num_attention_heads=2,
+        vocab_size=64,
+        eos_token_id=None,  # random weights: nothing ends a text but its length
     )
     model = LlamaForCausalLM(config)
     with ProfilerWrapper(
