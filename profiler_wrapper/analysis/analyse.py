@@ -203,6 +203,8 @@ def _notes(attributed: Attributed, memory: DeviceMemory | None) -> list[str]:
         notes.append(f"on a CPU, {before}; reserved is not available")
     if attributed.unseen_until_ns is not None:
         notes.append(_UNSEEN)
+    if len(attributed.recording.python):
+        notes.append("Python stacks were recorded, which slow the CPU: steps and idle times are shorter without")
     if any(place.reason == GRAPH_REPLAY for place in attributed.attribution.places):
         notes.append(
             "kernels of graphs that were replayed outside all layers have none: the trace of the capture tells layers "

@@ -402,7 +402,7 @@ class Finding:
     title: str  # one line: what is so, with its number
     layer: str | None  # where; a folded name such as `model.layers.{0..31}.self_attn` for like layers; None: all
     phase: Phase | None
-    share: float | None  # of the step's time (of the peak, where it saves bytes only) that this is about, 0 to 1
+    share: float | None  # of what `share_of` names that this is about, 0 to 1
     saves_at_most_us: float | None  # a step; None where time is not what it saves, or it is not known
     saves_at_most_bytes: int | None  # at the peak
     evidence: tuple[str, ...]  # numbers of this run
@@ -412,6 +412,7 @@ class Finding:
     layers: tuple[str, ...] = ()  # all that it is about
     details: Mapping[str, object] = field(default_factory=dict)  # numbers behind the evidence, for programs
     next: str | None = None  # command that shows the rows behind it, with RUN for the path of the run or trace
+    share_of: str | None = None  # what `share` is a share of, in words
 
 
 class Comparable(TypedDict, total=False):

@@ -181,6 +181,7 @@ _SHOWN_BY: dict[str, tuple[str, str]] = {
     "synchronisation": ("synchronisations", ""),
     "unpinned-copies": (_KERNELS, "class=copy"),
     "low-utilization": ("overview", ""),
+    "outside-ops": ("overview", ""),
     "launch-bound": (f"{_LAYERS},layers.idle_us,layers.cpu_time_us", ""),
     "many-small-kernels": (_KERNELS, "class=elementwise"),
     "unfused-elementwise": (_KERNELS, "class=elementwise"),
@@ -239,19 +240,22 @@ def verdict(facts: Facts, findings: Sequence[Finding]) -> str:
 
 
 def _where_it_goes(facts: Facts) -> list[str]:
-    step, total = facts.steps_text, facts.total_ns
+    step, total, said = facts.steps_text, facts.analysis.time.total_ns, list[str]()
     if not total:
         return [f"No op of {step} took time of its own."]
-    said, of = [], f"the {facts.time_name} of {step}"
+    of = f"the {facts.time_name}"  # in all, as in the tables
     if facts.idle_ns is not None and facts.share_of_step(facts.idle_ns) > _IDLE:
-        said, of = [f"The device is idle for {share(facts.share_of_step(facts.idle_ns))} of {step}."], "its work"
+        slowed = ", which Python stacks made longer" if len(facts.found.recording.python) else ""
+        said, step = [f"The device is idle for {share(facts.share_of_step(facts.idle_ns))} of {step}{slowed}."], ""
     without_layer = [row for row in facts.analysis.unattributed if row.reason != LAUNCHED_BEFORE]
     unknown = sum(row.time_ns for row in without_layer) / total
     if unknown >= _MUCH_WITHOUT_LAYER:
         reasons = ", ".join(row.reason for row in without_layer[:2])
-        return [*said, f"No layer is known for {share(unknown)} of {of} ({reasons}); {_largest_class(facts.analysis)}."]
-    name, time_ns = _largest_part(facts)
-    return [*said, f"{name} takes {share(time_ns / total)} of {of}."]
+        found = f"No layer is known for {share(unknown)} of {of} ({reasons}); {_largest_class(facts.analysis)}"
+    else:
+        name, time_ns = _largest_part(facts)
+        found = f"{name} takes {share(time_ns / total)} of {of}"
+    return [*said, f"{found}; {step.replace(' of ', ' takes ', 1)}." if step else f"{found}."]
 
 
 def _largest_class(analysis: Analysis) -> str:

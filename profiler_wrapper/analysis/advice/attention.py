@@ -191,7 +191,7 @@ def attention_fallback(facts: Facts) -> Iterator[Finding]:
             yield facts.finding(
                 ID,
                 f"attention ran with the {name} backend, not flash: {why}",
-                share=facts.share_of_work(time_ns),
+                share=facts.of_work(time_ns),
                 saves_ns=facts.saved_at_most_ns(chosen),
                 saves_bytes=_kept_bytes(facts, layers) if backend == "math" else None,
                 evidence=[
@@ -326,8 +326,8 @@ def attention_unfused(facts: Facts) -> Iterator[Finding]:
     yield facts.finding(
         ID,
         f"attention is made of single ops, a softmax between two products: {share(facts.share_of_work(time_ns))} of "
-        f"{facts.time_name}",
-        share=facts.share_of_work(time_ns),
+        f"{facts.work_name}",
+        share=facts.of_work(time_ns),
         saves_ns=facts.saved_at_most_ns(unfused.whole),
         saves_bytes=_kept_bytes(facts, unfused.layers),
         evidence=[

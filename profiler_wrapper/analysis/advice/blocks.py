@@ -13,6 +13,7 @@ import numpy as np
 from profiler_wrapper.analysis.advice.facts import (
     LONGEST_LAUNCH_NS,
     NS_PER_US,
+    PEAK,
     Facts,
     Rule,
     count,
@@ -123,7 +124,7 @@ def _slow(facts: Facts, block: _Block, blocks: Sequence[_Block]) -> Finding:
         f"{block.name} takes {block.time_ns / middle:.1f} times as long as the {len(blocks) - 1} blocks like it: "
         f"{duration(block.time_ns)} against {duration(middle)} a step",
         phase=phase,
-        share=facts.share_of_work(block.time_ns),
+        share=facts.of_work(block.time_ns),
         saves_ns=block.time_ns - middle,
         evidence=[f"most of the difference is in {phase}", reason],
         confidence="high" if len(block.by_step_ns) > 1 else "medium",
@@ -158,7 +159,7 @@ def _large(facts: Facts, block: _Block, middle: float, blocks: int) -> Finding:
         "odd-block",
         f"{block.name} keeps {size(kept)} for backward, the {blocks - 1} blocks like it {size(middle)}",
         phase="forward",
-        share=min(1.0, kept / peak) if peak else None,
+        share=(min(1.0, kept / peak), PEAK) if peak else None,
         saves_bytes=round(kept - middle),
         evidence=[f"{size(kept - middle)} above the median of {blocks} blocks"],
         fix="look at what it saves that the others do not: a mask, float32 copies, dropout, attention by math",
@@ -199,7 +200,7 @@ def preferred_expert(facts: Facts) -> Iterator[Finding]:
         "preferred-expert",
         f"expert {expert.expert} of {expert.layer} gets {100 * (expert.share or 0):.0f} % of the tokens, "
         f"{layer.balance:.1f} times the mean{more}",
-        share=facts.share_of_work(sum(one[1] for one in found)),
+        share=facts.of_work(sum(one[1] for one in found)),
         saves_ns=sum(one[0] for one in found),
         evidence=[
             f"{expert.tokens_per_step:,.0f} of {layer.tokens_per_step:,.0f} tokens a step, {duration(own_ns)}{known}; "
@@ -267,7 +268,7 @@ def slow_optimizer(facts: Facts) -> Iterator[Finding]:
             "slow-optimizer",
             f"{steps.class_name} updates its parameters one by one: {ops:,.0f} small ops a step",
             phase="optimizer",
-            share=facts.share_of_work(time_ns) if facts.on_device else facts.share_of_step(wall_ns),
+            share=facts.of_work(time_ns) if facts.on_device else facts.of_step(wall_ns),
             saves_ns=_saved_ns(facts, steps),
             evidence=[
                 f"{count(parameters, 'parameter')}; its ops, and Python between them, take {duration(wall_ns)} a step",

@@ -189,6 +189,7 @@ def where(layers: Iterable[str]) -> str:
 
 
 NS_PER_US = 1000
+PEAK = "the most memory that was allocated"  # what shares of the peak are shares of
 _UNLIKE = 1.5  # times the mean step: as far as that one length speaks for all
 
 
@@ -216,8 +217,13 @@ class Facts:
 
     @property
     def time_name(self) -> str:
-        """What times of layers are: "device time" or "CPU time"."""
-        return "device time" if self.on_device else "CPU time"
+        """What times of layers are: "device time" or "wall time of ops"."""
+        return "device time" if self.on_device else "wall time of ops"
+
+    @property
+    def work_name(self) -> str:
+        """What `share_of_work` is a share of: without what was launched before the trace."""
+        return "the device time that a step launched" if self.on_device else "the wall time of a step's ops"
 
     @cached_property
     def windows(self) -> StepWindows:
@@ -326,6 +332,16 @@ class Facts:
         """A sum over the trace, per step."""
         return time_ns / self.steps
 
+    @property
+    def wall_confidence(self) -> Literal["high", "medium", "low"]:
+        """Of what nothing runs in: Python stacks make the CPU slower, and without steps their ends are not known."""
+        return "low" if len(self.found.recording.python) else "high" if self.has_steps else "medium"
+
+    @property
+    def part_of_idle(self) -> str:
+        """Said by what saves idle time, which `low_utilization` is about as a whole."""
+        return "" if self.idle_ns is None else f"; part of the {duration(self.idle_ns)} that the device is idle"
+
     def share_of_step(self, time_ns: float) -> float:
         """Of the wall time of a step; at most 1."""
         return min(1.0, time_ns / self.step_ns)
@@ -333,6 +349,14 @@ class Facts:
     def share_of_work(self, time_ns: float) -> float:
         """Of the device (or CPU) time of a step; at most 1."""
         return min(1.0, time_ns / self.work_ns)
+
+    def of_work(self, time_ns: float) -> tuple[float, str]:
+        """The same, and what it is a share of."""
+        return self.share_of_work(time_ns), self.work_name
+
+    def of_step(self, time_ns: float) -> tuple[float, str]:
+        """`share_of_step`, and what it is a share of."""
+        return self.share_of_step(time_ns), f"the wall time of {'a step' if self.has_steps else 'the trace'}"
 
     def finding(
         self,
@@ -344,7 +368,7 @@ class Facts:
         confidence: Literal["high", "medium", "low"] = "medium",
         layers: Iterable[str] = (),
         phase: Phase | None = None,
-        share: float | None = None,
+        share: tuple[float, str] | None = None,
         saves_ns: float | None = None,
         saves_bytes: int | None = None,
         source: str | None = None,
@@ -354,17 +378,18 @@ class Facts:
 
         Args:
             saves_ns, saves_bytes: upper bounds, of a step and at the peak; of time no more than a step takes.
-            share: of the step's time that it is about; where not given, what it saves.
+            share: how much it is about, and of what; where not given, what it saves of a step.
         """
         layers = tuple(layers)
         if share is None and saves_ns is not None:
-            share = self.share_of_step(saves_ns)
+            share = self.of_step(saves_ns)
         return Finding(
             id=id,
             title=title,
             layer=where(layers) if layers else None,
             phase=phase,
-            share=share,
+            share=None if share is None else share[0],
+            share_of=None if share is None else share[1],
             saves_at_most_us=None if saves_ns is None else min(saves_ns, self.step_ns) / NS_PER_US,
             saves_at_most_bytes=saves_bytes,
             evidence=tuple(evidence),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule, duration, share, size, where
+from profiler_wrapper.analysis.advice.facts import NS_PER_US, PEAK, Facts, Rule, duration, share, size, where
 from profiler_wrapper.analysis.model import Finding
 from profiler_wrapper.trace.recording import Bool
 
@@ -45,7 +45,7 @@ def memory_nearly_full(facts: Facts) -> Iterator[Finding]:
         "memory-nearly-full",
         f"{share(held / device.memory_bytes)} of the device's {size(device.memory_bytes)} is taken at the peak",
         phase=peak.get("phase"),
-        share=held / device.memory_bytes,
+        share=(held / device.memory_bytes, "the memory of the device"),
         evidence=[f"allocated {size(allocated)}{f': {parts}' if parts else ''}; reserved {size(reserved)}"],
         confidence="high",
         fix="checkpoint blocks (torch.utils.checkpoint), a smaller batch, or shard what is held (FSDP)",
@@ -76,7 +76,7 @@ def fragmentation(facts: Facts) -> Iterator[Finding]:
         "fragmentation",
         f"the allocator reserves {size(unused)} that no recorded step needs, {share(unused / reserved)} of all it has",
         phase=peak.get("phase"),
-        share=min(1.0, unused / reserved),
+        share=(min(1.0, unused / reserved), "what the allocator reserves"),
         saves_bytes=unused,
         evidence=[f"reserved {size(reserved)} at most, allocated {size(highest)} at most"],
         fix="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment",
@@ -96,7 +96,7 @@ def memory_leak(facts: Facts) -> Iterator[Finding]:
         f"{size(a_step)} more stays in memory after every step, most of it made by {first['op']} in "
         f"{where([first['layer']])} ({first['phase']})",
         phase=first["phase"],
-        share=min(1.0, a_step / facts.peak_bytes),
+        share=(min(1.0, a_step / facts.peak_bytes), PEAK),
         evidence=[f"seen over {first['steps']} steps; {first['count_per_step']:.3g} allocations a step"],
         confidence="medium" if first["steps"] < _STEPS_TO_BE_SURE else "high",
         fix="keep no tensor that needs its graph from step to step: append loss.item() or loss.detach(), not loss",
@@ -142,10 +142,10 @@ def recompute_not_needed(facts: Facts) -> Iterator[Finding]:
         f"{duration(spent)} a step recomputes forward in {where(layers)}, though {size(device - peak)} of "
         f"{size(device)} is free",
         phase="recompute",
-        share=facts.share_of_work(spent),
+        share=facts.of_work(spent),
         saves_ns=saved,
         evidence=[
-            f"{share(facts.share_of_work(spent))} of {facts.time_name}; without recompute "
+            f"{share(facts.share_of_work(spent))} of {facts.work_name}; without recompute "
             + ("it is not known how much more is kept" if needs is None else f"at most {size(needs)} more is kept")
         ],
         confidence="medium" if needs is None else "high",
@@ -185,7 +185,7 @@ def allocation_too_large(facts: Facts) -> Iterator[Finding]:
         yield facts.finding(
             "allocation-too-large",
             f"an allocation of {size(request)} failed, and {size(facts.peak_bytes or 0)} is all that was ever held",
-            share=1.0,
+            share=(1.0, "the allocation that failed"),
             evidence=[f"the largest change to the model would save {size(saved)}"],
             confidence="high",
             fix=SMALLER,
@@ -221,7 +221,7 @@ def recompute_would_help(facts: Facts) -> Iterator[Finding]:
         "recompute-would-help",
         f"memory is short, and checkpointing {where(layers)} would take up to {size(saves)} off the peak",
         phase="forward",
-        share=min(1.0, saves / facts.peak_bytes) if facts.peak_bytes else None,
+        share=(min(1.0, saves / facts.peak_bytes), PEAK) if facts.peak_bytes else None,
         saves_bytes=saves,
         evidence=evidence,
         confidence="high",

@@ -78,7 +78,7 @@ def unaligned_dimensions(facts: Facts) -> Iterator[Finding]:
         yield facts.finding(
             "unaligned-dimensions",
             f"{in_words} of {size} is no multiple of {multiple}: {duration(time_ns)} a step",
-            share=facts.share_of_work(time_ns),
+            share=facts.of_work(time_ns),
             saves_ns=max(0.0, time_ns - _at_peak_ns(facts, rows, dtype)),
             evidence=[f"{duration(time_ns)} of {facts.time_name} in {dtype} products with a dimension of {size}"],
             confidence="high" if named else "medium",
@@ -142,8 +142,8 @@ def no_tf32(facts: Facts) -> Iterator[Finding]:
     kernel = next((row.name for row in products if _PLAIN_FLOAT32.match(row.name)), "kernels of float32")
     yield facts.finding(
         "no-tf32",
-        f"float32 matrix products without TF32: {share(facts.share_of_work(time_ns))} of {facts.time_name}",
-        share=facts.share_of_work(time_ns),
+        f"float32 matrix products without TF32: {share(facts.share_of_work(time_ns))} of {facts.work_name}",
+        share=facts.of_work(time_ns),
         saves_ns=max(0.0, time_ns - least_ns),
         evidence=[f"{duration(time_ns)} a step in kernels such as {cut(kernel, _LONGEST_KERNEL)}"],
         confidence="high" if precision is not None else "medium",
@@ -178,9 +178,9 @@ def tensor_cores_unused(facts: Facts) -> Iterator[Finding]:
     dtype = _dtype_of(facts, without)
     yield facts.finding(
         "tensor-cores-unused",
-        f"{share(facts.share_of_work(time_ns))} of {facts.time_name} is products that leave the tensor cores idle"
+        f"{share(facts.share_of_work(time_ns))} of {facts.work_name} is products that leave the tensor cores idle"
         + (f", in {dtype}" if dtype else ""),
-        share=facts.share_of_work(time_ns),
+        share=facts.of_work(time_ns),
         saves_ns=time_ns,
         evidence=[
             f"{duration(time_ns)} a step in kernels without tensor cores, {duration(with_them)} with; the most "

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule, count, duration, share, where
-from profiler_wrapper.analysis.charges import union
+from profiler_wrapper.analysis.advice.facts import (
+    LONGEST_LAUNCH_NS,
+    NS_PER_US,
+    Facts,
+    Rule,
+    count,
+    duration,
+    share,
+    uncovered,
+    where,
+)
+from profiler_wrapper.analysis.charges import Union, union
 from profiler_wrapper.analysis.model import FORWARD_PHASES, Finding, Phase, SynchronisationRow
-from profiler_wrapper.analysis.statistics import marked
+from profiler_wrapper.analysis.statistics import at, marked, sum_by_key
+from profiler_wrapper.analysis.views.overview import kinds_of_wall_time
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Bool, Category, Int64
 
@@ -41,8 +53,11 @@ def dataloader_bound(facts: Facts) -> Iterator[Finding]:
     yield facts.finding(
         "dataloader-bound",
         f"{share(facts.share_of_step(spent))} of a step ({duration(spent)}) waits for the DataLoader",
-        saves_ns=spent,
-        evidence=[f"in {facts.step_text}; the DataLoader has {'' if workers else 'no '}worker processes"],
+        share=facts.of_step(spent),
+        saves_ns=spent if facts.idle_ns is None else min(spent, facts.idle_ns),
+        evidence=[
+            f"in {facts.step_text}; the DataLoader has {'' if workers else 'no '}worker processes{facts.part_of_idle}"
+        ],
         confidence="high",
         fix="give the DataLoader more workers (num_workers=), or do less per sample in __getitem__ and collate_fn"
         if workers
@@ -75,9 +90,9 @@ def synchronisation(facts: Facts) -> Iterator[Finding]:
             f"the CPU waits for the device {count(round(calls / facts.steps, 1), 'time')} a step in {op} {place}: "
             f"{duration(waits)}",
             phase=phase,
-            share=facts.share_of_step(waits),
+            share=facts.of_step(waits),
             saves_ns=min(waits, idle),
-            evidence=[f"waits of kind: {kind}; the device is idle for {duration(idle)} of {facts.step_text}"],
+            evidence=[f"waits of kind: {kind}; saves a part of the {duration(idle)} that the device is idle"],
             fix=_WAIT_FIXES.get(kind, _OTHER_WAIT_FIX),
             source=sources[0] if sources else None,
             layers=layers,
@@ -115,6 +130,7 @@ def unpinned_copies(facts: Facts) -> Iterator[Finding]:
 
 LOW_UTILIZATION = 0.5  # of the step's wall time, as the TensorBoard profiler plugin had it
 LAUNCH_SHARE = 0.1  # of the step's wall time: below it a device is kept well enough ahead
+OUTSIDE_SHARE = 0.1  # of the step's wall time, likewise
 SMALL_KERNEL_NS = 10_000  # a launch takes the CPU about as long, so shorter kernels cannot hide the next launch
 MANY_KERNELS = 200  # a step: fewer are launched in two milliseconds
 SMALL_SHARE = 0.05  # of the step's wall time, in small kernels that could be fused and the waits for them
@@ -172,10 +188,57 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
         f"{_CAUSES_OF_IDLENESS[most][0]}",
         saves_ns=idle,
         evidence=evidence,
-        confidence="high" if facts.has_steps else "medium",
+        confidence=facts.wall_confidence,
         fix=_CAUSES_OF_IDLENESS[most][1],
         details={"busy": busy, "idle_us": idle / NS_PER_US, "mostly": most},
     )
+
+
+def outside_ops(facts: Facts) -> Iterator[Finding]:
+    """On a CPU, what no op covers: Python that loads, logs, waits or calls small ops, and where most of it lies."""
+    found, windows = facts.found, facts.windows
+    if facts.on_device or not windows.number:
+        return
+    recording, spans, layers = found.recording, found.recording.spans, found.tree.layer_of_span
+    runs = np.logical_or.reduce(list(kinds_of_wall_time(found)))
+    busy = union(spans.start_ns[runs], spans.end_ns[runs])
+    free = Union(*uncovered(busy, windows.start_ns, windows.end_ns)[:2])
+    spent = facts.wall_per_step_ns(free.length_ns)
+    if spent <= OUTSIDE_SHARE * facts.step_ns:
+        return
+    # From each begin or end of a layer, an annotation or a step (-1) to the next.
+    named = (spans.category == Category.ANNOTATION) & ~recording.named(lambda name: name.startswith("ProfilerStep#"))
+    marks = np.flatnonzero(named | marked(len(spans), layers))
+    times = np.concatenate((spans.start_ns[marks], windows.start_ns, spans.end_ns[marks], windows.end_ns))
+    order = np.argsort(times, kind="stable")
+    span = np.tile(np.append(marks, np.full(len(windows.number), -1)), 2)[order]
+    is_end = np.repeat((False, True), len(order) // 2)[order]
+    moment = 2 * at(spans.name, span, -1).astype(np.int64) + is_end + 2
+    _, first, pair = np.unique(moment[:-1] * (moment.max() + 1) + moment[1:], return_index=True, return_inverse=True)
+    sums = sum_by_key(pair, free.overlap(times[order][:-1], times[order][1:]), len(first))
+    most, place = facts.wall_per_step_ns(int(sums.max())), int(first[sums.argmax()])
+    edges = (_edge(facts, *edge) for edge in zip(span[place:][:2].tolist(), is_end[place:][:2].tolist(), strict=True))
+    one_wait = most >= LONGEST_LAUNCH_NS
+    yield facts.finding(
+        "outside-ops",
+        f"{share(facts.share_of_step(spent))} of {facts.step_text} runs no op: {duration(spent)}, {duration(most)} of "
+        f"it from {' to '.join(edges)}",
+        saves_ns=spent,
+        evidence=["there Python loads, logs, computes or waits, or calls the next op; the profiler makes this longer"],
+        confidence=facts.wall_confidence if one_wait else "low",
+        fix="take what waits there out of the step; make batches ahead, in other processes (DataLoader(num_workers=4))"
+        if one_wait
+        else "more work per op: a larger batch, or torch.compile(model)",
+        details={"outside_us": spent / NS_PER_US, "longest_us": most / NS_PER_US},
+    )
+
+
+def _edge(facts: Facts, span: int, is_end: bool) -> str:
+    """The begin or end of a layer's call, an annotation or, -1, a step, in words."""
+    tree, name = facts.found.tree, facts.found.recording.name_of(span) if span >= 0 else "the step"
+    layer = tree.layer_of_span.get(span)
+    said = f"layer {tree.layers[layer].name}" if layer is not None else re.sub(r"^Optimizer\.\w+#", "", name)
+    return f"the {'end' if is_end else 'begin'} of {said}"
 
 
 def launch_bound(facts: Facts) -> Iterator[Finding]:
@@ -195,8 +258,11 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
         "launch-bound",
         f"the device waits {duration(waits)} of {facts.step_text} for the CPU to launch kernels",
         saves_ns=waits,
-        evidence=[f"{count(round(events), 'gap')} a step, each under 1 ms, end with an event launched within them"],
-        confidence="high" if facts.has_steps else "medium",
+        evidence=[
+            f"{count(round(events), 'gap')} a step, each under 1 ms, end with an event launched within them"
+            + facts.part_of_idle
+        ],
+        confidence=facts.wall_confidence,
         fix="put more of the step into CUDA graphs"
         if graphs
         else "torch.compile(model, mode='reduce-overhead') (CUDA graphs), or a larger batch per launch",
@@ -228,7 +294,7 @@ def many_small_kernels(facts: Facts) -> Iterator[Finding]:
         f"{len(small) / facts.steps:.0f} of {number:.0f} kernels a step are small (under 10 µs) and could be fused: "
         f"{duration(spent)} of device time",
         saves_ns=spent + waited,
-        evidence=[f"the device waits {duration(waited)} a step for their launches"],
+        evidence=[f"the device waits {duration(waited)} a step for their launches{facts.part_of_idle}"],
         fix="fuse small kernels: torch.compile(model), or F.rms_norm, F.layer_norm, a fused or foreach optimizer",
         layers=[layer for layer, _ in layers.most_common() if layer in facts.blocks],
         details={"small_kernels": len(small) / facts.steps, "kernels": number, "device_us": spent / NS_PER_US},
@@ -274,7 +340,7 @@ def unfused_elementwise(facts: Facts) -> Iterator[Finding]:
         "unfused-elementwise",
         f"{share(facts.share_of_work(spent))} of the device time that a step launched ({duration(spent)}) is "
         "elementwise work, copies and norms in kernels that could be fused",
-        share=facts.share_of_work(spent),
+        share=facts.of_work(spent),
         saves_ns=saved,
         evidence=[f"{number:.0f} kernels a step, in {rows / facts.steps:.0f} rows of two or more on a stream"],
         fix="fuse elementwise work: torch.compile(model), or F.rms_norm, F.layer_norm, fused rotary embedding and "
@@ -349,7 +415,7 @@ def graph_break(facts: Facts) -> Iterator[Finding]:
         "graph-break",
         f"{count(round(breaks, 1), 'graph break')} a step in {where(layers)}{because}",
         phase="forward",
-        share=facts.share_of_work(all_time),
+        share=facts.of_work(all_time),
         saves_ns=between + fusable,
         evidence=[
             f"{duration(between)} a step between the compiled graphs of one call (wall time), {duration(fusable)} in "
@@ -408,6 +474,7 @@ RULES: tuple[Rule, ...] = (
     synchronisation,
     unpinned_copies,
     low_utilization,
+    outside_ops,
     unfused_elementwise,
     launch_bound,
     many_small_kernels,

@@ -82,7 +82,7 @@ def _splits(attributed: Attributed, windows: StepWindows) -> tuple[StepSplit, ..
     busy = _union_of(attributed.recording, np.empty(0, np.int64))
     spans_ns = windows.end_ns - windows.start_ns
     covered = [np.zeros_like(spans_ns)]
-    for kind in _by_priority(attributed):
+    for kind in kinds_of_wall_time(attributed):
         of_kind = _union_of(attributed.recording, np.flatnonzero(kind))
         busy = union(*map(np.concatenate, zip(busy, of_kind, strict=True)))
         covered.append(busy.overlap(windows.start_ns, windows.end_ns))
@@ -91,7 +91,7 @@ def _splits(attributed: Attributed, windows: StepWindows) -> tuple[StepSplit, ..
     return tuple(StepSplit(number, *lengths) for number, *lengths in columns)
 
 
-def _by_priority(attributed: Attributed) -> Iterator[Bool]:
+def kinds_of_wall_time(attributed: Attributed) -> Iterator[Bool]:
     """Per span whether its time is of the kind: kernel, communication, memcpy, memset, runtime, data loader, CPU.
 
     Communication is kernels that move data between ranks; without device events, ops and annotations that do.

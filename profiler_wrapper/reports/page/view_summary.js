@@ -144,7 +144,7 @@
     const findings = (data.summary && data.summary.findings) || [];
     const section = page.section(element, findings.length ? `What could be better (${findings.length})` : "What could be better");
     if (!findings.length) page.note(section, "No rule of advice found anything that stands out in this run.");
-    else page.note(section, "Savings are upper bounds, estimated from this run's own numbers.");
+    else page.note(section, "Savings are upper bounds, estimated from this run's own numbers; they overlap, and do not add up.");
     const list = page.element("div", "cards");
     section.append(list);
     for (const finding of findings) {

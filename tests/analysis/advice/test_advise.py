@@ -240,7 +240,7 @@ def test_every_rule_says_what_shows_its_rows() -> None:
 
 
 def test_the_verdict_names_the_largest_part() -> None:
-    largest = "The 2 blocks' mlp takes 80 % of the device time of a step of 1.00 ms."
+    largest = "The 2 blocks' mlp takes 80 % of the device time; a step takes 1.00 ms."
     assert verdict(facts(), []) == f"{largest} Nothing stands out."
     assert verdict(facts(), [finding(fix="wait less.")]) == f"{largest} Most to gain: it is so. First fix: wait less."
 
@@ -254,8 +254,8 @@ def test_the_verdict_of_an_idle_device_begins_with_that() -> None:
 def test_the_verdict_without_steps() -> None:
     made = Trace().op("aten::mm", 0, 1000).kernel("gemm", 2000, 9000, launched=500)
     assert verdict(facts_of(made.recording()), []) == (
-        "No layer is known for 100 % of the device time of a trace of 9.00 µs (a trace without layers); "
-        "100 % is matrix products. Nothing stands out."
+        "No layer is known for 100 % of the device time (a trace without layers); 100 % is matrix products; "
+        "a trace takes 9.00 µs. Nothing stands out."
     )
 
 
@@ -291,16 +291,20 @@ def test_of_steps_of_unlike_length_the_range_is_told_too() -> None:
     made.kernel("gemm", 2 * STEP_NS + 5000, 2 * STEP_NS + 105_000, launched=2 * STEP_NS + 1500)
     assert verdict(facts_of(made.recording()), []) == (
         "The device is idle for 78 % of a step of 1.67 ms (1.00 ms to 3.00 ms). "
-        "The 2 blocks' mlp takes 73 % of its work. Nothing stands out."
+        "The 2 blocks' mlp takes 73 % of the device time. Nothing stands out."
     )
 
 
-def test_what_was_launched_before_the_trace_is_of_no_step() -> None:
+def test_what_was_launched_before_the_trace_is_of_no_step_but_of_the_table() -> None:
+    """The headline's share is that of the layer table; findings go by what a step launched."""
     made = trace().kernel("elementwise", -900_000, -5000, correlation=0)
     seen = facts_of(made.recording())
     assert seen.analysis.time.unattributed_ns == 895_000
     assert seen.work_ns == facts().work_ns
-    assert verdict(seen, []) == verdict(facts(), [])
+    assert verdict(seen, []).startswith("The 2 blocks' mlp takes 42 % of the device time; ")  # 800 of 1,895 us
+    assert seen.finding("", "", evidence=(), fix="", share=seen.of_work(250_000), details={}).share_of == (
+        "the device time that a step launched"
+    )
 
 
 def cpu_training(*ops: str) -> Trace:
@@ -325,7 +329,7 @@ def test_the_verdict_on_a_cpu() -> None:
     made = Trace().annotation("ProfilerStep#1", 0, 1000).mark(".", 0, 900, class_name="Net").op("aten::mm", 100, 800)
     made.op("Optimizer.step#SGD.step", 900, 910)
     assert verdict(facts_of(made.recording()), []) == (
-        "Net takes 99 % of the CPU time of a step of 1.00 µs. Nothing stands out."
+        "Net takes 99 % of the wall time of ops; a step takes 1.00 µs. Nothing stands out."
     )
 
 

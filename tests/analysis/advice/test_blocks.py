@@ -188,7 +188,7 @@ def test_recompute_where_memory_is_short() -> None:
     found = the_finding(recompute_would_help, checkpointed(recompute_us=0, device_gib=80, peak_gib=75))
     assert found.saves_at_most_bytes == 7 * MIB
     assert found.layer == "layers.{0,1}"
-    assert "it costs about 9.00 µs of CPU time a step: forward of these blocks again" in found.evidence
+    assert "it costs about 9.00 µs of wall time of ops a step: forward of these blocks again" in found.evidence
     assert the_finding(recompute_would_help, failed_on(64 * MIB)).evidence[0] == "an allocation of 64.0 MiB failed"
 
 

@@ -10,6 +10,7 @@ from profiler_wrapper.analysis.advice.waiting import (
     launch_bound,
     low_utilization,
     many_small_kernels,
+    outside_ops,
     synchronisation,
     unfused_elementwise,
     unpinned_copies,
@@ -120,6 +121,63 @@ def test_a_device_that_is_idle_most_of_the_time() -> None:
     assert found.evidence[:2] == ("100 µs while the CPU launches the next kernels", "600 µs while data is fetched")
     assert found.title.startswith("the device is busy for 30 % of a step of 1.00 ms: 700 µs idle")
     assert found.details["mostly"] == "loading"
+
+
+def test_idle_time_is_told_once_and_what_is_a_part_of_it_says_so() -> None:
+    facts = facts_of(launching(launch_after_us=60).recording())
+    assert the_finding(low_utilization, facts).saves_at_most_us == pytest.approx(549.5)
+    assert the_finding(launch_bound, facts).evidence == (
+        "9 gaps a step, each under 1 ms, end with an event launched within them; part of the 550 µs that the device "
+        "is idle",
+    )
+
+
+@pytest.mark.parametrize(("stacks", "told"), [(False, "high"), (True, "low")])
+def test_idle_time_is_less_sure_where_python_stacks_slowed_the_cpu(stacks: bool, told: str) -> None:
+    made = launching(launch_after_us=60)
+    if stacks:
+        made.python("train.py(3): step", 0, STEP)
+    facts = facts_of(made.recording())
+    assert [the_finding(rule, facts).confidence for rule in (low_utilization, launch_bound)] == [told, told]
+    assert any("Python stacks" in warning for warning in facts.analysis.warnings) is stacks
+
+
+# --- a CPU, on which no op runs ------------------------------------------------------------------
+
+
+def loading(*, wait_us: int, op_us: int) -> Trace:
+    """Two steps on a CPU: gradients set to zero in 10 us, a wait, a model of one op."""
+    made, step_us = Trace(), 10 + wait_us + op_us + 30
+    for step in range(2):
+        at = step * step_us * US
+        made.annotation(f"ProfilerStep#{step}", at, at + step_us * US)
+        made.annotation("Optimizer.zero_grad#SGD.zero_grad", at, at + 10 * US)
+        begin = at + (10 + wait_us) * US
+        made.mark(".", begin, begin + (op_us + 20) * US, class_name="Net")
+        made.op("aten::mm", begin + 10 * US, begin + (10 + op_us) * US)
+    return made
+
+
+def test_a_generator_that_loads_is_found_between_its_marks() -> None:
+    facts = facts_of(loading(wait_us=7900, op_us=2000).recording())
+    found = the_finding(outside_ops, facts)
+    assert found.title == (
+        "80 % of a step of 9.94 ms runs no op: 7.94 ms, 7.90 ms of it from the end of SGD.zero_grad to the begin of "
+        "layer Net"
+    )
+    assert (found.confidence, found.share_of) == ("high", "the wall time of a step")
+    assert "DataLoader" in found.fix
+    assert facts.analysis.overview is not None
+    assert found.saves_at_most_us == facts.analysis.overview.steps[0].other_ns / US == 7940
+
+
+def test_short_gaps_between_ops_are_what_calls_them() -> None:
+    found = the_finding(outside_ops, facts_of(loading(wait_us=900, op_us=2000).recording()))
+    assert (found.confidence, found.fix) == ("low", "more work per op: a larger batch, or torch.compile(model)")
+
+
+def test_a_cpu_that_runs_ops_most_of_the_time_waits_for_nothing() -> None:
+    assert findings(outside_ops, facts_of(loading(wait_us=100, op_us=2000).recording())) == []
 
 
 def test_small_kernels_that_could_be_one() -> None:
