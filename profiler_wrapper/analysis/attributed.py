@@ -50,6 +50,7 @@ class Attributed:
     captured_kernels: int = 0  # launched into a graph, and never run
     unseen_until_ns: int | None = None  # till then a device did work from before the trace, which is not in it
     left_out: Bool | None = None  # per span, whether it is of a step that does not count; None: all count
+    parameter_element_bytes: int = 0  # of one element of any parameter; 0: not known, or several types
     fast_float32: bool = False  # torch was told to multiply float32 in a smaller type where the device has one
 
     def layer_name(self, place: Place) -> str | None:
@@ -124,8 +125,16 @@ def attributed(
         left_out=left_out,
         captured_kernels=captured_kernels(recording, launch),
         unseen_until_ns=unseen_until_ns(recording, charges),
+        parameter_element_bytes=_element_bytes(run.get("parameters")),
         fast_float32=run.get("float32_matmul_precision") in ("high", "medium"),
     )
+
+
+def _element_bytes(parameters: object) -> int:
+    """Of parameters that are all of one type."""
+    told = parameters if isinstance(parameters, Mapping) else {}
+    sizes, elements = told.get("bytes_by_dtype"), told.get("elements")
+    return sum(sizes.values()) // elements if isinstance(sizes, Mapping) and len(sizes) == 1 and elements else 0
 
 
 def _nest_cpu(recording: Recording, launch: Int64) -> tuple[Nesting, Int32]:

@@ -66,21 +66,23 @@ class WorkCount:
 
     def notes(self) -> list[str]:
         """What is not known, and why."""
-        return [*_note("FLOPs", self.flops.uncounted), *_note("bytes moved", self.untold_bytes), *self.shapes.notes]
+        all_ns = max(1, sum(every_ns for _, every_ns in self.coverage.values()) // max(1, self.flops.steps))
+        unknown = (("FLOPs", self.flops.uncounted), ("bytes moved", self.untold_bytes))
+        return [*(note for what, rows in unknown for note in _note(what, rows, all_ns)), *self.shapes.notes]
 
 
 _LONGEST_OP = 32  # name in a warning
 
 
-def _note(what: str, rows: Sequence[UncountedRow]) -> list[str]:
+def _note(what: str, rows: Sequence[UncountedRow], all_ns: int) -> list[str]:
     if not rows:
         return []
     ops = list(dict.fromkeys(row.op for row in rows))
     first = ops[0] if len(ops[0]) <= _LONGEST_OP else f"{ops[0][:_LONGEST_OP]}..."
     more = f" and {len(ops) - 1} more op{'s' if len(ops) > 2 else ''}" if len(ops) > 1 else ""
-    time_ms = sum(row.time_per_step_ns for row in rows) / 1e6
+    percent = min(100.0, 100 * sum(row.time_per_step_ns for row in rows) / all_ns)
     what = f"{what} of layers with {first}{more}"
-    return [f"{what}: no rule tells them ({time_ms:.3f} ms a step; the log lists these ops)"]
+    return [f"{what}: no rule tells them ({percent:.1f} % of the time in steps with shapes; the log lists these ops)"]
 
 
 def work_of_recording(found: Attributed, timed: Attributed | None = None) -> WorkCount | str:

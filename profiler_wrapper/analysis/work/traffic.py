@@ -173,6 +173,8 @@ class Traffic:
         if len(among):
             charges = self._found.charges
             size[among] = element_sizes(self._recording, self._parent, charges, self._shapes, span[among])
+            fused = self._recording.named(lambda name: name.startswith("aten::_fused_"))[span] & (size == 0)
+            size[fused] = self._found.parameter_element_bytes  # its states are of their parameters' type
         return size
 
     def _leave_out_the_host(self, is_unit: Bool) -> None:

@@ -131,6 +131,18 @@ def test_the_type_of_joined_tensors_is_told_by_the_one_allocation() -> None:
     assert [row.op for row in traffic(none, cat=LISTS).unknown(1)] == ["aten::cat"]
 
 
+def test_a_fused_optimizer_on_a_cpu_has_the_type_of_all_parameters() -> None:
+    """11 elements of 2 bytes: parameters, gradients and states are read, parameters and states written."""
+    lists = OpShapes(([[2, 3], [5]],) * 4 + ([], []), ("TensorList",) * 6, ("",) * 6)
+    trace = Trace().mark(".", 0, 100).op("aten::_fused_adamw_", 10, 20)
+    shapes = shaped_trace.shapes_of(trace, {"aten::_fused_adamw_": lists})
+    for sizes, moves in (({"bfloat16": 200}, [(88, 66)]), ({"bfloat16": 200, "float32": 400}, [])):
+        found = attributed(
+            trace.recording(), run={"parameters": {"elements": 100, "bytes_by_dtype": sizes}}, shapes=shapes
+        )
+        assert told(Traffic(found, shapes, FlopOps(found, shapes))) == moves
+
+
 def test_a_list_without_its_sizes_tells_nothing() -> None:
     trace = Trace().mark(".", 0, 100).op("aten::cat", 10, 20).memory(15, 22, address=1)
     for dims in ((), ([2, 3], [])):
