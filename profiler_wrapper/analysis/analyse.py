@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -31,6 +32,7 @@ from profiler_wrapper.analysis.work.roofline import WorkCount, work_of_recording
 from profiler_wrapper.errors import attempt
 from profiler_wrapper.trace.recording import Recording
 from profiler_wrapper.trace.run_directory import Holding, Run, read_holdings
+from profiler_wrapper.trace.spans import ranges
 
 # --------------------------------------------------------------------------------------------------
 # What a trace says of the run it is from: rank, device, versions, steps.
@@ -60,6 +62,7 @@ def run_of_trace(recording: Recording, step_numbers: tuple[int, ...]) -> dict[st
     }
 
 
+_MOST_NAMED = 3  # layers, in a warning
 _UNEVEN = 1.5  # times the median step
 _NO_DEVICE = "kernels were launched, and no event of the device that ran them is in the trace"
 _CAPTURED = "{} kernels were captured into a graph, and did not run"
@@ -103,7 +106,7 @@ def tables(
     shaped = ShapeRows() if isinstance(work, str) else work.shapes
     analysis = Analysis(
         time_basis=charges.basis,
-        complete=recording.complete and bool(run.get("complete", True)),
+        complete=recording.complete and bool(run.get("complete", True)) and not len(attributed.lost_launches),
         warnings=(*_strings(run.get("warnings")), *recording.warnings, *attributed.notes, *notes),
         run=cast(Run, {name: value for name, value in run.items() if name not in _OF_USE_WITH_A_TRACE_ONLY}),
         time=time_rows.totals(attributed, exposed_total),
@@ -187,7 +190,7 @@ def _holdings(run: Mapping[str, Any]) -> tuple[tuple[Holding, ...], list[str]]:
 
 def _notes(attributed: Attributed, memory: DeviceMemory | None) -> list[str]:
     """What is not known, and why."""
-    notes = []
+    notes = [_lost_kernels(attributed)] if len(attributed.lost_launches) else []
     if attributed.tree.source == "none":
         notes.append(
             "layers are not available, because the trace has no layer marks, no nn.Module events and no named blocks: "
@@ -218,6 +221,25 @@ def _notes(attributed: Attributed, memory: DeviceMemory | None) -> list[str]:
         notes.append(f"times are those of the CPU: {_NO_DEVICE}")
     notes += _uneven_steps(attributed.steps)
     return notes
+
+
+def _lost_kernels(attributed: Attributed) -> str:
+    """How many kernels the trace lacks, and of which layers and steps."""
+    lost, places, steps = attributed.lost_launches, attributed.attribution.places, attributed.steps
+    names = map(attributed.layer_name, (places[i] for i in attributed.attribution.place_of[lost].tolist()))
+    layers = Counter(name or ("no layer known" if name is None else "code outside of all layers") for name in names)
+    parts = [f"{name} ({count})" for name, count in layers.most_common(_MOST_NAMED)]
+    if len(layers) > _MOST_NAMED:
+        parts.append(f"{len(layers) - _MOST_NAMED} more")
+    numbers = np.unique(steps.place_of(attributed.recording.spans.start_ns[lost])).tolist()
+    in_steps = ranges([steps.number[i] for i in numbers if i >= 0])
+    calls = int(launches_kernels(attributed.recording).sum()) - attributed.captured_kernels
+    where = f"{', '.join(parts)}{f', in step {in_steps}' if in_steps else ''}"
+    return (
+        f"{len(lost)} of {calls} launches have no kernel in the trace, of {where}: the profiler lost the kernels, or "
+        "the trace ends before they ran. Their layers' times are lower bounds (≥), and idle times are not known: record "
+        "fewer steps, and wait for the device (torch.cuda.synchronize()) before the recording ends"
+    )
 
 
 def _device_is_missing(attributed: Attributed) -> bool:

@@ -14,11 +14,11 @@ from profiler_wrapper.analysis.calls import CallTree, find_calls
 from profiler_wrapper.analysis.charges import (
     Charges,
     WorkOfOps,
-    captured_kernels,
     cpu_charges,
     cpu_time,
     device_charges,
     launches,
+    missing_kernels,
     unseen_until_ns,
     work_of_ops,
 )
@@ -45,6 +45,7 @@ class Attributed:
     steps: Steps
     shared_kernels: compiled.SharedKernels
     work_of: WorkOfOps
+    lost_launches: Int64  # calls that launched kernels which are not in the trace
     shapes: Shapes | None = None  # of the ops that have a formula for FLOPs or a rule for bytes
     notes: tuple[str, ...] = ()  # what is not known of it, and why
     captured_kernels: int = 0  # launched into a graph, and never run
@@ -100,11 +101,12 @@ def attributed(
         )
     all_steps = find_steps(recording, tree, attribution.node_of)
     steps = all_steps.only({*(run.get("timed_steps") or ()), *(run.get("full_steps") or ())})
-    notes, left_out = list(regions.notes()), None
+    notes, left_out, missing = list(regions.notes()), None, missing_kernels(recording, launch)
     if 0 < len(steps) < len(all_steps):
         left_out = (all_steps.place_of(spans.start_ns) >= 0) & (steps.place_of(spans.start_ns) < 0)
         in_charges = np.where(charges.cpu_span >= 0, left_out[charges.cpu_span], False)
         charges, cpu_ns = charges.only(~in_charges), np.where(left_out, 0, cpu_ns)
+        missing = missing._replace(lost=missing.lost[~left_out[missing.lost]])
         lost = sorted({*all_steps.number} - {*steps.number} - {*(run.get("evaluated_steps") or ())})
         if lost:
             notes.append(f"step {', '.join(map(str, lost))} did not end: what it did counts in no time and no call")
@@ -123,7 +125,8 @@ def attributed(
         shapes=shapes,
         notes=tuple(notes),
         left_out=left_out,
-        captured_kernels=captured_kernels(recording, launch),
+        captured_kernels=len(missing.captured),
+        lost_launches=missing.lost,
         unseen_until_ns=unseen_until_ns(recording, charges),
         parameter_element_bytes=_element_bytes(run.get("parameters")),
         fast_float32=run.get("float32_matmul_precision") in ("high", "medium"),
@@ -138,7 +141,7 @@ def _element_bytes(parameters: object) -> int:
 
 
 def _nest_cpu(recording: Recording, launch: Int64) -> tuple[Nesting, Int32]:
-    """Nesting of the CPU events that matter: of calls into the runtime only those that launched something.
+    """Nesting of the CPU events that matter: of calls into the runtime those that launched something, lost or not.
 
     An annotation that begins in one layer and ends in another would hide the layers around what lies
     in both, so it is left out of the first answer; and so is one of a collective that goes on after the call
@@ -149,6 +152,7 @@ def _nest_cpu(recording: Recording, launch: Int64) -> tuple[Nesting, Int32]:
     chosen = spans.category < Category.RUNTIME
     launched = np.unique(launch[launch >= 0])
     chosen[launched[spans.category[launched] == Category.RUNTIME]] = True
+    chosen[missing_kernels(recording, launch).lost] = True
     everything = nest_chosen(spans, chosen)
     hiding = _hiding_annotations(recording, everything)
     if not hiding.any():

@@ -27,7 +27,7 @@ TimeBasis = Literal["device", "cpu"]
 _ATTENTION, _COMMUNICATION, _COPY, _OPTIMIZER, _OTHER = (
     classes.CLASSES.index(name) for name in ("attention", "communication", "copy", "optimizer", "other")
 )
-_LAUNCH = re.compile(r"(cuda|cu|hip)([A-Z]\w*)?Launch")
+_LAUNCH = re.compile(r"(cuda|cu|hip)([A-Z]\w*)?Launch(?!HostFunc)")
 _LONGEST_WAY_NS = 1_000_000  # from a launch to the kernel on an idle device: 17 us at most in recorded traces
 _GRAPH_LAUNCH = re.compile(r"(cuda|cu|hip)GraphLaunch")
 _CAPTURE_BEGIN = re.compile(r"(cuda|cu|hip)StreamBeginCapture")
@@ -164,20 +164,36 @@ def unseen_until_ns(recording: Recording, charges: Charges) -> int | None:
     return found
 
 
-def captured_kernels(recording: Recording, launch: Int64) -> int:
-    """How many kernels were launched while a graph was captured: they became part of it, and did not run.
+class MissingKernels(NamedTuple):
+    """Calls that launched kernels of which no event is in the trace."""
 
-    A capture takes what any thread launches.
+    captured: Int64  # while a graph was captured: they became part of it, and did not run
+    lost: Int64  # the profiler lost the kernels, or stopped before they ran
+
+
+def missing_kernels(recording: Recording, launch: Int64) -> MissingKernels:
+    """Compare launches with device events; without any device event none counts as lost.
+
+    A capture takes what any thread launches. Calls that set or copy memory say nothing: those without an event of
+    their own are normal (sets, copies between devices).
     """
     spans = recording.spans
     runtime = spans.category == Category.RUNTIME
+    calls, has_kernel = launches_kernels(recording), marked(len(spans), launch)
     begins = np.sort(spans.start_ns[runtime & recording.named(_CAPTURE_BEGIN.match)])
-    if not len(begins):
-        return 0
     ends = np.sort(spans.start_ns[runtime & recording.named(_CAPTURE_END.match)])
-    called_ns = spans.start_ns[launches_kernels(recording) & ~marked(len(spans), launch)]
-    begun, ended = (np.searchsorted(times, called_ns, side="right") for times in (begins, ends))
-    return int((begun > ended).sum())
+    open_at_first = len(ends) and (not len(begins) or ends[0] < begins[0])  # a capture that began before the trace
+    missing = np.flatnonzero(calls & ~has_kernel)
+    begun, ended = (np.searchsorted(times, spans.start_ns[missing], side="right") for times in (begins, ends))
+    captured = begun + int(open_at_first) > ended
+    if not recording.device_mask.any():
+        return MissingKernels(missing[captured], missing[:0])
+    lost, plain = missing[~captured], calls & ~recording.named(_GRAPH_LAUNCH.match)
+    # Profilers of ROCm may give the kernels of two launches the number of one: enough kernels, so none is lost.
+    launched = launch[(spans.category == Category.KERNEL) & (launch >= 0)]
+    if int(plain[launched].sum()) >= int((plain & has_kernel).sum()) + int(plain[lost].sum()):
+        lost = lost[~plain[lost]]
+    return MissingKernels(missing[captured], lost)
 
 
 def launches_kernels(recording: Recording) -> Bool:
@@ -355,7 +371,7 @@ def idle_per_place(attributed: Attributed) -> Int64 | None:
     A gap belongs to the thread that launched what ended it. None without device events, and where some are not seen.
     """
     spans, charges = attributed.recording.spans, attributed.charges
-    if charges.basis != "device" or attributed.unseen_until_ns is not None:
+    if charges.basis != "device" or attributed.unseen_until_ns is not None or len(attributed.lost_launches):
         return None
     idle = np.zeros(len(attributed.attribution.places), dtype=np.int64)
     for device in np.unique(spans.device[charges.span]).tolist():

@@ -514,6 +514,7 @@ class LayerRow:
     graph: bool  # some of its time is kernels of a replayed CUDA graph
     self_events: int | None = None  # device events (on a CPU-only trace, ops) whose innermost layer this is
     step_times_ns: tuple[int, ...] = ()  # `time_ns` within each timed step, in the order of the steps
+    lost_launches: int = 0  # kernels launched in it of which the trace has no event: its times are lower bounds
 
     @property
     def bound(self) -> Bound | None:
@@ -630,6 +631,7 @@ class StepRow:
     phases_ns: Mapping[str, int] = field(default_factory=dict)  # time per phase
     attention_ns: int = 0
     peak_bytes: int | None = None  # highest allocated during the step
+    lost_launches: int = 0  # kernels launched in it of which the trace has no event: its times are lower bounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -685,6 +687,11 @@ class Analysis:
     calls: tuple[LayerCall, ...] = ()  # not in result.json
     memory_use: MemoryUse | None = None  # not in result.json; None where no allocation was recorded
     summary: Summary = field(default_factory=Summary)
+
+    @property
+    def lost_launches(self) -> int:
+        """Kernels launched of which the trace has no event: where there are some, times are lower bounds."""
+        return sum(row.lost_launches for row in self.steps)
 
     def rows(self, layer: str) -> tuple[LayerRow, ...]:
         """The rows of one layer, a row a phase; empty for a name that has none."""

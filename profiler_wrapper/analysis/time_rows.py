@@ -111,6 +111,7 @@ def layer_rows(
                 graph=self_sums["graph"] > 0,
                 self_events=self_sums["events"],
                 step_times_ns=in_steps.get(key, (0,) * len(attributed.steps)),
+                lost_launches=whole["lost"],
             )
         )
     return tuple(_with_peaks_below(rows))
@@ -153,6 +154,7 @@ def _sums(
     }
     per_place = {name: sum_by_key(charges.place, values, count) for name, values in columns.items()}
     per_place["cpu"] = sum_by_key(attributed.attribution.place_of, attributed.cpu_ns, count)
+    per_place["lost"] = np.bincount(attributed.attribution.place_of[attributed.lost_launches], minlength=count)
     if idle_ns is not None:
         per_place["idle"] = idle_ns
     in_steps = np.zeros((count, len(attributed.steps) + 1), dtype=np.int64)  # the last column is for no step
@@ -248,12 +250,14 @@ def step_rows(attributed: Attributed, memory: DeviceMemory | None) -> tuple[Step
     spent = np.zeros((len(steps) + 1, len(PHASES)), dtype=np.int64)  # the last row is for no step
     np.add.at(spent, (place, phase), charges.time_ns)
     attention = sum_by_key(place, np.where(charges.backend >= 0, charges.time_ns, 0), len(steps) + 1)
+    lost_in = steps.place_of(attributed.recording.spans.start_ns[attributed.lost_launches])
+    lost = np.bincount(np.where(lost_in < 0, len(steps), lost_in), minlength=len(steps) + 1).tolist()
     peaks = None
     if memory is not None:
         peaks = memory.highest(*np.searchsorted(memory.time_ns, [steps.start_ns, steps.end_ns])).tolist()
     rows = []
     for i, number in [*enumerate(steps.number), (-1, None)]:
-        if number is None and not (place < 0).any():
+        if number is None and not (place < 0).any() and not lost[-1]:
             continue
         bounded = number is not None and steps.end_ns[i] < np.iinfo(np.int64).max
         rows.append(
@@ -264,6 +268,7 @@ def step_rows(attributed: Attributed, memory: DeviceMemory | None) -> tuple[Step
                 phases_ns={name: int(ns) for name, ns in zip(PHASES, spent[i].tolist(), strict=True) if ns},
                 attention_ns=int(attention[i]),
                 peak_bytes=None if number is None or peaks is None else peaks[i],
+                lost_launches=lost[i],
             )
         )
     return tuple(rows)

@@ -93,6 +93,8 @@ def _reduce(trace: Path, rank: int | None) -> tuple[Reduced, list[Row]]:
     world_size, host = info.get("world_size") or run.get("world_size"), recording.metadata.get("host_name")
     ranks = [one for one in (recording.rank, rank) if one is not None and 0 <= one <= _GREATEST_RANK]
     notes = list(recording.warnings)
+    if lost := len(found.lost_launches):
+        notes.append(f"{lost} launches have no kernel in the trace: device times are lower bounds")
     if not found.tree.layers:
         notes.append("no layers: the trace has no layer marks, no nn.Module events and no named blocks")
     summary = Reduced(

@@ -105,6 +105,7 @@ COLUMNS = (
           help="Device time (CPU time without a device); kernels that overlap on two streams count twice"),
     Column(key="share", kind="share", value=lambda row, total: row["time"] / total if total > 0 else None,
            console="share", full="share %", page="Share", goes=7, sets="main time work", help="Of the total"),
+    Column(key="lost_launches", kind="count", field="lost_launches"),  # where there are some, the time is a lower bound
     _time("fused", "fused_ns", zero=False, full="fused"),
     _time("cpu", "cpu_time_ns", full="CPU", page="CPU", sets="time", help="CPU time of its ops"),
     _time("attention", "attention_ns", zero=False, console="attention", full="attention", page="Attention", goes=11,

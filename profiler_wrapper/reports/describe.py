@@ -14,7 +14,7 @@ from profiler_wrapper.analysis.model import GENERATING_PHASES, LAUNCHED_BEFORE, 
 from profiler_wrapper.analysis.statistics import number_ranges
 from profiler_wrapper.analysis.steps import step_times_ns
 from profiler_wrapper.analysis.work.roofline import peak_of
-from profiler_wrapper.reports.text import cells, clean, shorten
+from profiler_wrapper.reports.text import AT_LEAST, cells, clean, shorten
 from profiler_wrapper.trace.run_directory import KVCacheLayers
 from profiler_wrapper.units import file_size
 
@@ -248,21 +248,22 @@ def title_parts(analysis: Analysis, *, unicode: bool = False) -> list[str]:
     model = shorten(clean(root_names(analysis), unicode=unicode), _LONGEST_NAME)
     where = shorten(clean(machine(analysis), unicode=unicode), _LONGEST_NAME)
     total_ms, outside_ns = analysis.time.total_ns / step_count(analysis) / 1e6, outside_steps_ns(analysis)
+    least = clean(AT_LEAST, unicode=unicode) if analysis.lost_launches else ""
     parts = [
         f"{model} on {where}" if model else where,
         rank_in_words(analysis),
         steps_in_words(analysis),
-        f"{'device' if analysis.time_basis == 'device' else 'CPU'} time {total_ms:.3f} ms {per_step(analysis)}",
+        f"{'device' if analysis.time_basis == 'device' else 'CPU'} time {least}{total_ms:.3f} ms {per_step(analysis)}",
         f"{outside_ns / 1e6:.3f} ms in no step" if outside_ns else "",
         "" if analysis.complete else "INCOMPLETE",
         f"{coverage_percent(analysis)} % attributed",
-        *_course(analysis),
+        *_course(analysis, least),
     ]
     return [part for part in parts if part]
 
 
-def _course(analysis: Analysis) -> list[str]:
-    """How the steps went on the clock."""
+def _course(analysis: Analysis, least: str) -> list[str]:
+    """How the steps went on the clock; `least`: stands before times of the device that are lower bounds."""
     parts = []
     step_time = "" if generates(analysis) else step_time_in_words(analysis)
     if step_time:
@@ -272,7 +273,7 @@ def _course(analysis: Analysis) -> list[str]:
             parts.append(f"{row.phase} {row.time_ns / row.calls / 1e6:.3f} ms a call")
     time = analysis.time
     if time.busy_ns is not None and time.span_ns:
-        parts.append(f"device busy {100 * time.busy_ns / time.span_ns:.1f} %")
+        parts.append(f"device busy {least}{100 * time.busy_ns / time.span_ns:.1f} %")
     if time.exposed_communication_ns:
         exposed_ms = time.exposed_communication_ns / step_count(analysis) / 1e6
         parts.append(f"exposed communication {exposed_ms:.3f} ms {per_step(analysis)}")

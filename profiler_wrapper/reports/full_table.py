@@ -19,6 +19,7 @@ from profiler_wrapper.reports.describe import (
     use_line,
 )
 from profiler_wrapper.reports.memory import memory_use_sections, why_no_memory_use
+from profiler_wrapper.reports.table import at_least
 from profiler_wrapper.reports.text import AT_LEAST, clean, grid, shorten
 from profiler_wrapper.units import mebibytes, milliseconds, percent
 
@@ -72,6 +73,7 @@ def layer_section(analysis: Analysis) -> str:
         texts = {column.key: _known(values[column.key], _TEXTS[column.kind]) for column, _ in columns}
         if values["flops"] is None and values["known_flops"] is not None:
             texts["flops"] = clean(AT_LEAST) + _giga(values["known_flops"])
+        texts["time"] = at_least(texts["time"], values)
         return list(texts.values())
 
     drawn = []
@@ -88,7 +90,8 @@ def layer_section(analysis: Analysis) -> str:
         )
     closing = [(f"(unattributed) {clean(row.reason)}", row.time_ns) for row in analysis.unattributed]
     for name, time_ns in [*closing, ("TOTAL", analysis.time.total_ns)]:
-        drawn.append([name, "", "", "", *numbers({"self": time_ns, "time": time_ns}), ""])
+        sums = {"self": time_ns, "time": time_ns, "lost_launches": name == "TOTAL" and analysis.lost_launches}
+        drawn.append([name, "", "", "", *numbers(sums), ""])
     return grid(["layer", "class", "kind", "phase", *(title for _, title in columns), "flags"], drawn, left_columns=4)
 
 
@@ -222,7 +225,7 @@ def step_section(analysis: Analysis) -> str:
     phases = [phase for phase in PHASES if any(row.phases_ns.get(phase) for row in analysis.steps)]
     columns: _Columns = {
         "step": lambda row: "-" if row.step is None else str(row.step),
-        "time": lambda row: milliseconds(row.time_ns),
+        "time": lambda row: at_least(milliseconds(row.time_ns), {"lost_launches": row.lost_launches}),
         "step takes": lambda row: took.get(row.step, ""),
         "CPU span": lambda row: _known(row.span_ns, milliseconds),
         **{phase: _in_phase(phase) for phase in phases},

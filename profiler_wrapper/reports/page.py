@@ -89,7 +89,7 @@ def roofline_data(analysis: Analysis) -> dict[str, Any]:
 # The layer table of the page: all its numbers, which scripts draw.
 
 _PAGE_KINDS = {"time": "us", "rate": "flop_rate"}
-_PAGE_KEYS = ("known_flops", "roof", *(column.key for column in COLUMNS if column.page))
+_PAGE_KEYS = ("known_flops", "lost_launches", "roof", *(column.key for column in COLUMNS if column.page))
 _TIMES = {column.key for column in COLUMNS if column.kind == "time"}
 _OUTSIDE, _UNATTRIBUTED = "\0outside", "\0unattributed"  # rows that hold others; no layer is called so
 

@@ -115,6 +115,7 @@ def _median_row(one: Shown, scale: Scale) -> TableRow:
     for column in SUMMED:
         known = [row[column.key] for row in rows if row[column.key] is not None]
         values[column.key] = median(known) if known and column.key != "peak" else None
+    values["lost_launches"] = most(row["lost_launches"] for row in rows)  # of one: the median is a lower bound
     return TableRow(
         kind="median",
         before="median",
@@ -166,7 +167,7 @@ def outside_rows(analysis: Analysis, scale: Scale) -> list[TableRow]:
     rows = [
         TableRow(kind="outside", label=outside_label(row), values=scale.of(layer_values([row])))
         for row in analysis.layers
-        if not row.layer and row.time_ns
+        if not row.layer and (row.time_ns or row.lost_launches)
     ]
     return sorted(rows, key=lambda row: -row.values["time"])
 
@@ -202,6 +203,7 @@ def total_row(analysis: Analysis, totals: Sequence[LayerTotal], scale: Scale) ->
     sums = {
         **phases,
         "time": analysis.time.total_ns,
+        "lost_launches": analysis.lost_launches,
         "attention": sum(row.time_ns for row in analysis.attention),
         "communication": sum(row.time_ns for row in analysis.classes if row.class_name == "communication"),
         "exposed": analysis.time.exposed_communication_ns,
@@ -399,6 +401,8 @@ def _columns(rows: Sequence[TableRow], formats: Mapping[str, _Format], unicode: 
     for column in (column for column in COLUMNS if column.console):
         values = [row.values[column.key] for row in rows]
         texts = [formats[column.kind].of(value) for value in values]
+        if column.key == "time":
+            texts = [at_least(text, row.values, unicode=unicode) for text, row in zip(texts, rows, strict=True)]
         if column.key == "flops":
             known = [row.values["known_flops"] for row in rows]
             texts = [_work_text(*both, formats["flops"], unicode) for both in zip(values, known, strict=True)]
@@ -406,6 +410,11 @@ def _columns(rows: Sequence[TableRow], formats: Mapping[str, _Format], unicode: 
         if column.key == "time" or any(values):
             drawn.append(_Drawn(column.console, formats[column.kind].unit, column.goes, texts))
     return drawn
+
+
+def at_least(time: str, values: Values, *, unicode: bool = False) -> str:
+    """The time of a row as a lower bound, where kernels that it launched are not in the trace."""
+    return clean(AT_LEAST, unicode=unicode) + time if values["lost_launches"] else time
 
 
 def _work_text(flops: float | None, known: float | None, form: _Format, unicode: bool) -> str:

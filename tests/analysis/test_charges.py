@@ -186,6 +186,94 @@ def test_only_what_is_launched_between_begin_and_end_of_a_capture_is_captured() 
     assert found_in(trace).captured_kernels == 4
 
 
+def test_a_capture_may_begin_before_the_trace_or_end_after_it() -> None:
+    trace = Trace().kernel("eager", 20, 30, launched=15).launch(5, 6, correlation=100)
+    trace.launch(10, 11, name="cudaStreamEndCapture").launch(50, 51, name="cudaStreamBeginCapture")
+    trace.launch(60, 61, correlation=101)
+    found = found_in(trace)
+    assert (found.captured_kernels, len(found.lost_launches)) == (2, 0)
+
+
+# --- kernels that were lost ---
+
+LAUNCH_NAMES = [
+    "cudaLaunchKernel", "cudaLaunchKernelExC", "cudaLaunchCooperativeKernel", "cuLaunchKernelEx", "cudaGraphLaunch",
+    "hipLaunchKernel", "hipExtModuleLaunchKernel", "hipGraphLaunch",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAUNCH_NAMES)
+def test_a_launch_without_a_kernel_is_one_that_was_lost(name: str) -> None:
+    trace = Trace().mark("a", 0, 50).mark("a.b", 10, 20).launch(12, 13, correlation=100, name=name)
+    trace.mark("c", 60, 90).kernel("gemm", 100, 130, launched=70)
+    result = analyse(trace.recording())
+    assert {row.layer: row.lost_launches for row in result.layers} == {"a": 1, "a.b": 1, "c": 0}
+    assert [(row.lost_launches, row.time_ns) for row in result.steps] == [(1, 30)]
+    assert (result.complete, result.time.total_ns, result.time.busy_ns) == (False, 30, 30)
+    assert {row.idle_ns for row in result.layers} == {None}
+    (said,) = (warning for warning in result.warnings if "lower bounds" in warning)
+    assert said.startswith("1 of 2 launches have no kernel in the trace, of a.b (1)")
+
+
+@pytest.mark.parametrize(
+    "name", ["cudaMemsetAsync", "hipMemsetAsync", "cudaMemcpyAsync", "cudaLaunchHostFunc", "cudaEventRecord"]
+)
+def test_other_calls_need_no_event(name: str) -> None:
+    trace = Trace().mark("a", 0, 50).launch(12, 13, correlation=100, name=name).kernel("gemm", 100, 130, launched=20)
+    result = analyse(trace.recording())
+    assert result.complete
+    assert [row.lost_launches for row in (*result.layers, *result.steps)] == [0, 0]
+
+
+def test_lost_launches_are_those_of_their_steps_and_add_up() -> None:
+    trace = Trace()
+    for step in range(3):
+        begin = 1000 * step
+        trace.annotation(f"ProfilerStep#{step}", begin, begin + 900).mark("a", begin + 10, begin + 100)
+        for i in range(3):
+            number = 10 * step + i + 1
+            trace.launch(begin + 20 + i, begin + 21 + i, correlation=number)
+            if (step, i) not in ((0, 0), (0, 1), (2, 2)):
+                trace.kernel("gemm", begin + 200 + 10 * i, begin + 205 + 10 * i, correlation=number)
+    trace.launch(2950, 2951, correlation=99)  # in no step
+    for rotated in trace.rotations():
+        result = analyse(rotated.recording())
+        assert [(row.step, row.lost_launches, row.time_ns) for row in result.steps] == [
+            (0, 2, 5), (1, 0, 15), (2, 1, 10), (None, 1, 0),
+        ]  # fmt: skip
+        assert {row.layer: row.lost_launches for row in result.layers} == {"a": 3, "": 1}
+        assert result.lost_launches == 4
+        (said,) = (warning for warning in result.warnings if "lower bounds" in warning)
+        assert "4 of 10 launches have no kernel in the trace, of a (3), code outside of all layers (1)" in said
+        assert "in step 0, 2: " in said
+
+
+def test_a_step_that_does_not_count_has_lost_nothing() -> None:
+    trace = Trace()
+    for step in range(2):
+        begin = 1000 * step
+        trace.annotation(f"ProfilerStep#{step}", begin, begin + 900).kernel(
+            "gemm", begin + 50, begin + 60, launched=begin
+        )
+    trace.launch(1100, 1101, correlation=99)
+    assert analyse(trace.recording(), run={"timed_steps": [0]}).complete
+    assert not analyse(trace.recording(), run={"timed_steps": [0, 1]}).complete
+
+
+def test_without_any_device_event_times_are_those_of_the_cpu_and_none_is_a_lower_bound() -> None:
+    result = analyse(Trace().mark("a", 0, 50).op("aten::mm", 10, 40).launch(12, 13, correlation=100).recording())
+    assert (result.time_basis, result.lost_launches) == ("cpu", 0)
+    assert any(warning.startswith("times are those of the CPU") for warning in result.warnings)
+
+
+def test_two_kernels_under_the_number_of_one_launch_make_up_for_the_other() -> None:
+    trace = Trace().mark("a", 0, 50).launch(12, 13, correlation=1, name="hipLaunchKernel")
+    trace.launch(22, 23, correlation=2, name="hipLaunchKernel").kernel("gemm", 100, 130, correlation=1)
+    assert analyse(trace.recording()).lost_launches == 1
+    assert analyse(trace.kernel("gemm", 100, 130, correlation=1, stream=8).recording()).lost_launches == 0
+    assert analyse(trace.launch(32, 33, correlation=3, name="hipGraphLaunch").recording()).lost_launches == 1
+
+
 def test_an_empty_recording() -> None:
     with pytest.raises(EmptyRecording, match="stopped before the first step"):
         analyse(Trace().annotation("ProfilerStep#1", 0, 10).recording())

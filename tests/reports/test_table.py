@@ -24,6 +24,7 @@ from profiler_wrapper.reports.full_table import full_table, layer_section, step_
 from profiler_wrapper.reports.memory import owner_groups
 from profiler_wrapper.reports.table import TableRow, console_table, table_rows
 from profiler_wrapper.reports.text import cells, clean, shorten, wrap
+from recordings import Trace, analyse
 from sample_memory import leaking_memory, llama_memory
 from sample_results import Layer, analysis_of, llama
 from sample_views import overview
@@ -674,3 +675,19 @@ def test_a_followed_time_of_years_fits() -> None:
     analysis = analysis_of([], with_calls=False, series={"a block of a long name": (1e15, None), "b": (1.0, 2.0)})
     assert_fits(analysis, 12, 60, unicode=False)
     assert "followed: a bl...name 1e+12 ms per entry (1 more in the log)" in console_table(analysis, rows=12, width=60)
+
+
+def test_times_of_what_lost_kernels_are_lower_bounds() -> None:
+    trace = Trace()
+    for i in range(4):
+        begin = 1_000_000 * i
+        trace.mark(f"layers.{i}", begin, begin + 900_000).launch(begin, begin + 9, correlation=i + 1)
+        if i != 1:
+            trace.kernel("gemm", begin + 1000, begin + 601_000, correlation=i + 1)
+    analysis = analyse(trace.recording())
+    lines = console_table(analysis, unicode=True).splitlines()
+    assert "device time ≥1.800 ms" in lines[0]
+    marked = [line.split()[:2] for line in lines if "≥" in line.split("  ", 2)[-1] and " ms" not in line]
+    assert [names[0] for names in marked] == ["layers.{0..3}", "median", "outlier:", "TOTAL"]
+    in_full = [line.split()[0] for line in full_table(analysis).splitlines() if ">=" in line and "launches" not in line]
+    assert in_full[-3:] == ["layers.1", "TOTAL", "0"]  # the step

@@ -58,6 +58,7 @@ def overview(attributed: Attributed) -> Overview | None:
     launched = int((here & is_kernel & (windows.launched_in >= 0)).sum())
     busy = _covered(_union_of(attributed.recording, events[here]), windows)
     cut = attributed.unseen_until_ns is not None and len(windows.number) == 1  # the one step is not seen whole
+    cut |= len(attributed.lost_launches) > 0
     return Overview(
         device=properties.name,
         device_memory_bytes=properties.memory_bytes,

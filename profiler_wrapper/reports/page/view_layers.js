@@ -100,6 +100,12 @@
     return true;
   };
 
+  /** At least so much time, where kernels that it launched are not in the trace. */
+  const drawTime = (row, cell) => {
+    if (row.lost_launches) cell.append("≥ ");
+    return false;
+  };
+
   function columns(data) {
     const before = "those of kernels launched before the trace are not known";
     const noWork = page.why("flops", "not available") || "the FLOPs of an op inside are not known, or steps are not alike";
@@ -113,7 +119,7 @@
     const asked = { outside: ["work", "roof"], total: ["work"], unattributed: [] }; // of rows that are no layers
     const isAsked = (row, column) => row.row in asked ? asked[row.row].includes(column.why) : column.key !== "retained" || row.calls; // without a forward nothing is kept for backward
     const shown = column => ({
-      ...column, missing: whys[column.why], cell: column.key === "flops" ? drawWork(work) : undefined,
+      ...column, missing: whys[column.why], cell: { flops: drawWork(work), time: drawTime }[column.key],
       bar: column.key === "share", like: column.kind === "us" && column.key !== "time" ? "time" : undefined,
       // Of what does not say why it is missing, there is none.
       value: row => isKnown(row[column.key]) ? row[column.key] : column.needs && !isKnown(row[column.needs]) && isAsked(row, column) ? null : undefined,
