@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
 
 T = TypeVar("T")
@@ -36,6 +36,16 @@ class UnknownLayer(ProfilerWrapperError, KeyError):
 
 class WrongUse(ProfilerWrapperError, ValueError):
     """An argument has a value that means nothing here."""
+
+
+class SeveralProcesses(WrongUse):
+    """A trace holds the events of several processes, whose `names` are given, and none of them was chosen."""
+
+    def __init__(self, path: str, names: Sequence[str]) -> None:
+        listed = ", ".join(map(repr, names[:16])) + (f" and {len(names) - 16} more" if len(names) > 16 else "")
+        cure = "choose one by process= (analyze --process), or see all ranks by `profiler-wrapper ranks FILE`"
+        super().__init__(f"{path}: it holds {len(names)} processes, as of several ranks: {listed}; {cure}")
+        self.names = tuple(names)
 
 
 class MissingPackage(ProfilerWrapperError, ImportError):

@@ -141,12 +141,13 @@ def attribute_trace(
     *,
     run: Mapping[str, Any] | None = None,
     shapes: bool = True,
+    process: int | str | None = None,
     progress: Progress | None = None,
 ) -> Attributed:
     """Read a trace, with shapes or without, and give every event of it a layer; `run` describes the run it is from."""
     if not shapes:
-        return attributed(read(path, progress=progress), run=run)
-    recording, recorded = read_with_shapes(path, _has_work, progress=progress)
+        return attributed(read(path, process=process, progress=progress), run=run)
+    recording, recorded = read_with_shapes(path, _has_work, process=process, progress=progress)
     return attributed(recording, run=run, shapes=recorded)
 
 
@@ -175,6 +176,7 @@ def analyse_trace(
     run: Mapping[str, Any] | None = None,
     track: Sequence[Track] = (),
     peaks: Given | None = None,
+    process: int | str | None = None,
     progress: Progress | None = None,
 ) -> ProfileResult:
     """The result of one trace file; `run` describes the run it is from (run.json), `peaks` the device.
@@ -184,7 +186,7 @@ def analyse_trace(
         EmptyRecording: no event in it carries time.
         OSError: it cannot be read.
     """
-    found = attribute_trace(path, run=run, progress=progress)
+    found = attribute_trace(path, run=run, process=process, progress=progress)
     full = trace_with_shapes(Path(path), run or {})
     if found.shapes and found.shapes.recorded:
         full = None
@@ -197,6 +199,7 @@ def load(
     *,
     peaks: Given | None = None,
     rank: int | None = None,
+    process: int | str | None = None,
     progress: Progress | None = None,
 ) -> ProfileResult:
     """The result of any torch.profiler trace, plain or gzipped, or of a run directory.
@@ -211,12 +214,14 @@ def load(
             (`{"bfloat16": 989, "bandwidth": 3350}` with GB/s, or the same as text), or the file that
             `python -m profiler_wrapper peaks --measure -o FILE` wrote.
         rank: which rank of a run directory is meant.
+        process: which process of a trace into which those of several ranks were put, by its pid or a part of it.
         progress: is told, while a trace is read, how many bytes of the file have been read, and of how many.
 
     Raises:
         BrokenTrace: the file is no trace, or the directory holds none, or several runs.
         EmptyRecording: no event carries time.
         OSError: it cannot be read.
+        SeveralProcesses: the file holds the traces of several processes, and none is chosen.
         WrongUse: `peaks` means none, there is no trace to work shares of them out from, or there is no such `rank`.
     """
     path = given = Path(path)
@@ -228,7 +233,9 @@ def load(
             raise WrongUse(f"{path}: peaks= needs the trace, from which the result was made. Give the trace.")
         return replace(as_result(from_dict(read_json(path))), source=given)
     _warn_if_large(path)
-    return replace(analyse_trace(path, run=run_beside(path), peaks=peaks, progress=progress), source=given)
+    return replace(
+        analyse_trace(path, run=run_beside(path), peaks=peaks, process=process, progress=progress), source=given
+    )
 
 
 def _warn_if_large(path: Path) -> None:

@@ -237,8 +237,8 @@ def _lost_kernels(attributed: Attributed) -> str:
     where = f"{', '.join(parts)}{f', in step {in_steps}' if in_steps else ''}"
     return (
         f"{len(lost)} of {calls} launches have no kernel in the trace, of {where}: the profiler lost the kernels, or "
-        "the trace ends before they ran. Their layers' times are lower bounds (≥), and idle times are not known: record "
-        "fewer steps, and wait for the device (torch.cuda.synchronize()) before the recording ends"
+        "the trace ends before they ran. Their layers' times are lower bounds (≥), and idle times are not known: "
+        "record fewer steps, and wait for the device (torch.cuda.synchronize()) before the recording ends"
     )
 
 

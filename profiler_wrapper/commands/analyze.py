@@ -91,7 +91,7 @@ def analyze(options: argparse.Namespace) -> None:
 
 
 def _read(options: argparse.Namespace) -> ProfileResult:
-    return read_result(Path(options.path), peaks=options.peaks, rank=options.rank)
+    return read_result(Path(options.path), peaks=options.peaks, rank=options.rank, process=options.process)
 
 
 def _keys(options: argparse.Namespace) -> list[str]:
@@ -174,7 +174,7 @@ def _write_directory(options: argparse.Namespace) -> None:
         for file in report.files
     }
     refuse_to_overwrite(files, force=options.force)
-    result = read_result(source, peaks=options.peaks)
+    result = read_result(source, peaks=options.peaks, process=options.process)
     reports: Mapping[Path, Callable[[ProfileResult, Path], object]] = {
         path: file.write for path, (report, file) in files.items() if report.applies(result)
     }

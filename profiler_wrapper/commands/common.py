@@ -174,6 +174,7 @@ def add_source(command: argparse.ArgumentParser) -> None:
     """The trace or run that the command is about, which rank of it, and what the device can do."""
     command.add_argument("path", metavar="TRACE_OR_RUNDIR", help="a trace (.json, .json.gz), or the directory of a run")
     command.add_argument("--rank", type=int, metavar="R", help="of a run with several ranks (default: the first)")
+    command.add_argument("--process", metavar="PID", help="of a trace into which those of several ranks were put")
     command.add_argument(
         "--peaks",
         metavar="VALUE",
@@ -181,12 +182,14 @@ def add_source(command: argparse.ArgumentParser) -> None:
     )
 
 
-def read_result(path: Path, *, peaks: str | None = None, rank: int | None = None) -> ProfileResult:
+def read_result(
+    path: Path, *, peaks: str | None = None, rank: int | None = None, process: str | None = None
+) -> ProfileResult:
     """As `load`, with a bar on a terminal while it takes long."""
     from profiler_wrapper.result import load
 
     with reading_bar(f"reading {path.name}") as progress:
-        return load(path, peaks=peaks, rank=rank, progress=progress)
+        return load(path, peaks=peaks, rank=rank, process=process, progress=progress)
 
 
 def find_source(path: Path, *, peaks: str | None = None, rank: int | None = None) -> Path:

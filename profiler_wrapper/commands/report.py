@@ -50,7 +50,7 @@ def report(options: argparse.Namespace) -> None:
     source = find_source(given, peaks=options.peaks, rank=options.rank)
     page = _page_path(given, source, options)
     refuse_to_overwrite([page], force=options.force)
-    result = read_result(source, peaks=options.peaks)
+    result = read_result(source, peaks=options.peaks, process=options.process)
     trace = None if options.share else trace_of(source, result)
     shown = shareable(result) if options.share else result
     with replacing(page) as beside:

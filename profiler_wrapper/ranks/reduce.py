@@ -25,7 +25,7 @@ from profiler_wrapper.analysis.charges import union
 from profiler_wrapper.analysis.time_rows import exposed_communication
 from profiler_wrapper.analysis.views.collectives import collective_of, element_bytes
 from profiler_wrapper.child import start_child
-from profiler_wrapper.errors import MissingPackage, WrongUse
+from profiler_wrapper.errors import MissingPackage, SeveralProcesses, WrongUse
 from profiler_wrapper.ranks import from_trace
 from profiler_wrapper.ranks.database import INSTALL, available_cores
 from profiler_wrapper.ranks.from_trace import Row, Steps
@@ -36,7 +36,7 @@ from profiler_wrapper.trace.recording import DEVICE_CATEGORIES, Bool, Category, 
 from profiler_wrapper.trace.run_directory import RUN_FILE
 from profiler_wrapper.trace.spans import SPAN_COLUMNS, rank_list_text
 
-SCHEMA_VERSION = 2  # of what is made of a trace: a table of another one is made again
+SCHEMA_VERSION = 3  # of what is made of a trace: a table of another one is made again
 _LATEST_NS = 2**62  # since 1970; what is beyond is no clock
 _GREATEST_RANK = 2**31 - 1
 _KEY = b"profiler_wrapper"
@@ -50,6 +50,7 @@ class Task(NamedTuple):
     target: str  # where the table goes
     otherwise: str  # where it goes if nothing can be written there
     rank: int | None = None  # where the trace does not tell
+    process: str | None = None  # whose, of a file that holds several
 
 
 class Reduced(NamedTuple):
@@ -67,24 +68,25 @@ class Reduced(NamedTuple):
     notes: tuple[str, ...] = ()
     failure: str = ""  # why there is no table
     reused: bool = False
+    processes: tuple[str, ...] = ()  # of the file, where none was chosen
 
 
 def reduce_trace(task: Task) -> Reduced:
     """Makes the table of a trace, or takes the one that is there if it was made from this trace by this version."""
     if (there := _there(task)) is not None:
         return there
-    summary, rows = _reduce(Path(task.trace), task.rank)
+    summary, rows = _reduce(Path(task.trace), task.rank, task.process)
     try:
         return write_spans(Path(task.target), rows, summary)
     except OSError:
         return write_spans(Path(task.otherwise), rows, summary)
 
 
-def _reduce(trace: Path, rank: int | None) -> tuple[Reduced, list[Row]]:
-    recording = read(trace)
+def _reduce(trace: Path, rank: int | None, process: str | None) -> tuple[Reduced, list[Row]]:
+    recording = read(trace, process=process)
     run = _run_beside(trace)
     tells_sizes = recording.metadata.get("record_shapes") and not recording.device_mask.any()
-    found = attributed(recording, run=run, shapes=read_with_shapes(trace)[1] if tells_sizes else None)
+    found = attributed(recording, run=run, shapes=read_with_shapes(trace, process=process)[1] if tells_sizes else None)
     base = recording.metadata.get("baseTimeNanoseconds")
     shift = base if isinstance(base, int) and 0 <= base <= _LATEST_NS else 0
     rows = [row._replace(start_ns=row.start_ns + shift) for row in trace_rows(found)]
@@ -187,7 +189,7 @@ def read_summary(path: Path, *, trace: Path | None = None) -> Reduced | None:
         return None
     if trace is not None and any(known.get(name) != value for name, value in _state(trace).items()):
         return None
-    fields = {name: known[name] for name in Reduced._fields if name in known}
+    fields = {name: known[name] for name in Reduced._fields if name in known and name != "processes"}
     fields["trace"] = str(trace) if trace is not None else str(path.parent / str(known.get("trace")))
     return Reduced(**{**fields, "spans": str(path), "steps": tuple(known["steps"]), "notes": tuple(known["notes"])})
 
@@ -444,6 +446,8 @@ def _reduced(reduce: Reduce, task: Task) -> Reduced:
         return reduce(task)
     except MemoryError:
         return Reduced(task.trace, "", task.rank, failure=_NO_MEMORY)
+    except SeveralProcesses as error:
+        return Reduced(task.trace, "", task.rank, failure=str(error), processes=error.names)
     except Exception as error:
         return Reduced(task.trace, "", task.rank, failure=f"{type(error).__name__}: {error}")
 
@@ -466,6 +470,8 @@ def reduce_traces(
 ) -> tuple[Reduced, ...]:
     """Each trace's summary, in the order of `tasks`. A trace that cannot be reduced has a failure; none is lost.
 
+    A file into which the traces of several processes were put has a summary of each, in order, after all others.
+
     By the workers of a Dask cluster, which see the same files, else by processes here, as many as cores.
 
     Raises:
@@ -477,7 +483,20 @@ def reduce_traces(
         found[i] = reduced
         if done is not None:
             done(len(found), len(tasks))
-    return tuple(found[i] for i in range(len(tasks)))
+    summaries = [found[i] for i in range(len(tasks))]
+    parts = [
+        Task(task.trace, _numbered(task.target, i), _numbered(task.otherwise, i), process=name)
+        for task, one in zip(tasks, summaries, strict=True)
+        for i, name in enumerate(one.processes)
+    ]
+    if parts:
+        summaries = [one for one in summaries if not one.processes]
+        summaries += reduce_traces(parts, scheduler=scheduler, workers=workers, done=done, reduce=reduce)
+    return tuple(summaries)
+
+
+def _numbered(path: str, number: int) -> str:
+    return str(Path(path).with_stem(f"{Path(path).stem}_{number}"))
 
 
 def _summaries(

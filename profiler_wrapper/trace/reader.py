@@ -20,7 +20,8 @@ import numpy.typing as npt
 from profiler_wrapper.errors import BrokenTrace, attempt
 from profiler_wrapper.trace.durations import bound_durations
 from profiler_wrapper.trace.events import ABSENT, Args, Event, Progress, TraceEvents, no_garbage_collection
-from profiler_wrapper.trace.marks import GARBAGE
+from profiler_wrapper.trace.marks import GARBAGE, PREFIX
+from profiler_wrapper.trace.processes import choose, find_processes
 from profiler_wrapper.trace.recording import (
     DEVICE_CATEGORIES,
     MODULE_PREFIX,
@@ -53,6 +54,7 @@ _LARGEST = 1 << 62  # of what counts as a number of things
 _MOST_RANKS = 1 << 20
 _DETAILS = "how kernels were launched, what copies moved and what collectives tell are"
 _MODULE, _CALL, _PLAIN = range(3)  # python_function: of a module, a call with its line, any other
+_NAMES_OF_MODELS = (MODULE_PREFIX, PREFIX, "ProfilerStep#", "Optimizer.", "autograd::engine::")
 _HAS_LINE = re.compile(r"\(\d+\): ")
 
 _CAT, _NAME, _PHASE, _ARGS, _TS, _DUR = map(attrgetter, ("cat", "name", "ph", "args", "ts", "dur"))
@@ -64,31 +66,40 @@ _CONFIGURATION = attrgetter(
 )
 
 
-def read(path: str | os.PathLike[str], *, progress: Progress | None = None) -> Recording:
+def read(
+    path: str | os.PathLike[str], *, process: int | str | None = None, progress: Progress | None = None
+) -> Recording:
     """Reads a trace in slices; a torn file up to the tear, with `complete=False` and a warning.
 
-    `progress` is called with how many bytes of the file have been read, of how many.
+    `process`: which one, by its pid, where the traces of several were put into one file. `progress` is called with how
+    many bytes of the file have been read, of how many.
 
     Raises:
         BrokenTrace: the file is not a trace, or is malformed before its end; the message has the
-            file, the byte offset and the cause.
+            file, the byte offset and the cause. Or it holds several processes that cannot be told apart.
         OSError: the file is missing, a directory or unreadable.
+        SeveralProcesses: it holds several, and none is chosen.
+        WrongUse: there is no such process.
     """
-    return _read(path, None, progress)[0]
+    return _read(path, None, process, progress)[0]
 
 
 def read_with_shapes(
-    path: str | os.PathLike[str], wanted: Callable[[str], bool] | None = None, *, progress: Progress | None = None
+    path: str | os.PathLike[str],
+    wanted: Callable[[str], bool] | None = None,
+    *,
+    process: int | str | None = None,
+    progress: Progress | None = None,
 ) -> tuple[Recording, Shapes]:
     """What `read` gives and raises, and shapes of ops by index of the span; with `wanted`, of ops of these names."""
     shapes = ShapeCollector(wanted)
-    recording, kept = _read(path, shapes, progress)
+    recording, kept = _read(path, shapes, process, progress)
     return recording, shapes.shapes(kept)
 
 
 @no_garbage_collection()
 def _read(
-    path: str | os.PathLike[str], shapes: ShapeCollector | None, progress: Progress | None
+    path: str | os.PathLike[str], shapes: ShapeCollector | None, process: int | str | None, progress: Progress | None
 ) -> tuple[Recording, Bool]:
     """The recording, and which of the events that `shapes` was given are spans of it."""
     trace, collector = TraceEvents(path, progress), _Collector()
@@ -101,7 +112,7 @@ def _read(
         if not collector.count:
             raise BrokenTrace(f"{path}: byte 0: none of its {trace.misfits} entries is an event of a Chrome trace")
         trace.warnings.append(f"{trace.misfits} entries of traceEvents could not be understood and were left out")
-    return collector.finish(os.fspath(path), trace)
+    return collector.finish(os.fspath(path), trace, process)
 
 
 # --- what grows slice by slice ---
@@ -138,6 +149,10 @@ class _Columns:
         """A whole column, which is given up."""
         dtype, grown = self._grown.pop(name)
         return np.frombuffer(grown, dtype)
+
+    def peek(self, name: str) -> npt.NDArray[Any]:
+        """A whole column, which stays: no slice can be added while it is held."""
+        return np.frombuffer(self._grown[name][1], self._grown[name][0])
 
     def rest(self, chosen: Bool | Int64 | slice) -> dict[str, npt.NDArray[Any]]:
         """The chosen entries of all columns that are left."""
@@ -219,6 +234,7 @@ class _Collector:
         self._configurations = _Numbers()
         self._collectives: list[tuple[int, Args]] = []  # of spans in the order in which they were added
         self._span_count = 0
+        self._rank: int | None = None  # of the process that is read, where the file holds several
 
     def add(self, events: list[Event]) -> list[Event]:
         """Adds the next events of the file; returns those that became spans, in order."""
@@ -351,9 +367,13 @@ class _Collector:
 
     # --- the end ---
 
-    def finish(self, path: str, trace: TraceEvents) -> tuple[Recording, Bool]:
-        """All that was added, and which of the spans are kept. To be called once."""
-        spans, configuration, kept = self._finished_spans()
+    def finish(self, path: str, trace: TraceEvents, process: int | str | None) -> tuple[Recording, Bool]:
+        """All that was added of a process, and which of the spans are kept. To be called once."""
+        spans, configuration, kept = self._finished_spans(path, process)
+        metadata = trace.metadata
+        if self._rank is not None:  # what is said is of one of the files that were put together
+            info = metadata.get("distributedInfo")
+            metadata = {**metadata, "distributedInfo": {**(info if isinstance(info, dict) else {}), "rank": self._rank}}
         flows = self._finished_flows()
         # What is said beside times is worth no recording: where it cannot be read it is left out, which is said.
         otherwise: tuple[DeviceDetails, tuple[CollectiveDetails, ...]] = DeviceDetails(), ()
@@ -361,7 +381,7 @@ class _Collector:
             _DETAILS, lambda: self._finished_details(spans, configuration, kept), otherwise, self._warnings
         )
         start, duration = self._calls.take("start_ns"), self._calls.take("duration_ns")
-        sane = self._sane_times(start, duration)
+        sane = self._sane_times(start, duration) & self._is_ours[self._calls.peek("lane")]
         calls = PythonCalls(start_ns=start[sane], duration_ns=duration[sane], **self._calls.rest(sane))
         unknown = self._unknown_ns.most_common()
         if said := ", ".join(f"{cat} {time_ns / 1e6:.3f} ms" for cat, time_ns in unknown if time_ns):
@@ -373,17 +393,17 @@ class _Collector:
             spans=spans,
             memory=self._finished_memory(),
             flows=flows,
-            metadata=trace.metadata,
+            metadata=metadata,
             complete=trace.complete,
             warnings=(*trace.warnings, *self._warnings),
-            failed_allocations=tuple(sorted(self._failures)),
+            failed_allocations=tuple(sorted(one for one in self._failures if self._is_ours[one.lane])),
             details=details,
             python=calls,
             collectives=collectives,
         )
         return recording, kept
 
-    def _finished_spans(self) -> tuple[Spans, Int32, Bool]:
+    def _finished_spans(self, path: str, process: int | str | None) -> tuple[Spans, Int32, Bool]:
         """The spans, the number of the configuration of each, and which of those that were added they are."""
         names = ("category", "name", "lane", "start_ns", "duration_ns", "device", "correlation")
         category, name, lane, start, duration, device, correlation = map(self._spans.take, names)
@@ -392,7 +412,17 @@ class _Collector:
         stray = (category == UNKNOWN) & np.isin(lane, device_lanes)
         if stray.any():
             self._unknown_ns["on lanes of devices"] += int(np.maximum(duration[stray], 0).sum())
-        kept = self._sane_times(start, duration) & ~stray
+        lanes = [Lane(*one) for one in self._lanes]
+        of_model = np.array([one.startswith(_NAMES_OF_MODELS) for one in self._names], np.bool_)[name]
+        try:
+            found = find_processes(lanes, category, lane, device, correlation, of_model)
+        except BrokenTrace as error:
+            raise BrokenTrace(f"{path}: {error}") from error
+        ours, place = choose(path, found, process)
+        self._is_ours = np.array([one.pid in ours.pids for one in lanes], np.bool_)
+        if len(found) > 1:
+            self._rank = place if ours.rank is None else ours.rank
+        kept = self._sane_times(start, duration) & ~stray & self._is_ours[lane]
         duration, kept, notes = bound_durations(category, lane, device, correlation, start, duration, kept)
         self._warnings += notes
         keep = slice(None) if kept.all() else kept
@@ -434,7 +464,7 @@ class _Collector:
     def _finished_memory(self) -> MemoryEvents:
         time_ns = self._memory.take("time_ns")
         order = np.argsort(time_ns, kind="stable")
-        order = order[time_ns[order] != _NO_TIME]
+        order = order[(time_ns[order] != _NO_TIME) & self._is_ours[self._memory.peek("lane")[order]]]
         return MemoryEvents(time_ns=time_ns[order], **self._memory.rest(order))
 
     def _finished_flows(self) -> ForwardBackwardFlows:
@@ -442,7 +472,9 @@ class _Collector:
         pairs = []
         used: Counter[int | str] = Counter()
         for identity, lane, time_ns in self._flow_ends:
-            starts = self._flow_starts.get(identity, [])
+            starts = [one for one in self._flow_starts.get(identity, ()) if self._is_ours[one[0]]]
+            if not self._is_ours[lane]:
+                continue
             if used[identity] < len(starts):
                 pairs.append((*starts[used[identity]], lane, time_ns))
                 used[identity] += 1
