@@ -176,6 +176,21 @@ def _uneven_steps(steps: Steps) -> list[str]:
     return [f"the steps are unlike: step {slowest} took {times:.1f} times the median, so means say little"]
 
 
+def _uneven_calls(attributed: Attributed) -> list[str]:
+    """A warning for each model that is not called as often in one step as in another."""
+    steps, tree, spans = attributed.steps, attributed.tree, attributed.recording.spans
+    outermost = attributed.calls.outermost
+    place, layer = steps.place_of(spans.start_ns[outermost]), [tree.layer_of_span[i] for i in outermost.tolist()]
+    notes = []
+    for root in sorted({one.parent for one in tree.layers} & {*layer} if tree.source != "named blocks" else ()):
+        times = np.bincount(place[(place >= 0) & (np.array(layer) == root)], minlength=len(steps))
+        if len(steps) and times.min() < times.max():
+            fewest, most = (f"{times[i]} in step {steps.number[i]}" for i in (times.argmin(), times.argmax()))
+            name = tree.layers[root].name
+            notes.append(f"the steps are unlike: calls of {name} were {fewest}, {most}, so means say little")
+    return notes
+
+
 def _strings(values: object) -> tuple[str, ...]:
     return tuple(str(value) for value in values) if isinstance(values, (list, tuple)) else ()
 
@@ -219,7 +234,7 @@ def _notes(attributed: Attributed, memory: DeviceMemory | None) -> list[str]:
         )
     elif _device_is_missing(attributed):
         notes.append(f"times are those of the CPU: {_NO_DEVICE}")
-    notes += _uneven_steps(attributed.steps)
+    notes += [*_uneven_steps(attributed.steps), *_uneven_calls(attributed)]
     return notes
 
 

@@ -99,7 +99,8 @@ def attributed(
             f"{recording.path or 'the recording'}: {len(spans)} events, but no kernel, copy or CPU op among them. "
             "Was the profiler stopped before the first step, or its schedule still waiting?"
         )
-    all_steps = find_steps(recording, tree, attribution.node_of)
+    calls = find_calls(tree, nesting, spans.start_ns, attribution.node_of)
+    all_steps = find_steps(recording, tree, attribution, calls.outermost)
     steps = all_steps.only({*(run.get("timed_steps") or ()), *(run.get("full_steps") or ())})
     notes, left_out, missing = list(regions.notes()), None, missing_kernels(recording, launch)
     if 0 < len(steps) < len(all_steps):
@@ -118,7 +119,7 @@ def attributed(
         attribution=attribution,
         cpu_ns=cpu_ns,
         charges=charges,
-        calls=find_calls(tree, nesting, spans.start_ns, attribution.node_of),
+        calls=calls,
         steps=steps,
         shared_kernels=shared_kernels,
         work_of=work_of,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -18,6 +19,7 @@ from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recor
 
 if TYPE_CHECKING:
     from profiler_wrapper.analysis.attributed import Attributed
+    from profiler_wrapper.analysis.attribution import Attribution
 
 
 # --------------------------------------------------------------------------------------------------
@@ -177,8 +179,11 @@ def find_iterations(recording: Recording) -> Steps:
     return _cut([numbered[n] for n in spans.name[chosen].tolist()], spans.start_ns[chosen], spans.end_ns[chosen])
 
 
-def find_steps(recording: Recording, tree: LayerTree, node_of: Int32) -> Steps:
-    """The steps: `ProfilerStep#N`, else steps of the first optimizer, of a server, else calls of the first root."""
+def find_steps(recording: Recording, tree: LayerTree, attribution: Attribution, outermost: Int32) -> Steps:
+    """The steps: `ProfilerStep#N`, else steps of the first optimizer, of a server, else calls of the first root.
+
+    `outermost`: the spans of calls outside of all others, and of backward.
+    """
     spans = recording.spans
     numbered = {i: int(m.group(1)) for i, n in enumerate(recording.names) if (m := _PROFILER_STEP.fullmatch(n))}
     annotations = in_order(np.flatnonzero(spans.category == Category.ANNOTATION), spans.start_ns)
@@ -194,12 +199,9 @@ def find_steps(recording: Recording, tree: LayerTree, node_of: Int32) -> Steps:
         return _cut(
             [numbered[int(spans.name[i])] for i in marked], spans.start_ns[marked], np.array(ended_ns, np.int64)
         )
-    stepped = optimizer_calls(recording, "step")
-    if len(stepped):
-        first = stepped[spans.name[stepped] == spans.name[stepped[0]]]
-        ends = spans.end_ns[first]
-        begin = int(spans.start_ns.min())
-        return _cut(list(range(len(first))), np.concatenate([[begin], ends[:-1]]), ends)
+    begins_ns, ends_ns = _optimized(recording, tree, attribution, outermost)
+    if len(ends_ns):
+        return _cut(list(range(len(ends_ns))), begins_ns, ends_ns)
     served: list[int] = []  # of a step within a step, the outer one
     is_step = recording.named(is_server_step)
     for i in annotations[is_step[annotations]].tolist():
@@ -207,16 +209,56 @@ def find_steps(recording: Recording, tree: LayerTree, node_of: Int32) -> Steps:
             served.append(i)
     if served:
         return _cut(list(range(len(served))), spans.start_ns[served], spans.end_ns[served])
-    roots = {i for i, layer in enumerate(tree.layers) if layer.parent < 0}
-    calls = sorted(
-        (int(spans.start_ns[s]), s) for s, layer in tree.layer_of_span.items() if layer in roots and node_of[s] < 0
-    )
-    if not calls:
-        return _cut([], np.empty(0, np.int64), np.empty(0, np.int64))
-    first_root = tree.layer_of_span[calls[0][1]]
-    starts = np.array([start for start, s in calls if tree.layer_of_span[s] == first_root], dtype=np.int64)
-    ends = np.append(starts[1:], np.iinfo(np.int64).max)
-    return _cut(list(range(len(starts))), starts, ends)
+    roots = [i for i in outermost.tolist() if tree.layers[tree.layer_of_span[i]].parent < 0]
+    first_root = [i for i in roots if tree.layer_of_span[i] == tree.layer_of_span[roots[0]]]
+    starts = spans.start_ns[np.array(first_root, dtype=np.int64)]
+    return _cut(list(range(len(starts))), starts, np.append(starts[1:], _NO_END)[: len(starts)])
+
+
+def _optimized(
+    recording: Recording, tree: LayerTree, attribution: Attribution, outermost: Int32
+) -> tuple[Int64, Int64]:
+    """Where steps of the first optimizer begin and end; none where no optimizer steps.
+
+    What optimizers step, and the update of a gradient scaler, which may have skipped one, is of one step until there
+    was a forward and a backward again. That ends with the first of them outside of backward, else with the backward.
+    An optimizer is known by its class and the roots whose parameters got gradients: the first that come again are its.
+    """
+    spans, node_of = recording.spans, attribution.node_of
+    calls = optimizer_calls(recording, "step")
+    calls = calls[np.append(-1, np.maximum.accumulate(spans.end_ns[calls]))[:-1] < spans.end_ns[calls]]  # no inner ones
+    updates = np.flatnonzero(recording.named(lambda name: name.startswith("aten::_amp_update_scale")))
+    found = in_order(np.concatenate([calls, updates]), spans.end_ns)
+    made = attribution.forward_op[attribution.forward_op >= 0]
+    forwards = np.sort(spans.start_ns[np.concatenate([made[node_of[made] < 0], outermost])])
+    nodes = in_order(np.flatnonzero(attribution.is_node), spans.start_ns)
+    begun_ns, ended_ns = spans.start_ns[nodes], np.maximum.accumulate(spans.end_ns[nodes])
+    is_whole = np.ones(len(found), dtype=np.bool_)  # there was a forward and a backward since the one before it
+    for starts in (forwards, begun_ns):
+        if len(starts):
+            is_whole &= np.diff(np.searchsorted(starts, spans.end_ns[found]), prepend=0) > 0
+    learning = [place.layer if place.phase == "accumulate_grad" else -1 for place in attribution.places]
+    roots = np.array([tree.layers[layer].ancestors[-1] if layer >= 0 else -1 for layer in learning])
+    owners = roots[attribution.place_of[nodes]]
+    partial, *groups = np.split(found, np.flatnonzero(is_whole))
+    begin_ns = last_ns = int(spans.end_ns[partial[-1]] if len(partial) else spans.start_ns.min())
+    steps: list[tuple[str, frozenset[int], int]] = []
+    for group in groups:
+        first, last = np.searchsorted(begun_ns, [last_ns, spans.end_ns[group[-1]]])
+        last_ns, outside = int(spans.end_ns[group[-1]]), group[node_of[group] < 0]
+        if len(outside):
+            end_ns = int(spans.end_ns[outside[0]])
+        else:
+            upcoming = np.append(forwards, _NO_END)[np.searchsorted(forwards, last_ns)]
+            end_ns = int(ended_ns[np.searchsorted(begun_ns, upcoming) - 1])
+        name = next((recording.name_of(span) for span in group.tolist() if span not in updates), "")
+        steps.append((name, frozenset(owners[first:last].tolist()) - {-1}, end_ns))
+    for known in (0, 1):  # "", or no roots: it does not tell
+        counts = Counter(step[known] for step in steps)
+        again = next((key for key, count in counts.items() if key and count > 1), None)
+        steps = [step for step in steps if again is None or step[known] in ("", frozenset(), again)]
+    ends = np.array([end_ns for _, _, end_ns in steps], dtype=np.int64)
+    return np.append(np.int64(begin_ns), ends)[:-1], ends
 
 
 def _cut(numbers: list[int], start_ns: Int64, end_ns: Int64) -> Steps:

@@ -276,9 +276,10 @@ def find_optimizers(given: object) -> tuple[Any, ...]:
 
 
 def may_come(parameters: Iterable[torch.Tensor], optimizer: object = None) -> bool:
-    """Whether this optimizer, or any alive one, may step: it holds one of `parameters`, or nothing that any module has.
+    """Whether this optimizer, which has, or any alive one may step: it holds one of `parameters`, or else nothing that
+    any module has: copies of parameters (mixed precision, partitions), or what is not known.
 
-    The latter are copies of parameters (mixed precision, partitions) or of nothing that is known. Asks the garbage
+    One that has not stepped may hold the parameters of a model that is no more, which copies are not. Asks the garbage
     collector for all objects, unless this optimizer holds one: 0.1 s where there are 400,000.
     """
     theirs = {id(tensor) for tensor in parameters}
@@ -292,8 +293,10 @@ def may_come(parameters: Iterable[torch.Tensor], optimizer: object = None) -> bo
     of_modules = {id(tensor) for held in modules if isinstance(held, dict) for tensor in held.values()}
     for one in alive if optimizer is None else [optimizer]:
         is_whole = isinstance(_attribute(one, "param_groups"), (list, tuple))  # else it was never made to its end
-        held = {id(tensor) for tensor in parameters_of(one)} if is_whole else set()
-        if not held.isdisjoint(theirs) or held.isdisjoint(of_modules):
+        tensors = list(parameters_of(one)) if is_whole else []
+        held = {id(tensor) for tensor in tensors}
+        is_left = optimizer is None and any(isinstance(tensor, nn.Parameter) for tensor in tensors)
+        if not held.isdisjoint(theirs) or (held.isdisjoint(of_modules) and not is_left):
             return True
     return False
 

@@ -132,7 +132,9 @@ class Recorder:
     def start(self) -> None:
         """Begin. Raises what torch raises, with nothing left behind."""
         try:
-            self._steps_hook = OptimizerSteps(before=self.optimizer_steps, after=self.optimizer_stepped)
+            self._steps_hook = OptimizerSteps(
+                before=self.optimizer_steps, after=self.optimizer_stepped, skipped=self.optimizer_stepped
+            )
             first = self._plan.begin(self.counter.ended)
             others = (thread for thread in threading.enumerate() if thread is not threading.current_thread())
             self._waits = any(map(self._may_call, others))
@@ -231,7 +233,7 @@ class Recorder:
             self._held.before_step(optimizer)
 
     def optimizer_stepped(self, optimizer: Callable[[], Any]) -> None:
-        """Some optimizer has made a step; where nothing may end now, what it changed is seen later."""
+        """Some optimizer has made a step, or left it out; where nothing may end now, what it changed is seen later."""
         if self._is_home:
             self._record_here()  # and of the model nothing may be heard
         if self.sessions.running and self.is_same_process:

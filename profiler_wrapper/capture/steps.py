@@ -306,7 +306,7 @@ class StepCounter:
         return Ended.NO if self.ended == self.first + 1 and not called else self._restart()
 
     def optimizer_step(self, optimizer: Hashable) -> Ended:
-        """An optimizer, or what a weak reference to it refers to, has made a step."""
+        """An optimizer, or what a weak reference to it refers to, has made a step, or a gradient scaler left it out."""
         self._others[optimizer] += 1
         first = self._optimizer() if isinstance(self._optimizer, weakref.ref) else self._optimizer
         if first is None or self._others[optimizer] > MOST_OTHER_STEPS:

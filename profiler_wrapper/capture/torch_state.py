@@ -24,6 +24,7 @@ import torch
 import torch.autograd.profiler as autograd_profiler
 from torch import nn
 from torch._ops import OpOverload, OpOverloadPacket
+from torch.amp import GradScaler
 from torch.autograd.function import Function
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.profiler import profiler as torch_profiler
@@ -231,23 +232,40 @@ StepHook = Callable[[Callable[[], Any]], None]  # with a weak reference to an op
 class OptimizerSteps:
     """Calls a function just before and after each step of any optimizer, until `remove()`.
 
+    `skipped`: called in the place of a step that a gradient scaler leaves out, for a gradient that is not finite.
     Steps that `torch.compile` has compiled are not seen: Dynamo finds nothing to trace here, and
     `FirstCall.updated` sees what they did.
     """
 
-    def __init__(self, *, before: StepHook, after: StepHook) -> None:
+    def __init__(self, *, before: StepHook, after: StepHook, skipped: StepHook | None = None) -> None:
         self._active = True
-        self._calling = False
+        self._calling = self._stepped = False
         self._handles = (
             register_optimizer_step_pre_hook(self._calls(before)),
             register_optimizer_step_post_hook(self._calls(after)),
         )
+        self._scaled = self._original = GradScaler.step
+        if skipped is not None:
+            GradScaler.step = self._scaled = self._watched(skipped)  # type: ignore[method-assign]
+
+    def _watched(self, skipped: StepHook) -> Any:
+        on_skip = self._calls(skipped)
+
+        @wraps(self._original)
+        def step(scaler: GradScaler, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            self._stepped = False
+            result = self._original(scaler, optimizer, *args, **kwargs)
+            if not self._stepped:
+                on_skip(optimizer, args, kwargs)
+            return result
+
+        return step
 
     def _calls(self, hook: StepHook) -> Callable[[Any, Any, Any], None]:
         def on_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             if is_compiling() or not self._active:
                 return
-            self._calling = True
+            self._calling = self._stepped = True
             try:
                 hook(weakref.ref(optimizer))
             finally:
@@ -259,6 +277,8 @@ class OptimizerSteps:
     def remove(self) -> None:
         """Call nothing more. What cannot be removed within a step stays, silent, until the next call of this."""
         self._active = False
+        if vars(GradScaler)["step"] is self._scaled:  # else somebody has replaced it since, and ours stays below it
+            GradScaler.step = self._original  # type: ignore[method-assign]
         in_step = _in_step()
         for handle in self._handles:
             hooks = handle.hooks_dict_ref() or {}

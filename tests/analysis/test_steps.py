@@ -60,6 +60,91 @@ def test_without_them_steps_of_the_first_optimizer() -> None:
     assert intervals(steps_of(trace)) == [(0, 0, 950), (1, 950, 1950)]
 
 
+class Loop(Trace):
+    """A training loop as a trace tells it, a call of `passes` and what optimizers do after another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, self._number = 10, 0
+
+    def passes(self, *, root: str = "Net#0", within: str = "") -> Loop:
+        """A forward and a backward of 100; `within`: an optimizer that steps in the backward, at each parameter."""
+        now, self._number = self.now, self._number + 1
+        self.mark(".", now, now + 30, root=root).op(
+            "aten::mm", now + 5, now + 20, sequence=self._number, forward_thread=0
+        )
+        self.node("MmBackward0", now + 40, now + 50, number=self._number)
+        for begin in (now + 50, now + 70):
+            self.node("torch::autograd::AccumulateGrad", begin, begin + 20)
+            if within:
+                self.annotation(f"Optimizer.step#{within}.step", begin + 5, begin + 15, thread=AUTOGRAD)
+        self.node("torch::autograd::AccumulateGrad", now + 90, now + 95)
+        self.now += 100
+        return self
+
+    def steps(self, *names: str) -> Loop:
+        """Steps of optimizers, of 10 each, or updates of a scaler."""
+        for name in names:
+            if name == "update":
+                self.op("aten::_amp_update_scale_", self.now, self.now + 10)
+            else:
+                self.annotation(f"Optimizer.step#{name}.step", self.now, self.now + 10)
+            self.now += 10
+        return self
+
+    def ends(self) -> list[int]:
+        found = steps_of(self)
+        assert all(intervals(steps_of(one)) == intervals(found) for one in self.rotations())
+        assert found.start_ns.tolist()[1:] == found.end_ns.tolist()[:-1]
+        return found.end_ns.tolist()
+
+
+def test_optimizers_that_step_one_after_the_other_end_one_step() -> None:
+    loop = Loop().passes().steps("Adam", "Adam").passes().passes().steps("Adam", "Adam")
+    assert loop.ends() == [120, 340]
+
+
+def test_an_optimizer_that_steps_inside_of_backward_ends_the_step_with_the_backward() -> None:
+    assert Loop().passes(within="SGD").passes(within="SGD").ends() == [105, 205]
+    assert Loop().passes(within="SGD").steps("Adam").passes(within="SGD").steps("Adam").ends() == [120, 230]
+
+
+def test_the_update_of_a_scaler_ends_a_step_whose_optimizer_was_left_out() -> None:
+    loop = Loop().passes().steps("update").passes().steps("Adam", "update").passes().passes().steps("update")
+    assert loop.ends() == [120, 230, 450]
+    assert Loop().passes().steps("update").passes().steps("update").ends() == [120, 230]
+
+
+def test_the_second_of_two_optimizers_with_a_backward_of_its_own_ends_no_step() -> None:
+    loop = Loop()
+    for _ in range(3):
+        loop.passes(root="D#0").steps("Adam").passes(root="D#0").passes(root="G#0").steps("Adam")
+    assert loop.ends() == [120, 440, 760]
+    assert [text for text in analyse(loop.recording()).warnings if "unlike" in text] == []
+
+
+def test_a_step_of_which_the_trace_has_no_forward_is_none() -> None:
+    loop = Loop().steps("SGD").passes().steps("SGD").passes().steps("SGD")
+    assert intervals(steps_of(loop)) == [(0, 20, 130), (1, 130, 240)]
+
+
+def test_a_closure_is_of_the_step_that_calls_it() -> None:
+    loop = Loop()
+    for _ in range(2):
+        begin = loop.now
+        loop.passes().passes().annotation("Optimizer.step#LBFGS.step", begin - 1, loop.now + 5)
+        loop.annotation("Optimizer.step#Inner.step", loop.now, loop.now + 4)
+        loop.now += 20
+    assert loop.ends() == [215, 435]
+
+
+def test_steps_that_call_the_model_more_or_less_often_are_said_to_be_unlike() -> None:
+    loop = Loop().passes().steps("SGD").passes().passes().steps("SGD")
+    loop.mark("layer", 11, 12)
+    (said,) = [text for text in analyse(loop.recording()).warnings if "unlike" in text]
+    assert "calls of Net were 1 in step 0, 2 in step 1" in said
+
+
 def test_without_an_optimizer_calls_of_the_first_root() -> None:
     trace = Trace().mark(".", 10, 90, flags=("prefill",))
     for i in range(1, 4):

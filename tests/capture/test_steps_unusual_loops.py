@@ -60,6 +60,26 @@ def test_an_optimizer_that_steps_inside_of_backward(tmp_path: Path) -> None:
     assert forward_calls(prof, "model.layers.0") == 3
 
 
+@pytest.mark.parametrize("left_out", [{0}, {1, 4}, set(range(8))])
+def test_a_step_that_a_scaler_leaves_out_is_one(tmp_path: Path, left_out: set[int]) -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    case = Case("scaled", model, lambda seed: {}, lambda model, batch: torch.zeros(()), "")
+    optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu", init_scale=2.0)
+    step_of_torch = torch.amp.GradScaler.step
+    with nothing_left(case), profiler(case, tmp_path) as prof:
+        for step in range(8):
+            for _ in range(2):
+                loss = model(torch.ones(2, 4)).sum() * (float("inf") if step in left_out else 1.0)
+                scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    assert torch.amp.GradScaler.step is step_of_torch
+    result = result_of(prof)
+    assert (result.run["timed_steps"], result.run["step_source"]) == ([2, 3, 4], "optimizer")
+    assert forward_calls(prof, "0") == 6
+
+
 @pytest.mark.full
 def test_nothing_begins_or_ends_while_a_cuda_graph_is_captured(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -148,10 +168,13 @@ def test_optimizers_that_may_step() -> None:
     of_copies = torch.optim.SGD([model.weight.detach().clone()], 0.1)
     assert may_come(parameters)
     assert may_come(parameters, of_copies) and not may_come(parameters, unrelated)
+    of_gone = torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
     del of_copies
+    assert not may_come(parameters)
+    assert may_come(parameters, of_gone)  # but it steps
     unfinished = torch.optim.SGD.__new__(torch.optim.SGD)
     assert may_come(parameters)
-    del unfinished, unrelated
+    del unfinished, unrelated, of_gone
 
 
 @pytest.mark.full
