@@ -26,6 +26,7 @@ from profiler_wrapper.capture.torch_state import (
     in_backward,
     in_op,
     is_alive,
+    is_tracing,
     may_call,
     profiler_is_on_somewhere,
     wait_until,
@@ -376,7 +377,7 @@ class Recorder:
 
         Inside of an op, torch would write the op's end into a trace that it has freed.
         """
-        return in_backward() or capturing() or (self.sessions.running and in_op())
+        return in_backward() or capturing() or is_tracing() or (self.sessions.running and in_op())
 
     def _root_enters(self, call: RootCall, updated: bool) -> None:
         if not self._has_grown():

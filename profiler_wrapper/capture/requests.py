@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 
 from profiler_wrapper.capture.kv_cache import RequestCaches
-from profiler_wrapper.capture.torch_state import keep_dynamo_off, with_subclasses
+from profiler_wrapper.capture.torch_state import is_tracing, keep_dynamo_off, with_subclasses
 
 # Modules that define such a class, the class, and its method.
 _KNOWN = (
@@ -132,7 +132,8 @@ class Requests:
     def _around(self, original: Any, name: str) -> Any:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            request = self._begin(args[0], kwargs) if args and self._installed else None
+            counts = args and self._installed and not is_tracing()
+            request = self._begin(args[0], kwargs) if counts else None
             if request is None:
                 return original(*args, **kwargs)
             try:

@@ -44,6 +44,7 @@ from profiler_wrapper.capture.torch_state import (
     capturing,
     generation_phase,
     in_backward,
+    is_tracing,
     keep_dynamo_off,
     query_tokens,
     recorder_is_taken,
@@ -109,7 +110,7 @@ def _call(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     if _is_dynamo_compiling():
         return _plain_call(self, *args, **kwargs)
     listener = _listener
-    if listener is None:
+    if listener is None or is_tracing():
         return _plain_call(self, *args, **kwargs)
     opened = listener.open_call(self, args, kwargs)
     if opened is None:

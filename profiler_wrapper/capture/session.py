@@ -26,6 +26,7 @@ from profiler_wrapper.capture.torch_state import (
     Watch,
     claim_recorder,
     is_alive,
+    is_tracing,
     keep_dynamo_off,
     profiler_is_on,
     release_recorder,
@@ -80,7 +81,7 @@ class Annotation:
 
     def begin(self) -> Annotation:
         """Open it; a second call does nothing."""
-        if self.record is None:
+        if self.record is None and not is_tracing():
             record = _record_function(safe_name(self._name))
             record.__enter__()
             self.record = record

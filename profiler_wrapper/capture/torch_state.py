@@ -26,6 +26,7 @@ from torch import nn
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.amp import GradScaler
 from torch.autograd.function import Function
+from torch.fx import _symbolic_trace as symbolic_trace
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.profiler import profiler as torch_profiler
 
@@ -164,6 +165,17 @@ def capturing() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
 
 
+is_compiling = torch.compiler.is_compiling
+_fx_state = vars(symbolic_trace)
+
+
+def is_tracing() -> bool:
+    """Whether code runs to be traced: by jit, fx, make_fx, export. Nothing of ours may be in what comes of it."""
+    if is_compiling() or _fx_state.get("_is_fx_tracing_flag"):
+        return True
+    return torch._C._get_tracing_state() is not None
+
+
 # Through these Python enters an op; the frame stays while the op runs, and calls Python back.
 _ENTER_AN_OP = {OpOverload.__call__.__code__, OpOverloadPacket.__call__.__code__}
 _APPLY = getattr(Function.apply, "__code__", None)  # from torch 2.15 on it is C++, and leaves no frame
@@ -222,7 +234,7 @@ def keep_dynamo_off(function: Any, *, and_below: bool) -> None:
         dynamo.set_code_exec_strategy(function.__code__, dynamo._FrameExecStrategy(action.SKIP, below))
 
 
-is_compiling = torch.compiler.is_compiling
+keep_dynamo_off(is_tracing, and_below=True)
 _STEP: Any = Optimizer.profile_hook_step(lambda: None).__code__  # around each step, where the hooks are called
 
 
@@ -263,7 +275,7 @@ class OptimizerSteps:
 
     def _calls(self, hook: StepHook) -> Callable[[Any, Any, Any], None]:
         def on_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-            if is_compiling() or not self._active:
+            if is_tracing() or not self._active:
                 return
             self._calling = self._stepped = True
             try:

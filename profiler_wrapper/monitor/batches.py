@@ -12,6 +12,7 @@ from torch import nn
 
 from profiler_wrapper.capture import scopes
 from profiler_wrapper.capture.layers import holders
+from profiler_wrapper.capture.torch_state import is_tracing
 from profiler_wrapper.errors import Notices
 from profiler_wrapper.monitor.work import Parallelism, Shapes, in_words
 from profiler_wrapper.timer.device_events import Accelerator
@@ -154,7 +155,7 @@ class _Hook:
         self._counter = counter
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._counter is not None and not torch.compiler.is_compiling():
+        if self._counter is not None and not torch.compiler.is_compiling() and not is_tracing():
             self._counter.count(args, kwargs)
 
     def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:

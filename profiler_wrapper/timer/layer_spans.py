@@ -22,7 +22,7 @@ from torch import nn
 from profiler_wrapper.capture.layers import Layer, RootLabels, all_modules, find_roots, holders, name_layers
 from profiler_wrapper.capture.runinfo import is_in_pipeline
 from profiler_wrapper.capture.scopes import Listener
-from profiler_wrapper.capture.torch_state import in_backward, is_compiling, keep_dynamo_off
+from profiler_wrapper.capture.torch_state import in_backward, is_tracing, keep_dynamo_off
 from profiler_wrapper.errors import Notices
 from profiler_wrapper.timer import log
 from profiler_wrapper.timer.device_events import EventPool, Moment
@@ -485,7 +485,7 @@ class LayerSpans(Listener):
 
     def _reached(self, what: int, call: Call, *_: Any) -> None:
         """The engine is about to run a node, or has run it."""
-        if self._open and not is_compiling():
+        if self._open and not is_tracing():
             try:
                 self._note(what, call, self._moment())
             except Exception as error:
