@@ -60,6 +60,10 @@ class Attributed:
             return None
         return self.tree.layers[place.layer].name if place.layer >= 0 else ""
 
+    def names_of(self, place: Place) -> tuple[str, ...]:
+        """The names of a place's layer and of what called it; ("",) where there is none by nature, () if not known."""
+        return tuple(self.tree.layers[i].name for i in place.chain) or ("",) * (place.layer != UNKNOWN)
+
 
 def attributed(
     recording: Recording, *, run: Mapping[str, Any] | None = None, shapes: Shapes | None = None

@@ -158,6 +158,7 @@ class Place(NamedTuple):
     layer: int  # index into LayerTree.layers, NO_LAYER or UNKNOWN
     phase: Phase
     reason: str = ""
+    chain: tuple[int, ...] = ()  # the layer and what called it, up to the root; () where there is none
 
 
 class Role(IntEnum):
@@ -278,6 +279,7 @@ class _Walk:
         entered: dict[int, set[int]] = defaultdict(set)
         for span in self.recomputed:
             entered[int(self.node_of[span])].add(tree.layer_of_span[span])
+        self.entered = dict(entered)
         # Per node that encloses marks: the deepest layer above all of them.
         self.common_layer = {node: tree.common_ancestor(layers) for node, layers in entered.items()}
         self.forward_ops = ForwardOps(recording)
@@ -409,7 +411,15 @@ class _Walk:
     def _owned_by(self, owner: Place | None, phase: Phase) -> Place:
         if owner is None:
             return Place(UNKNOWN, phase, NO_LAYERS if self.tree.source == "none" else NO_FORWARD_LINK)
-        return Place(owner.layer, phase, owner.reason)
+        return owner._replace(phase=phase)
+
+    def _called(self, layer: int, phase: Phase, around: Place, node: int) -> Place:
+        """The place of a call. What is recomputed was called by what called the outermost layer that runs again."""
+        callers = around.chain
+        if node >= 0 and around.phase == "backward":
+            again = self.entered.get(node, set())
+            callers = callers[max((i + 1 for i, above in enumerate(callers) if above in again), default=0) :]
+        return Place(layer, phase, chain=self.tree.called_by(layer, callers))
 
     def _special(self, span: int, role: int, around: Place, above: int, node: int) -> Place:
         """The place of a mark, of what role gives one, or of an op that may be recomputed."""
@@ -417,9 +427,9 @@ class _Walk:
         if layer is not None:
             if node < 0:
                 inherited: Phase = around.phase if around.phase in GENERATING_PHASES else "forward"
-                return Place(layer, self.tree.phase_of_span.get(span, inherited))
+                return self._called(layer, self.tree.phase_of_span.get(span, inherited), around, node)
             recomputed = span in self.recomputed or around.phase == "recompute"
-            return Place(layer, "recompute" if recomputed else "backward")
+            return self._called(layer, "recompute" if recomputed else "backward", around, node)
         if role in _PHASE_WITHOUT_LAYER:
             return Place(NO_LAYER, _PHASE_WITHOUT_LAYER[role])
         if role == _FSDP:
@@ -435,7 +445,11 @@ class _Walk:
         if creates_nodes and around.phase == "backward":
             if node in self.common_layer:
                 common = self.common_layer[node]
-                return Place(common, "recompute") if common >= 0 else around._replace(phase="recompute")
+                return (
+                    self._called(common, "recompute", around, node)
+                    if common >= 0
+                    else around._replace(phase="recompute")
+                )
             if self.role[above] == Role.CHECKPOINT_BACKWARD or node in self.recomputing:
                 return around._replace(phase="recompute")
         return around
@@ -458,7 +472,11 @@ class _Walk:
             return around._replace(phase=phase)
         layers = [layer for layer in map(self.layer_of_module, modules) if layer >= 0]
         if layers:  # one group of parameters may be that of several modules
-            return Place(self.tree.common_ancestor(layers), phase)
-        if around.layer >= 0:
-            return Place(self.tree.layers[around.layer].ancestors[-1], phase)
-        return Place(self.roots_with_layers[0] if len(self.roots_with_layers) == 1 else NO_LAYER, phase)
+            layer = self.tree.common_ancestor(layers)
+        elif around.layer >= 0:
+            layer = around.chain[-1]
+        else:
+            layer = self.roots_with_layers[0] if len(self.roots_with_layers) == 1 else NO_LAYER
+        own = self.tree.layers[layer].ancestors if layer >= 0 else ()
+        at_work = layer in around.chain  # else it is fetched ahead
+        return Place(layer, phase, chain=around.chain[around.chain.index(layer) :] if at_work else own)

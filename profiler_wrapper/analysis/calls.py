@@ -140,14 +140,14 @@ def _backward_lanes(attributed: Attributed, forward_starts: Int64) -> Iterator[L
     A span ends where a forward or a step begins.
     """
     layers, spans = attributed.tree.layers, attributed.recording.spans
-    for device, span, layer in _backward_events(attributed):
+    for device, span, places in _backward_events(attributed):
         start = spans.start_ns[span]
         stretch = list(zip(np.searchsorted(forward_starts, start), attributed.steps.place_of(start), strict=True))
-        columns = (layer.tolist(), start.tolist(), spans.end_ns[span].tolist(), stretch)
+        columns = (places.tolist(), start.tolist(), spans.end_ns[span].tolist(), stretch)
         open_runs: list[tuple[int, int]] = []  # (layer, start), from the root down
         open_stretch, last_end = None, 0
-        for event_layer, begin, finish, in_stretch in [*zip(*columns, strict=True), (-1, 0, 0, None)]:
-            chain = layers[event_layer].ancestors[::-1] if event_layer >= 0 else ()
+        for place, begin, finish, in_stretch in [*zip(*columns, strict=True), (-1, 0, 0, None)]:
+            chain = attributed.attribution.places[place].chain[::-1] if place >= 0 else ()
             kept = 0
             if in_stretch == open_stretch:
                 while kept < min(len(chain), len(open_runs)) and open_runs[kept][0] == chain[kept]:
@@ -161,7 +161,7 @@ def _backward_lanes(attributed: Attributed, forward_starts: Int64) -> Iterator[L
 
 
 def _backward_events(attributed: Attributed) -> Iterator[tuple[int | None, Int64, Int64]]:
-    """(device, events in time order, their layers): of each device the backward stream busiest with layers.
+    """(device, events in time order, their places): of each device the backward stream busiest with layers.
 
     On a CPU-only trace, the outermost autograd nodes of each thread.
     """
@@ -174,17 +174,18 @@ def _backward_events(attributed: Attributed) -> Iterator[tuple[int | None, Int64
         for device in np.unique(spans.device[charges.span[chosen]]).tolist():
             here = np.flatnonzero(chosen & (spans.device[charges.span] == device))
             streams, which = np.unique(spans.lane[charges.span[here]], return_inverse=True)
-            layers = layer_of_place[charges.place[here]]
-            in_layers = np.where(layers >= 0, charges.time_ns[here], 0)  # collectives of several layers take long too
+            in_layers = np.where(
+                layer_of_place[charges.place[here]] >= 0, charges.time_ns[here], 0
+            )  # collectives of several layers take long too
             busiest = np.argmax(np.bincount(which, weights=in_layers, minlength=len(streams)))
-            here, layers = here[which == busiest], layers[which == busiest]
-            yield device, charges.span[here], layers
+            here = here[which == busiest]
+            yield device, charges.span[here], charges.place[here]
         return
     node_around = nearest_above(attributed.nesting.parent, attributed.attribution.node_of)
     nodes = in_order(np.flatnonzero(attributed.attribution.is_node & (node_around < 0)), spans.start_ns)
     for lane in dict.fromkeys(spans.lane[nodes].tolist()):
         here = nodes[spans.lane[nodes] == lane]
-        yield None, here, layer_of_place[attributed.attribution.place_of[here]]
+        yield None, here, attribution.place_of[here]
 
 
 # --------------------------------------------------------------------------------------------------

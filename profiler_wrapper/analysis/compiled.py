@@ -354,7 +354,10 @@ def place_regions(regions: Regions, parent: Int32, tree: LayerTree, attribution:
         below = {layer for one in served for layer in tree.layers[one].ancestors}
         if below := below.difference(tree.layers[charged].ancestors):
             sharers[piece.span] = frozenset(below)
-        new_place[piece.span] = attribution.index_of(Place(charged, _phase(piece.kernels, around), around.reason))
+        chain = around.chain[around.chain.index(charged) :] if charged in around.chain else ()
+        chain = chain or tree.called_by(charged, around.chain)
+        phase = _phase(piece.kernels, around)
+        new_place[piece.span] = attribution.index_of(Place(charged, phase, around.reason, chain))
         old_place[piece.span] = attribution.place_of[piece.call]
     regions.pieces = placed
     if unplaced:

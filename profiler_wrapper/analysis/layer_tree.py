@@ -81,6 +81,24 @@ class LayerTree:
             common = chain if common is None else [a for a in common if a in chain]
         return common[0] if common else -1
 
+    def called_by(self, layer: int, callers: tuple[int, ...]) -> tuple[int, ...]:
+        """A called layer, what its name tells to be around it up to its caller, and what called that; without a caller
+        what its name tells, as for a root. Above a shared layer its name tells nothing.
+        """
+        own = self.layers[layer].ancestors
+        if not callers or len(own) == 1:
+            return own
+        named: list[int] = []
+        for above in own:
+            if above == callers[0]:
+                break
+            named.append(above)
+            if self.layers[above].shared:
+                break
+        else:
+            named = [layer]
+        return (*named, *(above for above in callers if above not in named))
+
 
 def find_layers(
     recording: Recording, parent: Int32, described: Iterable[Mapping[str, Any]], unmarked: Iterable[Mark]

@@ -509,7 +509,7 @@ class LayerRow:
     peak_bytes: int | None  # highest allocated while inside, over all calls
     retained_bytes: float | None  # allocated inside and kept for backward (without one: by callers): mean over calls
     self_retained_bytes: float | None
-    shared: bool  # one instance under several names
+    shared: bool  # one module under several names or callers: the sum of all; each caller has its own calls below it
     compiled: bool  # its code is compiled, or is part of what is
     graph: bool  # some of its time is kernels of a replayed CUDA graph
     self_events: int | None = None  # device events (on a CPU-only trace, ops) whose innermost layer this is

@@ -69,6 +69,9 @@ def layer_rows(
         if attributed.left_out is None or not attributed.left_out[span]:
             entered[index, attributed.attribution.place(span).phase].append(call)
     keys = {*inclusive, *entered, *fused_ns, *also}
+    highest = _highest(attributed, memory)
+    places = [place for place in attributed.attribution.places if len(place.chain) > 1]
+    elsewhere = {place.layer for place in places if place.chain[1] not in tree.layers[place.layer].ancestors}
     layers = [*tree.layers, _NO_MODULE]  # the last one is for `NO_LAYER`
     rows = []
     for key in sorted(keys, key=lambda key: (key[0] < 0, layers[key[0]].order, key[0], PHASES.index(key[1]))):
@@ -103,10 +106,10 @@ def layer_rows(
                 reserved_bytes=_mean(held, "exit_reserved_bytes"),
                 entry_allocated_bytes=_mean(held, "entry_allocated_bytes"),
                 entry_reserved_bytes=_mean(held, "entry_reserved_bytes"),
-                peak_bytes=int(held["peak_bytes"].max()) if held else None,
+                peak_bytes=highest.get(key),
                 retained_bytes=_mean(kept, "retained_bytes"),
                 self_retained_bytes=_mean(kept, "self_retained_bytes"),
-                shared=layer.shared,
+                shared=layer.shared or index in elsewhere,
                 compiled=layer.compiled,
                 graph=self_sums["graph"] > 0,
                 self_events=self_sums["events"],
@@ -114,28 +117,23 @@ def layer_rows(
                 lost_launches=whole["lost"],
             )
         )
-    return tuple(_with_peaks_below(rows))
+    return tuple(rows)
 
 
 def _mean(memory: CallMemory, name: str) -> float | None:
     return float(memory[name].mean()) if name in memory else None
 
 
-def _with_peaks_below(rows: Sequence[LayerRow]) -> list[LayerRow]:
-    """A layer whose own mark did not fire in a phase (a checkpoint within it) has the peak of those below."""
-    highest: dict[tuple[str, Phase], int] = {}
-    parent_of = {row.layer: row.parent for row in rows if row.layer}
-    for row in rows:
-        above = row.parent
-        while row.peak_bytes is not None and above:
-            highest[above, row.phase] = max(row.peak_bytes, highest.get((above, row.phase), 0))
-            above = parent_of.get(above)
-    return [
-        replace(row, peak_bytes=highest[row.layer, row.phase])
-        if row.peak_bytes is None and (row.layer, row.phase) in highest
-        else row
-        for row in rows
-    ]
+def _highest(attributed: Attributed, memory: CallMemory) -> dict[Key, int]:
+    """The highest of a layer's calls and of those below it: its mark may not fire in a phase (a checkpoint within)."""
+    highest = defaultdict[Key, int](int)
+    spans = attributed.calls.span.tolist() if memory else []
+    for span, peak in zip(spans, memory.get("peak_bytes", ()), strict=True):
+        if attributed.left_out is None or not attributed.left_out[span]:
+            place = attributed.attribution.place(span)
+            for above in place.chain:
+                highest[above, place.phase] = max(highest[above, place.phase], int(peak))
+    return highest
 
 
 def _sums(
@@ -166,7 +164,7 @@ def _sums(
         place = places[index]
         if place.layer == UNKNOWN:
             continue
-        chain = attributed.tree.layers[place.layer].ancestors if place.layer >= 0 else (NO_LAYER,)
+        chain = place.chain or (NO_LAYER,)
         for layer in chain:
             from_place.append(index)
             to_row.append(row_of.setdefault((layer, place.phase), len(row_of)))
@@ -503,7 +501,7 @@ def _events_by_block(attributed: Attributed, steps: Steps) -> dict[tuple[str, in
 def with_work(analysis: Analysis, attributed: Attributed, work: WorkCount, peaks: Given | None) -> Analysis:
     """An analysis of times, with the FLOPs and bytes of its ops and what part of the machine they use."""
     roof, warning = peaks_of_run(analysis.run, given=peaks, on_device=analysis.time_basis == "device")
-    own, inclusive, unattributed = work_by_layer(attributed, work, roof)
+    own, inclusive, unattributed = work_by_layer(work, roof)
     shares, notes = utilization(attributed, work.flops, roof)
     if roof is not None and roof.bandwidth_bytes_per_s is None:
         of = roof.device or "this device"
@@ -550,18 +548,14 @@ def keys_of_work(tree: LayerTree, work: WorkCount | str) -> tuple[list[tuple[int
     if isinstance(work, str):
         return [], [f"FLOPs and bytes moved are not available, because {work}"]
     index = {**tree.by_name(), "": NO_LAYER}
-    working = [(row.layer, row.phase) for row in work.flops.rows]
-    working += [(layer, row.phase) for row in work.flops.uncounted for layer in row.layers]
-    working += [(demand.layer, demand.phase) for demand in work.demands if demand.bytes_moved]
-    every = dict.fromkeys((layer, phase) for layer, phase in working if layer is not None)
+    moving = (demand.place for demand in work.demands if demand.bytes_moved)
+    working = dict.fromkeys((*work.flops.of_places, *work.flops.unknown_in, *moving))
     notes = work.notes()
-    if gone := list(dict.fromkeys(layer for layer, _ in every if layer not in index)):
+    if gone := list(dict.fromkeys(chain[0] for chain, *_ in working if chain and chain[0] not in index)):
         notes.append(
             f"FLOPs and bytes of {len(gone)} layers that ran in no timed step have no rows: {', '.join(gone[:3])}"
         )
-    known = [(index[layer], phase) for layer, phase in every if layer in index]
-    chains = [(tree.layers[layer].ancestors if layer >= 0 else (layer,), phase) for layer, phase in known]
-    return [(above, phase) for chain, phase in chains for above in chain], notes
+    return [(index[layer], phase) for chain, phase, _ in working for layer in chain if layer in index], notes
 
 
 def with_layer_work(rows: Sequence[LayerRow], own: WorkOfLayers, inclusive: WorkOfLayers) -> tuple[LayerRow, ...]:

@@ -261,7 +261,7 @@ def _backward_rows(found: Attributed, steps: Steps, kept: list[bool], waits: Uni
 
     def backward_in(place: Place) -> Sequence[int]:
         """The layers whose backward it is."""
-        return layers[place.layer].ancestors if place.layer >= 0 and place.phase in _BACKWARD else ()
+        return place.chain if place.phase in _BACKWARD else ()
 
     first: dict[tuple[int | None, int], int] = {}
     length, waiting, device = (defaultdict[tuple[int | None, int], int](int) for _ in range(3))

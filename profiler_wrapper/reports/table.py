@@ -306,11 +306,17 @@ def console_table(
     followed = followed_lines(analysis, most=_FOLLOWED_LINES if rows >= _HIGH else 1, width=width, unicode=unicode)
     most = rows - len(head) - 2 - len(followed) - len(tail)  # 2: the heading and its units
     table = table_rows(analysis, most=most, order=order, layer_rows=layer_rows)
-    if table.hidden_layers:
-        table = table_rows(analysis, most=most - 1, order=order, layer_rows=layer_rows)
+    if lines := bool(table.hidden_layers) + any(map(_is_shared, table.rows)):
+        table = table_rows(analysis, most=most - lines, order=order, layer_rows=layer_rows)
     if table.hidden_layers:
         tail.insert(0, f"({table.hidden_layers} smaller layers not shown; result.table() has them all)")
+    if any(map(_is_shared, table.rows)):
+        tail.insert(0, "[shared]: all calls of the module; a layer above it holds the calls that it made itself")
     return "\n".join([*head, *_draw(table.rows, analysis, width, unicode), *followed, *tail])
+
+
+def _is_shared(row: TableRow) -> bool:
+    return "shared" in row.after
 
 
 def _joined(parts: Sequence[str], width: int) -> list[str]:

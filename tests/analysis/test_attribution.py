@@ -24,7 +24,7 @@ def all_places(found: Attributed) -> dict[tuple[str, int, int], tuple[str, str, 
     """(layer, phase, reason) per event, by its name, thread and start."""
     spans, places = found.recording.spans, {}
     for span in np.flatnonzero(found.attribution.place_of >= 0).tolist():
-        layer, phase, reason = found.attribution.place(span)
+        layer, phase, reason, _ = found.attribution.place(span)
         name = found.tree.layers[layer].name if layer >= 0 else ""
         places[found.recording.name_of(span), int(spans.lane[span]), int(spans.start_ns[span])] = name, phase, reason
     return places

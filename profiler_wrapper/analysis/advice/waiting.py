@@ -460,10 +460,8 @@ def _between(facts: Facts, groups: list[list[int]]) -> float:
 def _work_of(facts: Facts, layers: set[int]) -> tuple[float, float]:
     """Per step, in these layers and below: (time of what could be fused, all time)."""
     found = facts.found
-    holders = [
-        found.tree.layers[place.layer].ancestors if place.layer >= 0 else () for place in found.attribution.places
-    ]
-    inside = np.array([not layers.isdisjoint(chain) for chain in holders], dtype=np.bool_)[found.charges.place]
+    places = found.attribution.places
+    inside = np.array([not layers.isdisjoint(place.chain) for place in places], dtype=np.bool_)[found.charges.place]
     kept = facts.work_is("gemm", "attention", "communication")
     times = found.charges.time_ns
     return facts.per_step_ns(int(times[inside & ~kept].sum())), facts.per_step_ns(int(times[inside].sum()))

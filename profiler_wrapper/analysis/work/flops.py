@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
+from operator import add
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
@@ -148,6 +149,10 @@ _TF32_KERNEL = re.compile(r"tf32|tensorop_s1688gemm|tensorop_s1688fprop|tensorop
 
 
 # --- which ops count ----------------------------------------------------------------------------
+
+
+# The layer and what called it, up to the root (("",): none by nature, (): not known), the phase, why none is known.
+WorkPlace = tuple[tuple[str, ...], Phase, str]
 
 
 class FlopKey(NamedTuple):
@@ -296,7 +301,7 @@ class FlopOps:
             as_tf32 |= self._named(lambda name: class_of_work(name) == "gemm" and "conv" not in name)
         return as_tf32
 
-    def uncounted(self, steps: int) -> tuple[UncountedRow, ...]:
+    def uncounted(self) -> list[UnknownCall]:
         """Ops with work that nothing is known of, then kernels without an op that says what they do."""
         found, spans, charges = self._found, self._found.recording.spans, self._found.charges
         bare = self._bare_kernels() if charges.basis == "device" else []
@@ -315,7 +320,7 @@ class FlopOps:
             calls.append(
                 UnknownCall(name, _class_of_kernel(name) or "other", int(charges.place[i]), int(charges.time_ns[i]))
             )
-        return unknown_rows(found, calls, steps)
+        return calls
 
     def _bare_kernels(self) -> list[int]:
         """Charges of kernels that no op tells of: such as name work, and those that Triton made."""
@@ -379,6 +384,8 @@ class FlopCount:
     steps: int  # how many were counted
     rows: tuple[FlopRow, ...]
     uncounted: tuple[UncountedRow, ...]
+    of_places: Mapping[WorkPlace, tuple[int, int]] = field(default_factory=dict)  # FLOPs and causal ones per step
+    unknown_in: tuple[WorkPlace, ...] = ()  # where those of some op are not known
 
 
 def count_of_ops(found: Attributed, ops: FlopOps, timed: Attributed | None = None) -> FlopCount:
@@ -388,16 +395,26 @@ def count_of_ops(found: Attributed, ops: FlopOps, timed: Attributed | None = Non
     sums: list[dict[FlopKey, int | Fraction]] = [defaultdict(int) for _ in range(4)]
     for key, flops in ops.counted():
         numbers = (flops.flops, flops.causal_flops, flops.repeated_flops, flops.causal_repeated_flops)
-        calls = ratio(key.place.layer)
+        calls = ratio(key.place)
         for total, number in zip(sums, numbers, strict=True) if calls else ():
             total[key] += number * calls
     means = [per_step(total, steps) for total in sums]
-    rows = []
+    rows: dict[FlopKey, list[int]] = defaultdict(lambda: [0] * len(means))
+    of_places: dict[WorkPlace, tuple[int, int]] = defaultdict(lambda: (0, 0))
     for key in sorted(sums[0], key=lambda key: (key.place.layer < 0, key.place.layer, PHASES.index(key.place.phase),
                                                 key.work, key.dtype, key.place.reason)):  # fmt: skip
+        place, again = key.place, key.place.phase == "recompute"
         whole, causal, repeated, causal_repeated = (mean[key] for mean in means)
-        again = key.place.phase == "recompute"
-        rows.append(
+        numbers = (whole, causal, whole if again else repeated, causal if again else causal_repeated)
+        of_layer = rows[key._replace(place=place._replace(chain=()))]  # whoever called it
+        of_layer[:] = map(add, of_layer, numbers)
+        at = (found.names_of(place), place.phase, place.reason)
+        of_places[at] = (of_places[at][0] + whole, of_places[at][1] + causal)
+    unknown, never = ops.uncounted(), tuple(_never_called(found, timed))
+    unknown_in = [found.attribution.places[i] for i in dict.fromkeys(call.place for call in unknown)]
+    return FlopCount(
+        steps=steps,
+        rows=tuple(
             FlopRow(
                 layer=found.layer_name(key.place),
                 phase=key.place.phase,
@@ -405,29 +422,36 @@ def count_of_ops(found: Attributed, ops: FlopOps, timed: Attributed | None = Non
                 dtype=key.dtype,
                 flops_per_step=whole,
                 causal_flops_per_step=causal,
-                repeated_flops_per_step=whole if again else repeated,
-                causal_repeated_flops_per_step=causal if again else causal_repeated,
+                repeated_flops_per_step=repeated,
+                causal_repeated_flops_per_step=causal_repeated,
                 reason=key.place.reason,
             )
-        )
-    return FlopCount(steps=steps, rows=tuple(rows), uncounted=(*ops.uncounted(steps), *_never_called(found, timed)))
+            for key, (whole, causal, repeated, causal_repeated) in rows.items()
+        ),
+        uncounted=(*unknown_rows(found, unknown, steps), *never),
+        of_places=dict(of_places),
+        unknown_in=(
+            *((found.names_of(place), place.phase, place.reason) for place in unknown_in),
+            *(((layer,), row.phase, "") for row in never for layer in row.layers),
+        ),
+    )
 
 
 # --- for the steps of another trace --------------------------------------------------------------
 
 
-def calls_ratio(found: Attributed, timed: Attributed | None) -> Callable[[int], int | Fraction]:
-    """By layer: how often its model is called in a step of the timed trace, over how often in a step of this one.
+def calls_ratio(found: Attributed, timed: Attributed | None) -> Callable[[Place], int | Fraction]:
+    """By place: how often its model is called in a step of the timed trace, over how often in a step of this one.
 
     A model of several (a UNet after a text encoder) may not run in every step; the calls of one are taken to be alike.
     """
     if timed is None:
-        return lambda layer: 1
+        return lambda place: 1
     here, there = _calls_of_roots(found), _calls_of_roots(timed)
     layers = found.tree.layers
     ratios = {name: there[name] / calls for name, calls in here.items() if calls}
     whole = {name: int(ratio) if ratio.denominator == 1 else ratio for name, ratio in ratios.items()}  # far quicker
-    return lambda layer: whole.get(layers[layers[layer].ancestors[-1]].name, 1) if layer >= 0 else 1
+    return lambda place: whole.get(layers[place.chain[-1]].name, 1) if place.chain else 1
 
 
 def _calls_of_roots(found: Attributed) -> defaultdict[str, Fraction]:
@@ -447,9 +471,8 @@ def _never_called(found: Attributed, timed: Attributed | None) -> Iterable[Uncou
     missing = {name for name, calls in _calls_of_roots(timed).items() if calls and not here[name]}
     unknown: dict[Phase, dict[str, None]] = defaultdict(dict)
     for place in timed.attribution.places:
-        above = layers[place.layer].ancestors if place.layer >= 0 else ()
-        if above and layers[above[-1]].name in missing:
-            unknown[place.phase].update(dict.fromkeys(layers[i].name for i in above))
+        if place.chain and layers[place.chain[-1]].name in missing:
+            unknown[place.phase].update(dict.fromkeys(timed.names_of(place)))
     for phase, names in unknown.items():
         yield UncountedRow(
             op=NEVER_CALLED, class_name="other", phase=phase, layers=tuple(names), count=0, time_per_step_ns=0

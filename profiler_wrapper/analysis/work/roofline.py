@@ -24,11 +24,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
+from profiler_wrapper.analysis.attribution import Place
 from profiler_wrapper.analysis.model import GENERATING_PHASES, Phase, UncountedRow, Utilization
 from profiler_wrapper.analysis.statistics import sum_by_key
 from profiler_wrapper.analysis.steps import step_windows
 from profiler_wrapper.analysis.views.products import ShapeRows, shape_rows
-from profiler_wrapper.analysis.work.flops import FlopCount, FlopOps, calls_ratio, count_of_ops, per_step, shapes_of
+from profiler_wrapper.analysis.work.flops import (
+    FlopCount,
+    FlopOps,
+    WorkPlace,
+    calls_ratio,
+    count_of_ops,
+    per_step,
+    shapes_of,
+)
 from profiler_wrapper.analysis.work.formulas import OpFlops
 from profiler_wrapper.analysis.work.peaks import VARIABLE, Given, Peaks, find_peaks
 from profiler_wrapper.analysis.work.traffic import Traffic
@@ -41,15 +50,12 @@ if TYPE_CHECKING:
 
 NS_PER_S = 1e9
 _UNKNOWN_TIME_SHARE = 0.01  # of a layer's time; if less is in ops whose bytes are not known, they are left out
-LayerPlace = tuple[str | None, Phase, str]  # layer (None: not known, with the reason), phase
 
 
 class Demand(NamedTuple):
     """What one call of an op asks of the machine, and where it belongs."""
 
-    layer: str | None  # "" for what by nature has no module; None where it should have a layer and none is known
-    phase: Phase
-    reason: str  # why there is no layer
+    place: WorkPlace
     flops: tuple[OpFlops, ...]  # of the op and of what it calls
     bytes_moved: int  # 0 where not known
 
@@ -60,7 +66,7 @@ class WorkCount:
 
     flops: FlopCount
     demands: Mapping[Demand, int | Fraction]  # how often each, in all steps that were counted
-    coverage: Mapping[LayerPlace, tuple[int, int]]  # nanoseconds of ops whose bytes are not known, and of all ops
+    coverage: Mapping[WorkPlace, tuple[int, int]]  # nanoseconds of ops whose bytes are not known, and of all ops
     untold_bytes: tuple[UncountedRow, ...]
     shapes: ShapeRows = field(default_factory=ShapeRows)
 
@@ -105,7 +111,7 @@ def work_of_recording(found: Attributed, timed: Attributed | None = None) -> Wor
 
 
 def _demands(
-    found: Attributed, ops: FlopOps, traffic: Traffic, ratio: Callable[[int], int | Fraction]
+    found: Attributed, ops: FlopOps, traffic: Traffic, ratio: Callable[[Place], int | Fraction]
 ) -> dict[Demand, int | Fraction]:
     """Every unit of work: its bytes, with the FLOPs of all ops in it that count; an op in none is a unit of its own."""
     place_of, places = found.attribution.place_of, found.attribution.places
@@ -127,21 +133,21 @@ def _demands(
     demands: dict[Demand, int | Fraction] = defaultdict(int)
     for at, which, size, number in zip(*calls.tolist(), numbers.tolist(), strict=True):
         where = places[at]
-        demand = Demand(found.layer_name(where), where.phase, where.reason, known[which], size)
-        demands[demand] += number * ratio(where.layer)
+        demand = Demand((found.names_of(where), where.phase, where.reason), known[which], size)
+        demands[demand] += number * ratio(where)
     return demands
 
 
-def _coverage(found: Attributed, traffic: Traffic) -> dict[LayerPlace, tuple[int, int]]:
+def _coverage(found: Attributed, traffic: Traffic) -> dict[WorkPlace, tuple[int, int]]:
     """Time of ops whose bytes are not known, and of all ops, by place."""
     charges, places = found.charges, found.attribution.places
     counts, unknown = traffic.counts, traffic.counts & ~traffic.has_bytes
-    coverage: dict[LayerPlace, tuple[int, int]] = {}
+    coverage: dict[WorkPlace, tuple[int, int]] = {}
     unknown_of = sum_by_key(charges.place[unknown], charges.time_ns[unknown], len(places))
     time_of = sum_by_key(charges.place[counts], charges.time_ns[counts], len(places))
     for place, unknown_ns, all_ns in zip(places, unknown_of.tolist(), time_of.tolist(), strict=True):
         if all_ns:
-            key = (found.layer_name(place), place.phase, place.reason)
+            key = (found.names_of(place), place.phase, place.reason)
             before = coverage.get(key, (0, 0))
             coverage[key] = (before[0] + unknown_ns, before[1] + all_ns)
     return coverage
@@ -216,35 +222,31 @@ def peak_of(peaks: Peaks, dtype: str) -> float | None:
     return peaks.flops("float32") if found is None and dtype == "tfloat32" else found
 
 
-def work_by_layer(
-    found: Attributed, work: WorkCount, peaks: Peaks | None
-) -> tuple[WorkOfLayers, WorkOfLayers, Mapping[str, LayerWork]]:
+def work_by_layer(work: WorkCount, peaks: Peaks | None) -> tuple[WorkOfLayers, WorkOfLayers, Mapping[str, LayerWork]]:
     """The work of every layer and phase that has some, its own and with all layers below; by reason that without layer.
 
-    Of an attributed recording, whose layers they are named after; without peaks no time at the roof is known.
+    Without peaks no time at the roof is known.
     """
-    layers, indices = found.tree.layers, found.tree.by_name()
     own: dict[tuple[str, Phase], LayerWork] = defaultdict(LayerWork)
     inclusive: dict[tuple[str, Phase], LayerWork] = defaultdict(LayerWork)
     unattributed: dict[str, LayerWork] = defaultdict(LayerWork)
-    for (layer, phase, reason), asked in _by_place(work, peaks).items():
-        if layer is None:
+    for (chain, phase, reason), asked in _by_place(work, peaks).items():
+        if not chain:
             unattributed[reason] += asked
             continue
-        own[layer, phase] += asked
-        above = [layers[i].name for i in layers[indices[layer]].ancestors] if layer in indices else [layer]
-        for name in above:
+        own[chain[0], phase] += asked
+        for name in chain:
             inclusive[name, phase] += asked
     return dict(own), dict(inclusive), dict(unattributed)
 
 
-def _by_place(work: WorkCount, peaks: Peaks | None) -> dict[LayerPlace, LayerWork]:
-    found: dict[LayerPlace, LayerWork] = defaultdict(LayerWork)
-    bytes_moved: dict[LayerPlace, int | Fraction] = defaultdict(int)
-    times_ns: dict[LayerPlace, Float64] = defaultdict(lambda: np.zeros(3))
+def _by_place(work: WorkCount, peaks: Peaks | None) -> dict[WorkPlace, LayerWork]:
+    found: dict[WorkPlace, LayerWork] = defaultdict(LayerWork)
+    bytes_moved: dict[WorkPlace, int | Fraction] = defaultdict(int)
+    times_ns: dict[WorkPlace, Float64] = defaultdict(lambda: np.zeros(3))
     bandwidth = None if peaks is None else peaks.bandwidth_bytes_per_s
     for demand, number in work.demands.items():
-        place = (demand.layer, demand.phase, demand.reason)
+        place = demand.place
         bytes_moved[place] += number * demand.bytes_moved
         computing_ns = causal_ns = 0.0
         for flops in demand.flops:
@@ -257,21 +259,23 @@ def _by_place(work: WorkCount, peaks: Peaks | None) -> dict[LayerPlace, LayerWor
         moving_ns = demand.bytes_moved / bandwidth * NS_PER_S if bandwidth is not None else 0.0
         memory_ns = moving_ns if moving_ns > causal_ns else 0.0
         times_ns[place] += float(number) * np.array([max(causal_ns, moving_ns), memory_ns, computing_ns])
+    so_far: dict[WorkPlace, Float64] = defaultdict(lambda: np.zeros(3))
     steps = work.flops.steps
     for place, size in per_step(bytes_moved, steps).items():
         asked = found[place]
         asked.known_bytes = size
-        asked.known_time_ns, asked.known_memory_ns, asked.known_peak_ns = map(round, (times_ns[place] / steps).tolist())
+        row = (place[0][:1], *place[1:])  # whose sum is rounded, whoever called the layer
+        before, so_far[row] = so_far[row], so_far[row] + times_ns[place] / steps
+        known = (np.rint(so_far[row]) - np.rint(before)).astype(np.int64)
+        asked.known_time_ns, asked.known_memory_ns, asked.known_peak_ns = known.tolist()
     for place, (unknown_ns, all_ns) in work.coverage.items():
         found[place].unknown_ns, found[place].all_ns = unknown_ns, all_ns
-    for row in work.flops.rows:
-        asked = found[row.layer, row.phase, row.reason]
-        asked.known_flops += row.flops_per_step
-        asked.known_causal_flops += row.causal_flops_per_step
-    for uncounted in work.flops.uncounted:  # one without a layer may be wherever none is known
-        without = [place for place in found if place[0] is None and place[1] == uncounted.phase]
-        for place in [(layer, uncounted.phase, "") for layer in uncounted.layers] or without:
-            found[place].unknown_flops += 1
+    for place, (flops_per_step, causal_per_step) in work.flops.of_places.items():
+        asked = found[place]
+        asked.known_flops += flops_per_step
+        asked.known_causal_flops += causal_per_step
+    for place in work.flops.unknown_in:
+        found[place].unknown_flops += 1
     for asked in found.values():
         asked.unknown_peaks += peaks is None
         asked.unknown_bandwidth += bandwidth is None

@@ -31,7 +31,7 @@ def sums(trace: Trace) -> tuple[int, int]:
     found = set()
     for one in (trace, *trace.rotations()):
         ops, traffic = counted(one)
-        assert ops.uncounted(1) == ()
+        assert ops.uncounted() == []
         found.add((sum(flops.flops for _, flops in ops.counted()), int(traffic.bytes_moved.sum())))
     (only,) = found
     return only
