@@ -176,7 +176,7 @@ ATTENTION_BACKENDS = (
     Backend(  # torch 2.13
         "mem_efficient",
         r"aten::_?(scaled_dot_product_)?efficient_attention",
-        r"fmha_cutlass[FB]|PyTorchMemEffAttention|AttentionKernel|AttentionBackwardKernel",
+        r"fmha_cutlass[FB]|PyTorchMemEffAttention|(?<![A-Za-z])Attention(Backward)?Kernel",
         {
             f"{_SDPA}efficient_attention": Attention(causal=6, mask=3, dropout=5, wants_sums=4),
             f"{_SDPA}efficient_attention_backward": Attention(
@@ -238,18 +238,20 @@ ATTENTION_BACKENDS = (
         r"sageattn|qk_int8?_sv_f(8|16)\w*attn|^sage_(fwd|quant)_?",
     ),
     # xFormers 0.0.30; B200 trace of vLLM
-    Backend("external", r"xformers(_flash)?::", "fmha|Fmha"),
+    Backend("external", r"xformers_flash\d?::|xformers::\w*(attention|fmha|flash)", "fmha|Fmha"),
     # Transformer Engine 2
     Backend("external", r"fused_attn|FusedAttnFunc"),
     Backend(  # B200 trace of vLLM, MI300 traces of SGLang
         "external",
-        r"vllm(::\w*|_\w*::\w*)attention|_C_flash_attention|aiter::\w*(mha|fmha|attn)|sgl_kernel::\w*attn|flashinfer::",
+        r"vllm(::\w*|_\w*::\w*)attention|_C_flash_attention|aiter::\w*(mha|fmha|attn)|sgl_kernel::\w*attn|"
+        r"flashinfer::\w*(attention|prefill|decode|mla|mha|(paged|ragged)_run)",
         r"unified_attention|paged_attention|mha_(fwd|bwd)|BatchPrefillWith|BatchDecodeWith|SinglePrefillWith",
     ),
     Backend(  # ops registered by torch.library, torch 2.13; Triton's tutorial
         "external",
         # An op of a library, registered by whoever: flash_attn::..., kernels from a hub, one's own.
-        r"(?!aten::|prims?::)(\w*(attn|attention)\w*::|\w+::\w*(attn|attention))",
+        r"(?!aten::|prims?::)(\w*(attn|attention)\w*::((mha|varlen)_)*(fwd|bwd|forward|backward)|"
+        r"\w+::\w*(attn|attention))",
         r"_attn_fwd|_attn_bwd",
     ),
 )

@@ -27,13 +27,15 @@ COMMUNICATION = CLASSES.index("communication")
 BACKENDS = tuple(dict.fromkeys(backend.name for backend in ATTENTION_BACKENDS))
 _COMMUNICATION = (
     r"nccl|rccl|ncclDevKernel|ncclKernel|gloo:|c10d::|_?c10d_functional(?!::_wrap_tensor)|record_param_comms|mscclpp|"
-    r"nvshmem|symm_mem|cross_device_reduce|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|oneccl|hccl"
+    r"nvshmem|symm_mem|cross_device_reduce|(?<![a-z])all_?(reduce|gather|to_?all)|reduce_?scatter|oneccl|hccl"
 )
+# Inductor names a kernel that it wrote after the ops it has a part in: such a one multiplies and communicates nothing.
+_NOT_GENERATED = r"^(?!triton_(poi|red|per|for)_)(?s:.*)"
 # Kernels that only move data into another layout, or fill it, as a convolution does before and after its product.
 _MOVES = r"batched_transpose|transpose_kernel|nchwToNhwc|nhwcToNchw|tensorTransform|SubTensorOpWith(Cast|Scalar)"
 # (class, ops, kernels): the first that matches counts.
 _WORK = (
-    ("communication", _COMMUNICATION, _COMMUNICATION),
+    ("communication", _COMMUNICATION, f"{_NOT_GENERATED}({_COMMUNICATION})"),
     (
         "other",  # they compute nothing: memory, and views of it
         r"aten::(empty\w*|new_empty\w*|resize_|set_|t|transpose_?|permute|movedim|view|_unsafe_view|view_as|reshape|"
@@ -48,10 +50,11 @@ _WORK = (
         r"_int_mm|addbmm|_addmm_activation|mkldnn_linear|einsum|convolution|_convolution|convolution_overrideable|"
         r"cudnn_convolution|miopen_convolution|mkldnn_convolution|convolution_backward|thnn_conv2d|conv[123]d|"
         r"_slow_conv2d_forward|slow_conv3d|_weight_int8pack_mm|_weight_int4pack_mm)\b|mkldnn::_linear|extern_kernels|"
-        r"quantized::linear|grouped_gemm|.*::(fused_moe|moe_gemm)|.*scaled_mm",
-        r"gemm|Gemm|GEMM|^bmm_|scudnn|cutlass(?!::\w+_t\b)|xmma|matmul|Cijk_|wgrad|dgrad|implicit_conv|conv2d|convolve|cudnn.*conv|"
-        r"nvjet|triton_tem_fused\w*mm|triton_mm|splitKreduce|dot_kernel|gemv|winograd|im2col|cublasLt|"
-        r"cudnn.*engines_precompiled",
+        r"quantized::linear(?!_(pre|un)pack)|aten::fbgemm_linear_(fp16|int8)_weight|grouped_gemm|"
+        r".*::(fused_moe|moe_gemm)|.*scaled_mm",
+        rf"{_NOT_GENERATED}((?i:(?<!fb)gemm)|^bmm_|scudnn|cutlass(?!::\w+_t\b)|xmma|matmul|Cijk_|"
+        r"(?<![a-z])[wd]grad|implicit_conv|conv2d|convolve|cudnn.*conv|nvjet|triton_tem_fused\w*mm|triton_mm|"
+        r"splitKreduce|(?<![a-z])dot_kernel|gemv|winograd|im2col|cublasLt|cudnn.*engines_precompiled)",
     ),
     (
         "norm",
@@ -63,7 +66,7 @@ _WORK = (
         "embedding",
         r"aten::(embedding|embedding_dense_backward|_embedding_bag\w*|index_select|index|_index_put_impl_|index_put_?|"
         r"index_add_?|scatter_?|scatter_add_?|gather|take)\b",
-        r"(?i)(?<!rotary)(?<!rotary_)embedding|indexSelect|index_elementwise|index_kernel|index_put|gather_kernel|"
+        r"(?i)(?<!rotary)(?<!rotary_)(?<!rotary_pos_)embedding|indexSelect|index_elementwise|index_kernel|index_put|gather_kernel|"
         r"scatter_kernel|scatter_gather",
     ),
     (
@@ -80,8 +83,8 @@ _WORK = (
         r"split_with_sizes_copy|_foreach_copy_|_chunk_cat|fill_|zero_|zeros|zeros_like|ones|full|"
         r"roll|flip|repeat)\b|fsdp::(all_gather_copy_in|split_with_sizes_copy|"
         r"chunk_cat)|Memcpy|Memset",
-        r"Memcpy|Memset|copy_kernel|_copy_\w*kernel|CatArrayBatchedCopy|direct_copy|FillFunctor|contiguous|store_kv|"
-        r"reshape_and_cache|multi_tensor_apply\w*<.*\bCopy",
+        r"Memcpy|Memset|copy_kernel|_copy_\w*kernel|CatArrayBatchedCopy|direct_copy|FillFunctor|store_kv|"
+        r"(?<!non)(?<!non_)contiguous|reshape_and_cache|multi_tensor_apply\w*<.*\bCopy",
     ),
     (
         "elementwise",
@@ -90,7 +93,7 @@ _WORK = (
         r"reciprocal|bitwise_\w+|logical_\w+|_foreach_\w+|softplus|mish|hardtanh|leaky_relu|rand\w*|normal|uniform|"
         r"arange|triu|tril|silu_backward|gelu_backward|tanh_backward|sigmoid_backward|mish_backward)_?\b",
         r"elementwise|triton_poi_|ActivationKernel|act_and_mul|fused_dropout|distribution_|rotary|Rotary|triu_tril|"
-        r"clamp|(?i:quant)",
+        r"clamp|(?i:quant(?!ile))",
     ),
     ("optimizer", r"aten::_fused_(adam|sgd|adagrad)|Optimizer\.", r"(?i)multi_tensor_apply|FusedAdam|FusedSgd"),
 )
@@ -238,7 +241,8 @@ _ELIGIBLE_OPS = (
     r"ScaledDotProduct\w*|CudnnRnn|MiopenRnn|ThnnFusedLstmCell|ThnnFusedGruCell)Backward\w*$|"
     r"(extern_kernels|mkldnn|onednn|quantized|fbgemm|xformers|flash_attn\w*|_vllm_fa\d_C|vllm_flash_attn|aiter|"
     r"transformer_engine|grouped_gemm|cutlass|marlin|gemm|moe|_C|_moe_C|vllm|sgl_kernel|torchao|torchtitan)(::|\.)\w*"
-    r"(mm|gemm|linear|conv|matmul|attn|attention|mha|fmha|fused_moe|fused_experts|moe_forward)\w*(\.\w+)?$|"
+    r"((?<![a-z])(b|add|addb|baddb|i)?mm(?![a-z])|gemm|linear(?!ize)|conv(?!ert)|matmul|attn|attention|mha|fmha|"
+    r"fused_moe|fused_experts|moe_forward)\w*(\.\w+)?$|"
     r"higher_order::flex_attention\w*|flex_attention\w*$|FlashAttn\w*Func\w*|_?Linear\w*Function\w*|"
     r"flash_attn(::|_gpu::|_\d::)_?\w*(fwd|bwd|forward|backward)\w*"
 )

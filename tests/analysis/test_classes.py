@@ -141,6 +141,13 @@ BACKENDS_BY_OP = {
     "vllm::unified_attention_with_output": "external",
     "mine::flash_attn_forward": "external",
     "_flash_attn2_588b404::fwd": "external",
+    "_flash_attn3_48fe103::fwd_kvcache": "external",
+    "flash_attn::rotary_embedding": "",  # a library of attention has other ops too
+    "flashinfer::batch_prefill_paged_run": "external",
+    "flashinfer::rmsnorm": "",
+    "flashinfer::silu_and_mul": "",
+    "xformers::efficient_attention_forward_cutlass": "external",
+    "xformers::rms_norm": "",
     "FlexAttentionAutogradOp": "flex",
     "FlexAttentionAutogradOpBackward": "flex",
     "triton_tem_fused_flex_attention_backward_2": "flex",
@@ -192,3 +199,30 @@ def test_what_moves_data_between_ranks() -> None:
     assert classes.is_communication("ncclDevKernel_AllGather_RING_LL")
     assert not classes.is_communication("vectorized_gather_kernel")
     assert not classes.is_communication("reduce_kernel")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "work"),
+    [
+        ("void split_embedding_codegen_forward_unweighted_kernel<c10::Half>(fbgemm_gpu::FixedDivisor)", "embedding"),
+        ("void fbgemm_gpu::permute_2D_data_kernel<false, int, int>(int, int, int const*)", ""),
+        ("void bounds_check_indices_kernel<long, false>(fbgemm_gpu::FixedDivisor)", ""),
+        ("void fbgemm_gpu::(anonymous namespace)::_compute_FP8_quantize_cuda_kernel<float>(float*)", "elementwise"),
+        ("void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<fbgemm_gpu::Tile>>", "gemm"),
+        ("ampere_sgemm_128x64_tn", "gemm"),
+        ("triton_poi_fused_add_matmul_3", "elementwise"),
+        ("triton_poi_fused_all_gather_into_tensor_0", "elementwise"),
+        ("triton_red_fused_all_reduce_mul_1", "reduction"),
+        ("triton_tem_fused_mm_2", "gemm"),
+        ("void small_reduce_kernel<float>(float*)", "reduction"),
+        ("void multimem_all_reduce_kernel<float>(float*)", "communication"),
+        ("void noncontiguous_kernel<float>(float*)", ""),
+        ("void at::native::quantile_kernel<float>(float*)", ""),
+    ],
+)
+def test_a_word_within_another_word_is_none(kernel: str, work: str) -> None:
+    assert classes.class_of_kernel(kernel) == work
+
+
+def test_a_library_of_attention_names_its_kernels_by_the_whole_word() -> None:
+    assert classes.attention_backend_of_kernel("void MyFlashAttentionKernel<float>()") != "mem_efficient"

@@ -148,7 +148,7 @@ def test_not_all_of_compute_capability_7_5_have_tensor_cores(name: str, uses: bo
         "aten::_flash_attention_forward", "aten::_scaled_dot_product_efficient_attention_backward",
         "aten::_cudnn_rnn", "aten::lstm_cell", "AddmmBackward0",
         "autograd::engine::evaluate_function: ConvolutionBackward0", "mkldnn::_linear_pointwise",
-        "flash_attn::_flash_attn_forward",
+        "flash_attn::_flash_attn_forward", "_C::cutlass_scaled_mm", "fbgemm::f8f8bf16_rowwise_gemm", "vllm::bmm_fp8",
     ],
 )  # fmt: skip
 def test_ops_made_of_products(op: str) -> None:
@@ -161,6 +161,7 @@ def test_ops_made_of_products(op: str) -> None:
         "aten::add", "aten::mul", "aten::softmax", "aten::native_layer_norm", "aten::copy_", "aten::norm",
         "aten::_foreach_mul_", "aten::embedding", "aten::max_pool2d_with_indices", "nccl:all_reduce", "MulBackward0",
         "aten::linalg_vector_norm", "aten::_fused_sdp_choice", "vllm::rotary_embedding", "aten::dropout",
+        "vllm::comm_init", "_C::convert_fp8", "fbgemm::linearize_cache_indices",
     ],
 )  # fmt: skip
 def test_ops_made_of_none(op: str) -> None:

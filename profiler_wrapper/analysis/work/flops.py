@@ -340,7 +340,7 @@ def _class_of_kernel(name: str) -> str:
         return ""
     if classes.attention_backend_of_kernel(name):
         return "attention"
-    return "gemm" if classes.class_of_kernel(name) == "gemm" and not name.startswith("triton_poi_") else ""
+    return "gemm" if classes.class_of_kernel(name) == "gemm" else ""
 
 
 class UnknownCall(NamedTuple):
