@@ -140,8 +140,8 @@ def attributed(
 
 def _element_bytes(parameters: object) -> int:
     """Of parameters that are all of one type."""
-    told = parameters if isinstance(parameters, Mapping) else {}
-    sizes, elements = told.get("bytes_by_dtype"), told.get("elements")
+    known = parameters if isinstance(parameters, Mapping) else {}
+    sizes, elements = known.get("bytes_by_dtype"), known.get("elements")
     return sum(sizes.values()) // elements if isinstance(sizes, Mapping) and len(sizes) == 1 and elements else 0
 
 

@@ -26,6 +26,7 @@ class RecordedTrace:
     # torch keeps the sizes of a CPU's blocks from one session to the next, and does not see what is freed in between:
     # a free of what this recording did not allocate may be of another block at the same address.
     cpu_frees_unsure: bool = False
+    core_wait_share: float = 0.0  # of its time, how long one thread was ready to run and had no core, at most
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable
+from glob import glob
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -400,6 +401,15 @@ def _switch_off() -> None:
         _autograd.profiler._run_on_profiler_stop()
 
 
+def core_waits_ns() -> dict[str, int]:
+    """Per thread of this process, how long it was ready to run without a core; {} where nobody tells."""
+    found = {}
+    for path in glob("/proc/self/task/*/schedstat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # the thread has ended
+            found[path] = int(Path(path).read_text().split()[1])
+    return found
+
+
 # --------------------------------------------------------------------------------------------------
 # One session after the other, and the window that they fill.
 
@@ -438,6 +448,7 @@ class SessionSequence:
         self._pauses_s: list[float] = []  # for that
         self._resumed_ns = 0  # when the last of them ended
         self._frees_unsure = False
+        self._began_ns, self._core_waits_ns = 0, dict[str, int]()
 
     @property
     def running(self) -> bool:
@@ -456,6 +467,7 @@ class SessionSequence:
         self.mode, self._session, self._steps = mode, session, []
         self._whole, self._written, self._pauses_s = None, (), []
         self._watch.install()
+        self._began_ns, self._core_waits_ns = time.monotonic_ns(), core_waits_ns()
         if step is not None:
             session.begin_step(step)
         for block in self._named:
@@ -533,18 +545,22 @@ class SessionSequence:
         try:
             held = self._held.end()
             self.window.end_ns = time.time_ns()
+            waits_ns = (waits - self._core_waits_ns.get(thread, 0) for thread, waits in core_waits_ns().items())
+            share = max(waits_ns, default=0) / max(1, time.monotonic_ns() - self._began_ns)
             session.stop()
-            self._keep(session, self._write(session), tuple(self._steps), held)
+            self._keep(session, self._write(session), tuple(self._steps), held, share)
         except SessionLost as lost:
             self._lose(session, lost, held)
         finally:
             session.close()
 
-    def _keep(self, session: Session, path: Path, steps: tuple[int, ...], held: tuple[Holding, ...]) -> None:
+    def _keep(
+        self, session: Session, path: Path, steps: tuple[int, ...], held: tuple[Holding, ...], share: float = 0.0
+    ) -> None:
         whole, self._whole = self._whole, None
         if whole is not None:
             held = tuple(Holding(whole.place_ns(one.time_ns), one.tensors) for one in held)
-        trace = RecordedTrace(path, steps, session.record_shapes, held, self._frees_unsure)
+        trace = RecordedTrace(path, steps, session.record_shapes, held, self._frees_unsure, share)
         if self._pauses_s:
             self.window.warn(
                 f"recording paused for {sum(self._pauses_s):.1f} s in all, to write out what torch held in memory "

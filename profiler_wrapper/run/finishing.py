@@ -47,6 +47,7 @@ from profiler_wrapper.units import unicode_terminal
 
 _COMMAND = "python -m profiler_wrapper snapshot"
 _NO_OP = "no op of torch ran in the block, on the thread that entered it"
+_OVERLOAD = 0.2  # of the timed steps, in which a thread waits for a core: their times are then those of the machine
 _MOST_TRIES = 100  # to make a file in a directory that somebody else removes
 Describe = Callable[[], Sequence[dict[str, Any]]]
 _unfinished: list[Finisher] = []  # with windows that the end of the process waits for
@@ -352,6 +353,11 @@ class Finisher:
         """What run.json says of a window; `notes` get what could not be found out."""
         nothing: dict[str, Any] = {}
         steps = {}
+        if main.core_wait_share > _OVERLOAD:
+            notes.append(
+                f"a thread of this process waited for a CPU core for {100 * main.core_wait_share:.0f} % of the timed "
+                "steps, and their times hold that: run less beside it, or set OMP_NUM_THREADS to fewer threads"
+            )
         if main.steps is not None:
             with_shapes = full if full is not None else main if main.shapes else None
             full_steps = list(with_shapes.steps or ()) if with_shapes is not None else []

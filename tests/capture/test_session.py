@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from profiler_wrapper.capture.session import Annotation, Session, SessionLost, ends_whole, machine_activities, safe_name
+import models
+from profiler_wrapper.capture.session import (
+    Annotation,
+    Session,
+    SessionLost,
+    core_waits_ns,
+    ends_whole,
+    machine_activities,
+    safe_name,
+)
 from profiler_wrapper.capture.torch_state import Watch, profiler_is_on, profiler_is_waiting
-from profiling import event_names
+from profiling import event_names, profiler, result_of
 
+_CORE_WAITS_NS = core_waits_ns  # which no other test asks
 CPU = torch.profiler.ProfilerActivity.CPU
 
 
@@ -228,3 +239,27 @@ def test_torchscript_compiles_a_scope_while_a_session_watches_it() -> None:
         assert torch.jit.script(scoped)(torch.ones(1)).item() == 2
     finally:
         session.stop()
+
+
+@pytest.mark.parametrize(("per_mille", "told"), [(150, False), (250, True)])
+def test_a_thread_that_waits_for_a_core_over_a_fifth_of_the_timed_steps_is_told_once(
+    per_mille: int, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of waits runs at a part of that of time; of two threads the one that waits longer counts."""
+    monkeypatch.setattr(
+        "profiler_wrapper.capture.session.core_waits_ns",
+        lambda: {"first": time.monotonic_ns() // 100, "second": time.monotonic_ns() * per_mille // 1000},
+    )
+    case = models.build("llama", layers=1, hidden=16)
+    with profiler(case, tmp_path) as prof:
+        models.train(case, steps=5)
+    warnings = [one for one in result_of(prof).warnings if "waited for a CPU core" in one]
+    assert len(warnings) == told
+    assert all("25 % of the timed steps" in one and "OMP_NUM_THREADS" in one for one in warnings)
+
+
+def test_how_long_threads_waited_for_a_core_is_what_linux_tells() -> None:
+    here = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
+    if not here.is_file():
+        pytest.skip("the system does not tell")
+    assert str(here) in _CORE_WAITS_NS()
