@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import threading
-import warnings
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -13,6 +13,7 @@ from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
+from IPython.display import display
 
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.result import ProfileResult
@@ -20,7 +21,7 @@ from profiler_wrapper.wrapper import ProfilerWrapper
 
 _MAGIC = "profile_layers"
 _RESULT = "_profile"
-_TICK_S = 0.25
+_TICK_S = 1.0
 # Their values are Python, as the cell would have them; of all others a text or a literal.
 _OBJECTS = frozenset({"activities", "coordinates", "device_mesh", "optimizer", "peaks", "schedule"})
 
@@ -50,7 +51,7 @@ def profile_layers(shell: Any, line: str, cell: str) -> ProfileResult | None:
     with ExitStack() as finishing:
         with prof:
             _run(shell, cell)
-            finishing.enter_context(_waiting())
+            finishing.enter_context(_waiting(shell))
         result = prof.result
     shell.user_ns[name] = result
     return result
@@ -90,24 +91,25 @@ def _run(shell: Any, cell: str) -> None:
 
 
 @contextmanager
-def _waiting() -> Iterator[None]:
-    """A bar that shows for how long the result is being made."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a notebook without widgets gets a bar of text
-        from tqdm.auto import tqdm
+def _waiting(shell: Any) -> Iterator[None]:
+    """One line that says for how long the result is being made: in a notebook one output, whose text changes."""
+    begun, over = time.monotonic(), threading.Event()
 
-        bar = tqdm(desc="making the result", bar_format="{desc}: {elapsed}", leave=False)
-    over = threading.Event()
+    def line() -> dict[str, str]:
+        return {"text/plain": f"making the result: {time.monotonic() - begun:.0f} s (an interrupt keeps the trace)"}
+
+    shown = display(line(), raw=True, display_id=True)  # type: ignore[no-untyped-call]
 
     def tick() -> None:
         while not over.wait(_TICK_S):
-            bar.refresh()
+            shown.update(line(), raw=True)
 
     ticking = threading.Thread(target=tick, daemon=True)
-    ticking.start()
+    if hasattr(shell, "kernel"):  # a terminal prints each anew
+        ticking.start()
     try:
         yield
     finally:
         over.set()
-        ticking.join()
-        bar.close()
+        if ticking.ident is not None:
+            ticking.join()

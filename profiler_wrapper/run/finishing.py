@@ -253,6 +253,8 @@ class Finisher:
         with self._waiting:
             while self._later:
                 task, child = self._later[0]
+                if child is None or child.works:
+                    self._say_wait(task)
                 finished = child.finished(child.patience_s()) if child is not None else None
                 self._later.pop(0)  # only now: after Ctrl-C somebody else may wait for it
                 try:
@@ -324,6 +326,7 @@ class Finisher:
                 self.windows += 1
             else:
                 self.wait()
+                self._say_wait(task)
                 self.windows += self._finish(task)
         finally:
             self.place.drop_parts(parts)
@@ -403,6 +406,14 @@ class Finisher:
             _unfinished.append(self)
         _wait_at_exit(os.getpid())
         return True
+
+    def _say_wait(self, task: WindowTask) -> None:
+        """Whoever waits for a table sees what for."""
+        steps = len(task.main.steps or ())
+        of = f" of {steps} step{'s' if steps > 1 else ''}" if steps else ""
+        dots = "…" if task.unicode else "..."
+        if task.prints:
+            say(f"profiler_wrapper: making the result{of} {dots} Ctrl-C keeps the trace\n", on="stderr")
 
     def _finish(self, task: WindowTask) -> bool:
         """Whether there is a result."""

@@ -220,6 +220,11 @@ class Child:
         """The number of its process."""
         return self._process.pid
 
+    @property
+    def works(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
     def patience_s(self) -> float:
         """How long to wait for it: not at all before it has begun, since whoever waits can do the same at once."""
         if os.fstat(self._answer.fileno()).st_size == 0:

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import models
 import profiler_wrapper as pw
@@ -75,7 +76,8 @@ def test_a_window_that_a_child_finishes_is_as_one_finished_at_once(
         directory = directory_of(prof)
         assert files_below(directory) == ALL and read_run(directory)["complete"], "before anybody waits for it"
         assert capsys.readouterr().out == "", "the table comes with the end of the block"
-    assert "self_attn" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "self_attn" in said.out and "making the result" not in said.err, "nobody had to wait"
     result = result_of(prof)
     assert pw.load(directory).layers == result.layers and "mm" in result.series
     assert result.run["timed_steps"] == [2, 3, 4] and result.complete
@@ -433,3 +435,23 @@ def test_what_a_killed_process_left_half_written_is_known_by_its_number(tmp_path
     beside.write_text("{")
     window._drop_half_written(task, os.getpid())  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("calls", "of"), [(5, " of 3 steps"), (3, " of 1 step")])
+def test_who_waits_for_the_table_sees_what_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], calls: int, of: str
+) -> None:
+    """Not so where no table comes."""
+    model = torch.nn.Linear(4, 4)
+
+    def said(**options: Any) -> str:
+        with pw.ProfilerWrapper(model, output_dir=tmp_path, files=("result",), steps="all", **options) as prof:
+            for _ in range(calls):
+                model(torch.ones(2, 4))
+                prof.step()
+        assert prof.result is not None
+        return capsys.readouterr().err
+
+    line = f"profiler_wrapper: making the result{of} ... Ctrl-C keeps the trace\n"
+    assert said().count(line) == 1
+    assert "making the result" not in said(enable_print_summary=False)
