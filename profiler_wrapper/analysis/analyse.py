@@ -91,8 +91,8 @@ def tables(
         WrongUse: `peaks` means none.
     """
     recording, charges, tree = attributed.recording, attributed.charges, attributed.tree
-    told = run_of_trace(recording, attributed.steps.number)
-    run = {**told, **run, "versions": {**told["versions"], **run.get("versions", {})}}
+    traits = run_of_trace(recording, attributed.steps.number)
+    run = {**traits, **run, "versions": {**traits["versions"], **run.get("versions", {})}}
     holdings, memory_notes = _holdings(run)
     memory = device_memory(recording, holdings, cpu_frees_unsure=bool(run.get("cpu_frees_unsure")))
     owned = None if memory is None else owned_memory(attributed, memory)

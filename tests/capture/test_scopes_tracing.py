@@ -1,4 +1,4 @@
-"""Models that somebody traces, scripts or exports: what comes of it is what comes of it without us, in whatever records."""
+"""Models that somebody traces, scripts or exports: what comes of it is as without us, in whatever records."""
 
 from __future__ import annotations
 
