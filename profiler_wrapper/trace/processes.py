@@ -49,7 +49,8 @@ def find_processes(
     runs, calls = np.isin(category, DEVICE_CATEGORIES), category == Category.RUNTIME
     on_cpu = calls | (category == Category.CPU_OP)
     hosts = {pids[i] for i in np.unique(pid_of[on_cpu]).tolist()}
-    devices = np.unique(pid_of[runs] * _MOST_DEVICES + device[runs]).tolist()
+    numbered = runs & (device >= 0)
+    devices = np.unique(pid_of[numbered] * _MOST_DEVICES + device[numbered]).tolist()
     numbers = [(pids[one // _MOST_DEVICES], one % _MOST_DEVICES) for one in devices]
     labels = dict.fromkeys(one for pid, index in numbers if pid not in hosts for one in _labels(pid, index, hosts))
     group_of = [max(labels, key=partial(_fit, pid), default=pid) for pid in pids]
@@ -57,9 +58,10 @@ def find_processes(
     groups = {one: i for i, one in enumerate(dict.fromkeys(group_of))}
     group = np.array([groups[one] for one in group_of], dtype=np.int64)
     stepping = np.unique(pid_of[names_model & (category == Category.ANNOTATION)])
-    _check_launches(group[pid_of], pid_of, np.where(calls | runs, correlation, -1), runs, pids)
-    if len(set(group[stepping].tolist())) < len(stepping):
-        raise BrokenTrace(_INSEPARABLE.format(", ".join(str(pids[i]) for i in stepping.tolist())))
+    known = (calls | runs) & (correlation >= 0)
+    shared = _are_shared(group[pid_of[known]], pid_of[known], correlation[known], runs[known])
+    if shared or len(set(group[stepping].tolist())) < len(stepping):
+        raise BrokenTrace(_INSEPARABLE.format(", ".join(sorted(map(str, hosts)))))
     works = next((mask for mask in (calls | runs, names_model, on_cpu) if mask.any()), on_cpu)
     events = np.bincount(pid_of[on_cpu | runs], minlength=len(pids)).tolist()
     found = []
@@ -69,8 +71,8 @@ def find_processes(
             found.append(Process(str(max(here, key=lambda pid: events[number[pid]])), frozenset(members)))
     if len(found) < 2:
         return [Process(found[0].name if found else "", frozenset(pids))]
-    if {pid for pid, _ in numbers} - {pid for one in found for pid in one.pids}:
-        raise BrokenTrace(_INSEPARABLE.format(", ".join(one.name for one in found)))
+    if {pids[i] for i in np.unique(pid_of[runs]).tolist()} - {pid for one in found for pid in one.pids}:
+        raise BrokenTrace(_INSEPARABLE.format(", ".join(sorted(map(str, hosts)))))
     return found
 
 
@@ -112,22 +114,14 @@ def _fit(pid: Pid, label: _Label) -> int:
     return len(label[0]) + len(label[1]) if fits else -1
 
 
-def _check_launches(group: Int64, pid_of: Int64, correlation: Int64, runs: Bool, pids: Sequence[Pid]) -> None:
-    """Raises BrokenTrace where a device event may be launched by either of two calls."""
-    chosen = np.flatnonzero(correlation >= 0)
-    chosen = chosen[np.lexsort((correlation[chosen], group[chosen]))]
-    if not len(chosen):
-        return
-    is_new = (np.diff(correlation[chosen]) != 0) | (np.diff(group[chosen]) != 0)
-    key = np.cumsum(np.append(False, is_new))
-    count = int(key[-1]) + 1
-    ran, pid = runs[chosen], pid_of[chosen]
-    device_events, calls = np.bincount(key[ran], minlength=count), np.bincount(key[~ran], minlength=count)
-    host = np.full(count, -1, dtype=np.int64)
-    host[key[~ran]] = pid[~ran]
-    of_two = np.zeros(count, dtype=np.bool_)
-    of_two[key[~ran][host[key[~ran]] != pid[~ran]]] = True
-    wrong = (calls > 1) & (device_events > 0) & (of_two | (device_events > 1))
-    if wrong.any():
-        whose = dict.fromkeys(pids[i] for i in pid[~ran & wrong[key]].tolist())
-        raise BrokenTrace(_INSEPARABLE.format(", ".join(map(str, whose))))
+def _are_shared(group: Int64, pid_of: Int64, correlation: Int64, runs: Bool) -> bool:
+    """Whether device events have the correlation of calls of two processes, or most that of two calls and events."""
+    if not runs.any() or runs.all():
+        return False
+    key = np.unique(correlation, return_inverse=True)[1].reshape(-1) * (group.max() + 1) + group
+    call, pid, count = key[~runs], pid_of[~runs], int(key.max()) + 1
+    calls, events = np.bincount(call, minlength=count), np.bincount(key[runs], minlength=count)
+    host = np.zeros(count, dtype=np.int64)
+    host[call] = pid
+    of_two = np.bincount(call[host[call] != pid], minlength=count) > 0
+    return bool((of_two & (events > 0)).any() or 2 * ((calls > 1) & (events > 1)).sum() > (events > 0).sum())

@@ -143,3 +143,23 @@ def test_ranks_of_one_file_are_compared(tmp_path: Path) -> None:
     assert report.own.ranks.tolist() == [0, 1]
     again = load_ranks(tmp_path / "merged.json")  # from the tables that were made
     assert again.to_dict() == report.to_dict()
+
+
+def test_a_device_s_pid_may_be_any_where_there_is_one_process(tmp_path: Path) -> None:
+    events = rank_events(tmp_path, 0, "first", 100, device=3)
+    for pid in ("GPU", 0, 900):
+        path = tmp_path / "one.json"
+        content = [event | {"pid": pid} if event["pid"] == 3 else event for event in events]
+        for event in content:
+            if pid == "GPU":
+                event.get("args", {}).pop("device", None)
+        path.write_text(json.dumps({"traceEvents": content}))
+        assert load(path).time.total_ns == 280 * US
+        assert load(path, process=100).time.total_ns == 280 * US
+
+
+def test_a_few_launches_with_one_number_are_no_two_processes(tmp_path: Path) -> None:
+    trace = Trace().launch(0, 10, correlation=1, name="hipLaunchKernel")
+    for number in (1, 1, 2, 3):
+        trace.kernel("gemm", 1000 * number, 1000 * number + 500, correlation=number, launched=20)
+    assert load(trace.write(tmp_path / "one.json")).time.total_ns == 2000
