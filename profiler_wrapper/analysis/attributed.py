@@ -75,7 +75,7 @@ def attributed(
     evaluation (`evaluated_steps`), counts nowhere; how float32 is multiplied (`float32_matmul_precision`).
 
     Raises:
-        EmptyRecording: no event carries time.
+        EmptyRecording: no event carries time, or another profiler wrote them.
     """
     run = run or {}
     launch = launches(recording)
@@ -98,11 +98,12 @@ def attributed(
         charges = device_charges(recording, attribution, launch, work_of)
     else:
         charges = cpu_charges(recording, attribution, cpu_ns, work_of)
-    if not len(charges):
-        raise EmptyRecording(
-            f"{recording.path or 'the recording'}: {len(spans)} events, but no kernel, copy or CPU op among them. "
+    if recording.no_profile or not len(charges):
+        empty = (
+            f"{len(spans)} events, but no kernel, copy or CPU op among them. "
             "Was the profiler stopped before the first step, or its schedule still waiting?"
         )
+        raise EmptyRecording(f"{recording.path or 'the recording'}: {recording.no_profile or empty}")
     calls = find_calls(tree, nesting, spans.start_ns, attribution.node_of)
     all_steps = find_steps(recording, tree, attribution, calls.outermost)
     steps = all_steps.only({*(run.get("timed_steps") or ()), *(run.get("full_steps") or ())})

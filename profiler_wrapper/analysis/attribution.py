@@ -38,8 +38,7 @@ from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recor
 
 
 _NO_END_NS = np.iinfo(np.int64).max
-# What autograd makes for itself where a view is written into in place, and where that view is used again: in an op that
-# has made another node, or several, just before, so that no op has its number.
+# What autograd makes for views that are written into in place, in an op that has made a node before: none has its own.
 _NODE_OF_A_VIEW = re.compile(r"(CopySlices|AsStridedBackward\d*)$")
 
 
@@ -97,8 +96,7 @@ class ForwardOps:
                     return found
         lane = self._lane_of_thread.get(forward_thread)
         if lane is None:
-            all_ops = self._ops.items()
-            lanes = [lane for lane, ops in all_ops if ops.latest(number, _NO_END_NS, or_before=of_view) >= 0]
+            lanes = [at for at, ops in self._ops.items() if ops.latest(number, _NO_END_NS, or_before=of_view) >= 0]
             lane = lanes[0] if len(lanes) == 1 else None
         if lane is None or lane not in self._ops:
             return -1

@@ -180,10 +180,7 @@ def find_iterations(recording: Recording) -> Steps:
 
 
 def find_steps(recording: Recording, tree: LayerTree, attribution: Attribution, outermost: Int32) -> Steps:
-    """The steps: `ProfilerStep#N`, else steps of the first optimizer, of a server, else calls of the first root.
-
-    `outermost`: the spans of calls outside of all others, and of backward.
-    """
+    """The steps: `ProfilerStep#N`, else steps of the first optimizer, of a server, else calls of the first root."""
     spans = recording.spans
     numbered = {i: int(m.group(1)) for i, n in enumerate(recording.names) if (m := _PROFILER_STEP.fullmatch(n))}
     annotations = in_order(np.flatnonzero(spans.category == Category.ANNOTATION), spans.start_ns)
@@ -199,9 +196,9 @@ def find_steps(recording: Recording, tree: LayerTree, attribution: Attribution, 
         return _cut(
             [numbered[int(spans.name[i])] for i in marked], spans.start_ns[marked], np.array(ended_ns, np.int64)
         )
-    begins_ns, ends_ns = _optimized(recording, tree, attribution, outermost)
-    if len(ends_ns):
-        return _cut(list(range(len(ends_ns))), begins_ns, ends_ns)
+    optimized = _optimized(recording, tree, attribution, outermost)
+    if len(optimized):
+        return optimized
     served: list[int] = []  # of a step within a step, the outer one
     is_step = recording.named(is_server_step)
     for i in annotations[is_step[annotations]].tolist():
@@ -215,10 +212,8 @@ def find_steps(recording: Recording, tree: LayerTree, attribution: Attribution, 
     return _cut(list(range(len(starts))), starts, np.append(starts[1:], _NO_END)[: len(starts)])
 
 
-def _optimized(
-    recording: Recording, tree: LayerTree, attribution: Attribution, outermost: Int32
-) -> tuple[Int64, Int64]:
-    """Where steps of the first optimizer begin and end; none where no optimizer steps.
+def _optimized(recording: Recording, tree: LayerTree, attribution: Attribution, outermost: Int32) -> Steps:
+    """Steps of the first optimizer; none where no optimizer steps.
 
     What optimizers step, and the update of a gradient scaler, which may have skipped one, is of one step until there
     was a forward and a backward again. That ends with the first of them outside of backward, else with the backward.
@@ -246,19 +241,15 @@ def _optimized(
     for group in groups:
         first, last = np.searchsorted(begun_ns, [last_ns, spans.end_ns[group[-1]]])
         last_ns, outside = int(spans.end_ns[group[-1]]), group[node_of[group] < 0]
-        if len(outside):
-            end_ns = int(spans.end_ns[outside[0]])
-        else:
-            upcoming = np.append(forwards, _NO_END)[np.searchsorted(forwards, last_ns)]
-            end_ns = int(ended_ns[np.searchsorted(begun_ns, upcoming) - 1])
+        upcoming = np.append(forwards, _NO_END)[np.searchsorted(forwards, last_ns)]
+        end_ns = spans.end_ns[outside[0]] if len(outside) else ended_ns[np.searchsorted(begun_ns, upcoming) - 1]
         name = next((recording.name_of(span) for span in group.tolist() if span not in updates), "")
-        steps.append((name, frozenset(owners[first:last].tolist()) - {-1}, end_ns))
+        steps.append((name, frozenset(owners[first:last].tolist()) - {-1}, int(end_ns)))
     for known in (0, 1):  # "", or no roots: it does not tell
-        counts = Counter(step[known] for step in steps)
-        again = next((key for key, count in counts.items() if key and count > 1), None)
+        again = next((key for key, times in Counter(step[known] for step in steps).items() if key and times > 1), None)
         steps = [step for step in steps if again is None or step[known] in ("", frozenset(), again)]
     ends = np.array([end_ns for _, _, end_ns in steps], dtype=np.int64)
-    return np.append(np.int64(begin_ns), ends)[:-1], ends
+    return _cut(list(range(len(ends))), np.append(np.int64(begin_ns), ends)[:-1], ends)
 
 
 def _cut(numbers: list[int], start_ns: Int64, end_ns: Int64) -> Steps:

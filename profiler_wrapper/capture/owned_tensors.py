@@ -276,11 +276,11 @@ def find_optimizers(given: object) -> tuple[Any, ...]:
 
 
 def may_come(parameters: Iterable[torch.Tensor], optimizer: object = None) -> bool:
-    """Whether this optimizer, which has, or any alive one may step: it holds one of `parameters`, or else nothing that
-    any module has: copies of parameters (mixed precision, partitions), or what is not known.
+    """Whether this optimizer, or any alive one, may step: it holds one of `parameters`, or nothing that any module has.
 
-    One that has not stepped may hold the parameters of a model that is no more, which copies are not. Asks the garbage
-    collector for all objects, unless this optimizer holds one: 0.1 s where there are 400,000.
+    The latter are copies of parameters (mixed precision, partitions) or not known; of those alive, which need not have
+    stepped, parameters are what a model has left that is no more. Asks the garbage collector for all objects, unless
+    this optimizer holds one: 0.1 s where there are 400,000.
     """
     theirs = {id(tensor) for tensor in parameters}
     if optimizer is not None and any(id(tensor) in theirs for tensor in parameters_of(optimizer)):

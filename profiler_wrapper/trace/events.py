@@ -25,6 +25,7 @@ from profiler_wrapper.errors import BrokenTrace
 # --------------------------------------------------------------------------------------------------
 # One event, and what to do where the types do not fit.
 
+EXPORT = "Give what `prof.export_chrome_trace(path)` of torch.profiler.profile writes, not that of `prof.events()`."
 _LARGE_US = 1 << 43  # from here on a float is too coarse for nanoseconds
 _UNTIMED = -(1 << 62)  # where an event has no `ts`
 _TIME = attrgetter("ts")
@@ -76,6 +77,7 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     concrete: msgspec.Raw = msgspec.field(default=ABSENT, name="Concrete Inputs")
     old_dims: msgspec.Raw = msgspec.field(default=ABSENT, name="Input dims")
     strides: msgspec.Raw = msgspec.field(default=ABSENT, name="Input Strides")
+    label: Scalar = msgspec.field(default=None, name="name")  # of a process or thread
 
 
 class Event(msgspec.Struct, gc=False):
@@ -289,7 +291,7 @@ class TraceEvents:
         if "traceEvents" in keys:
             return self._data.index(b'"traceEvents"'), "traceEvents is not a list"
         found = ", ".join(map(repr, keys[:8])) or "none"
-        return 0, f"the JSON has no traceEvents; keys found: {found}. It is no Chrome trace."
+        return 0, f"the JSON has no traceEvents; keys found: {found}. It is no Chrome trace. {EXPORT}"
 
     def _slice(self) -> list[Event]:
         """The next events, taken off the data; none where more had to be read first."""

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from profiler_wrapper.errors import BrokenTrace, attempt
 from profiler_wrapper.trace.durations import bound_durations
-from profiler_wrapper.trace.events import ABSENT, Args, Event, Progress, TraceEvents, no_garbage_collection
+from profiler_wrapper.trace.events import ABSENT, EXPORT, Args, Event, Progress, TraceEvents, no_garbage_collection
 from profiler_wrapper.trace.marks import GARBAGE, PREFIX
 from profiler_wrapper.trace.processes import choose, find_processes
 from profiler_wrapper.trace.recording import (
@@ -52,6 +52,7 @@ _LIMIT_US = (1 << 62) // 1000  # 146 years
 _HOUR_NS = 3600 * 10**9
 _LARGEST = 1 << 62  # of what counts as a number of things
 _MOST_RANKS = 1 << 20
+_LONGEST_KIND = 60
 _DETAILS = "how kernels were launched, what copies moved and what collectives tell are"
 _MODULE, _CALL, _PLAIN = range(3)  # python_function: of a module, a call with its line, any other
 _NAMES_OF_MODELS = (MODULE_PREFIX, PREFIX, "ProfilerStep#", "Optimizer.", "autograd::engine::")
@@ -110,7 +111,9 @@ def _read(
         del events, spans  # before the next are decoded, so that those take their place
     if trace.misfits:
         if not collector.count:
-            raise BrokenTrace(f"{path}: byte 0: none of its {trace.misfits} entries is an event of a Chrome trace")
+            raise BrokenTrace(
+                f"{path}: byte 0: none of its {trace.misfits} entries is an event of a Chrome trace. {EXPORT}"
+            )
         trace.warnings.append(f"{trace.misfits} entries of traceEvents could not be understood and were left out")
     return collector.finish(os.fspath(path), trace, process)
 
@@ -216,6 +219,8 @@ class _Collector:
         self._names, self._lanes, self._phases = (_Numbers() for _ in range(3))
         self._python_kind = cache(_python_kind)
         self._unknown_ns: Counter[str] = Counter()  # by category that nobody knows: of events that are in no figure
+        self._others: Counter[str] = Counter()  # events such as torch.profiler writes none, by kind
+        self._of_ascend = False
         self._warnings: list[str] = []
         int64, int32, int16, int8 = np.int64, np.int32, np.int16, np.int8
         self._spans = _Columns(
@@ -252,6 +257,10 @@ class _Collector:
             args = events[index].args
             is_span[index] = args.correlation >= 0 and args.device < 0 and args.stream < 0
         self._add_unknown(has_duration & ~is_span & ((category == UNKNOWN) | (cat == cats[""])), events)
+        for kind, count in zip(self._phases, np.bincount(phase, minlength=len(self._phases)).tolist(), strict=True):
+            self._others[f"events of phase {kind}"[:_LONGEST_KIND]] += count * (kind not in "XMiIsft")
+        labels = (event.args.label for event in compress(events, (phase == self._phases["M"]).tolist()))
+        self._of_ascend |= "async_npu" in cats or "Ascend Hardware" in labels
         is_memory = self._part_instants((phase == self._phases["i"]) | (phase == self._phases["I"]), events)
         is_flow = (cat == cats["fwdbwd"]) & ((phase == self._phases["s"]) | (phase == self._phases["f"]))
         spans = list(compress(events, is_span.tolist()))
@@ -276,6 +285,7 @@ class _Collector:
         unknown = list(compress(events, chosen.tolist()))
         for event, duration_ns in zip(unknown, _nanoseconds(unknown, _DUR).tolist(), strict=True):
             self._unknown_ns[event.cat or "(none)"] += max(0, duration_ns)
+            self._others[f"events of {event.cat or f'no category, process {event.pid}'}"[:_LONGEST_KIND]] += 1
 
     def _part_instants(self, is_instant: Bool, events: list[Event]) -> Bool:
         """Adds the allocations that failed; gives which of the instants are allocations and frees."""
@@ -400,8 +410,16 @@ class _Collector:
             details=details,
             python=calls,
             collectives=collectives,
+            no_profile=self._no_profile(),
         )
         return recording, kept
+
+    def _no_profile(self) -> str:
+        """What the file is, if it is none that torch.profiler wrote."""
+        if self._of_ascend:
+            return "a trace of Ascend's profiler, whose events of the NPU are not read: see it in MindStudio Insight."
+        found = ", ".join(f"{kind} ({count})" for kind, count in self._others.most_common(5) if count)
+        return f"no profile of torch.profiler: it holds {found}. {EXPORT}" if found and not self._span_count else ""
 
     def _finished_spans(self, path: str, process: int | str | None) -> tuple[Spans, Int32, Bool]:
         """The spans, the number of the configuration of each, and which of those that were added they are."""

@@ -252,6 +252,7 @@ class Recording:
     details: DeviceDetails = field(default_factory=DeviceDetails)
     collectives: tuple[CollectiveDetails, ...] = ()  # in file order
     python: PythonCalls = field(default_factory=PythonCalls)
+    no_profile: str = ""  # what the file is, if it is none that torch.profiler wrote
 
     def name_of(self, span: int) -> str:
         """The name of span number `span`."""

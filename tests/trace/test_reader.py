@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from profiler_wrapper.errors import BrokenTrace, SeveralProcesses
+from profiler_wrapper.analysis.attributed import attributed
+from profiler_wrapper.errors import BrokenTrace, EmptyRecording, SeveralProcesses
 from profiler_wrapper.trace import events as trace_events
 from profiler_wrapper.trace import reader as trace_reader
 from profiler_wrapper.trace.reader import read, read_with_shapes
@@ -616,3 +617,51 @@ def test_loading_imports_neither_torch_nor_what_only_writes(tmp_path: Path) -> N
         "assert 'TOTAL' in str(result)"
     )
     subprocess.run([sys.executable, "-c", code, str(path)], check=True, cwd=Path(__file__).parents[2])
+
+
+# --- files that are no profile of torch.profiler ---
+
+
+def listed(number: int, pid: int | str, name: str) -> dict[str, Any]:
+    """An event as torch's list of events is written."""
+    return {"ph": "X", "name": name, "pid": pid, "tid": 1, "ts": 10.0 * number, "dur": 5.0, "args": {}}
+
+
+NPU = {"ph": "M", "name": "process_name", "pid": 4, "tid": 0, "args": {"name": "Ascend Hardware"}}
+TASK = {"ph": "X", "name": "MatMul", "pid": 4, "tid": 3, "ts": "12.5", "dur": 4, "args": {"Task Type": "AI_CORE"}}
+TO_NPU = {"ph": "s", "cat": "async_npu", "name": "torch_to_npu", "id": "5_3_0", "pid": 9, "tid": 10, "ts": "10.5"}
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        (
+            [*(listed(i, "CPU functions", "aten::mm") for i in range(10)), listed(9, "CUDA functions", "sgemm")],
+            r"holds events of no category, process CPU functions \(10\), .* CUDA functions \(1\)\. Give .*prof.export",
+        ),
+        ([{**OP, "ph": "B"}, {**OP, "ph": "E"}] * 2, r"events of phase B \(2\), events of phase E \(2\)"),
+        ([{"ph": "b", "cat": "net", "name": "x", "ts": 1, "id": 1}], r"events of phase b \(1\)"),
+        ([{**OP, "cat": "toplevel" * 50, "args": {}}], r"events of toplevel\w{1,60} \(1\)\. Give"),
+        ([NPU, OP, TASK], "a trace of Ascend's profiler, whose events of the NPU are not read"),
+        ([OP, TO_NPU, TASK], "a trace of Ascend's profiler"),
+        ([], "0 events, but no kernel, copy or CPU op among them. Was the profiler stopped before the first step"),
+        ([ALLOCATION], "0 events, but no kernel, copy or CPU op among them"),
+    ],
+)
+def test_a_file_that_is_no_profile_is_said_to_be_what_it_is(
+    read_json: Callable[..., Recording], events: list[Any], said: str
+) -> None:
+    for content in (events, trace(*events)):
+        with pytest.raises(EmptyRecording, match=said):
+            attributed(read_json(content))
+
+
+def test_a_profile_may_hold_other_events_too(read_json: Callable[..., Recording]) -> None:
+    label = {**NPU, "args": {"name": "python"}}
+    recording = read_json([label, OP, {**OP, "ph": "B"}, listed(1, "CPU functions", "aten::mm")])
+    assert attributed(recording).charges.basis == "cpu"
+
+
+def test_the_timeline_of_torchs_memory_is_no_trace(read_json: Callable[..., Recording]) -> None:
+    with pytest.raises(BrokenTrace, match=r"none of its 2 entries is an event of a Chrome trace\. Give what"):
+        read_json([[1, 2, 3], [[0, 512], [0, 1024]]])
