@@ -176,7 +176,7 @@ class ProfilerWrapper:
             warn("start() changes nothing: this ProfilerWrapper was started already, and not stopped since")
         else:
             self._started = True
-            self._profiling.enter_anew()
+            self._profiling.enter(anew=True)
         return self
 
     def stop(self) -> None:
@@ -185,8 +185,7 @@ class ProfilerWrapper:
             warn("stop() changes nothing: this ProfilerWrapper was not started")
             return
         self._started = False
-        self._profiling.exit(None)
-        self._profiling.report()
+        self._profiling.stop()
 
     def step(self) -> None:
         """A step has ended. Once it was called, only its calls count as steps."""

@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import textwrap
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
+from torch import nn
 
 import models
 import profiler_wrapper as pw
 from models import Case
+from profiler_wrapper.capture.torch_state import profiler_is_on
 from profiling import profiler, result_of
 from programs import run_script, warned
 from unchanged import hooks_of, ours_in_the_way
@@ -138,3 +142,119 @@ def test_what_is_never_stopped_ends_with_the_process(tmp_path: Path) -> None:
     printed = run_script(silent + textwrap.dedent(script), tmp_path)
     assert printed.index("trained") < printed.index("TOTAL")
     assert len(list(tmp_path.rglob("result.json"))) == 1
+
+
+# -- ended where torch cannot stop a profiler -----------------------------------------------------------
+
+
+class _Calls(torch.autograd.Function):
+    """Calls `at(place)` in an op's forward and in its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, at: Any) -> torch.Tensor:
+        ctx.at = at
+        at("op")
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.at("backward of an op")
+        return gradient, None
+
+
+class _Net(nn.Module):
+    def __init__(self, at: Callable[[str], None]) -> None:
+        super().__init__()
+        self.at, self.linear = at, nn.Linear(4, 4)
+        self.linear.weight.register_hook(lambda gradient: at("gradient hook"))
+        self.linear.register_forward_hook(lambda *_: at("forward hook"))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.at("forward")
+        return cast(torch.Tensor, _Calls.apply(self.linear(x), self.at))
+
+
+def _loop(action: Callable[[], object], where: str) -> list[bool]:
+    """Five steps, in the third of which `action` is called at that place; whether a profiler is on after each."""
+    called, on = [False], list[bool]()
+
+    def at(place: str) -> None:
+        if place == where and len(on) == 2 and not called[0]:
+            called[0] = True
+            action()
+
+    model = _Net(at)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer.register_step_pre_hook(lambda *_: at("pre hook of the optimizer"))
+    optimizer.register_step_post_hook(lambda *_: at("post hook of the optimizer"))
+    for _ in range(5):
+        with torch.profiler.record_function("a scope of the user's"):
+            at("record_function")
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        on.append(profiler_is_on())
+    assert called[0]
+    return on
+
+
+_PLACES = ("gradient hook", "forward hook", "forward", "op", "backward of an op", "record_function")
+_PLACES += ("pre hook of the optimizer", "post hook of the optimizer")
+
+
+@pytest.mark.parametrize("where", _PLACES)
+@pytest.mark.parametrize("action", ["stop", "leave"])
+def test_a_recording_ends_in_the_step_in_which_it_is_ended(action: str, where: str, tmp_path: Path) -> None:
+    before = ours_in_the_way()
+    prof = profiler(None, tmp_path, steps="all").start()
+    on = _loop(getattr(prof, action), where)
+    assert on == [True, True, False, False, False]
+    if action == "leave":
+        prof.stop()
+    assert result_of(prof).run["timed_steps"][:2] == [0, 1]
+    in_step = {"optimizer hooks"} if "of the optimizer" in where else set()  # torch goes through them: they are silent
+    assert [name for name, found in ours_in_the_way().items() if found != before[name] and name not in in_step] == []
+
+
+@pytest.mark.parametrize("where", ["gradient hook", "forward", "op"])
+def test_a_result_asked_for_in_the_midst_of_a_step_ends_what_stayed_open(where: str, tmp_path: Path) -> None:
+    prof = profiler(None, tmp_path, steps="all")
+    for _ in range(2):
+        with prof:
+            pass
+    assert profiler_is_on()  # until leave(), result or results
+    assert _loop(lambda: prof.results, where) == [True, True, False, False, False]
+    assert result_of(prof)
+
+
+def test_a_block_that_ends_before_the_next_call_ends_what_was_to_end_in_backward(tmp_path: Path) -> None:
+    layer = nn.Linear(2, 2)
+    with profiler(None, tmp_path, steps="all") as prof:
+        layer.weight.register_hook(lambda gradient: prof.leave())
+        layer(torch.ones(1, 2)).sum().backward()
+        assert profiler_is_on()
+    assert not profiler_is_on()
+    assert result_of(prof)
+
+
+def test_what_was_stopped_in_backward_can_be_started_at_once(case: Case, tmp_path: Path) -> None:
+    prof = profiler(case, tmp_path, steps="all")
+    handle = next(case.model.parameters()).register_hook(lambda gradient: prof.stop())
+    prof.start()
+    case.loss(case.model, case.batch(0)).backward()
+    handle.remove()
+    prof.start()
+    train(case, 2)
+    prof.stop()
+    assert not profiler_is_on()
+    assert [len(result.steps) for result in prof.results][-1] == 2
+
+
+def test_a_block_after_start_and_stop_is_the_first_of_its_recording(case: Case, tmp_path: Path) -> None:
+    prof = profiler(case, tmp_path, steps="all").start()
+    train(case, 2)
+    prof.stop()
+    with prof:
+        train(case, 3)
+    assert not profiler_is_on()
+    assert [len(result.steps) for result in prof.results] == [2, 3]

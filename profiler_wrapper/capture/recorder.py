@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,19 +147,31 @@ class Recorder:
             self._take_down()
             raise
 
-    def leave_to_its_thread(self) -> bool:
-        """The block has ended on another thread: the one recorded ends the session at its next call or step.
+    def ends_later(self) -> str:
+        """The block has ended where torch cannot stop its profiler, and why; the next call or step ends the session.
 
-        torch stops a profiler on its own thread only. False: where `stop()` can do it, or that thread has ended.
+        "" where `stop()` can do it, or the thread recorded has ended.
         """
         with self._lock:
             self._waits = False
-        if not self._ask_its_thread(self._end_left):
-            return False
+        if self.sessions.running and self.on_owner_thread and self._nothing_ends_here():
+            self._next = partial(self._end_left, "inside of backward or an op")
+            return "the block was left inside of backward or an op, where torch cannot stop a profiler"
+        if not self._ask_its_thread(partial(self._end_left, "on another thread")):
+            return ""
         if self.moved:
             wait_until(lambda: self.over)
         with self._lock:  # it may be writing
-            return not self.over
+            if self.over:
+                return ""
+        whose = "the block was left on another thread than it was entered on"
+        whose = "the model is called on a thread that runs on" if self.moved else whose
+        return f"{whose}, and torch stops a profiler on its own thread only"
+
+    @property
+    def is_ending(self) -> bool:
+        """It ends with the next call or step."""
+        return self._next is not None and not self.over
 
     def _ask_its_thread(self, action: Callable[[], None]) -> bool:
         if not (self._is_another_thread and self.sessions.running and is_alive(self._owner[1])):
@@ -179,9 +192,9 @@ class Recorder:
         finally:
             self._take_down()
 
-    def _end_left(self) -> None:
+    def _end_left(self, where: str) -> None:
         if not self.moved:
-            self.note("the block was left on another thread; recording ended with the next call or step on its own")
+            self.note(f"the block was left {where}; recording ended with the next call or step on its own")
         self._end_loop()
         self._take_down()
         self._on_window()

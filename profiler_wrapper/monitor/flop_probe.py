@@ -22,7 +22,7 @@ from profiler_wrapper.analysis.work.roofline import StepWork
 from profiler_wrapper.capture.growth import GrowthBound
 from profiler_wrapper.capture.scopes import LayerScopes, RootCall
 from profiler_wrapper.capture.session import Session, machine_activities
-from profiler_wrapper.capture.torch_state import Watch, compilations, recorder_is_taken
+from profiler_wrapper.capture.torch_state import Watch, compilations, in_backward, recorder_is_taken
 from profiler_wrapper.child import start_child
 from profiler_wrapper.errors import Notices
 from profiler_wrapper.monitor.work import PROGRAM, Measurement, error_text
@@ -160,7 +160,7 @@ class FlopProbe:
         self._end(lambda session, scopes: None)
 
     def _end(self, then: Callable[[Session, LayerScopes | None], None]) -> None:
-        if self._is_on_another_thread():
+        if self._cannot_end_here():
             return
         session, self._session = self._session, None
         watch, self._watch = self._watch, None
@@ -242,14 +242,15 @@ class FlopProbe:
         with contextlib.suppress(Exception):  # nobody reads it any more
             torch.autograd._disable_profiler()  # type: ignore[attr-defined]
 
-    def _is_on_another_thread(self) -> bool:
-        """Then torch cannot end the recording here: it is ended as soon as a module is called where it began."""
-        if self._session is None or threading.get_ident() == self._thread:
+    def _cannot_end_here(self) -> bool:
+        """On another thread, or inside of backward; it is ended as soon as a module is called where it began."""
+        if self._session is None or (threading.get_ident() == self._thread and not in_backward()):
             return False
         self._left = True
         self._notices.warn_once(
             "thread",
-            f"the FLOPs of step {self._step} were not measured, because it ended on another thread than it began on",
+            f"the FLOPs of step {self._step} were not measured, because it ended on another thread than it began on, "
+            "or inside of backward",
         )
         return True
 

@@ -58,26 +58,32 @@ class Profiling:
         self._failed = False  # and that was said
         self._reported = False  # a window was, be it empty
         self._held = False  # the recording goes on though the block was left
+        self._stopped = False  # not just left
         self._out_of_memory: OutOfMemory | None = None  # ended the block
         self._while_recording = False  # it did
 
     # -- the block --------------------------------------------------------------------------------
 
-    def enter(self, called: nn.Module | None = None) -> None:
-        """The block begins; within itself it changes nothing. `called`: a module that is about to be called in it."""
+    def enter(self, called: nn.Module | None = None, *, anew: bool = False) -> None:
+        """The block begins; within itself it changes nothing.
+
+        Args:
+            called: a module that is about to be called in it.
+            anew: as if for the first time where an earlier recording has ended: by the same plan.
+        """
+        recorder = self._recorder
+        if self._depth == 0 and recorder is not None and recorder.is_ending:
+            self.finish()
+        if self._depth == 0 and not self._held and recorder is not None and recorder.over and (anew or self._stopped):
+            self._recorder, self._entries, self._first_call = None, 0, FirstCall()
+            self._root_calls, self._gradients = 0, False
+        self._stopped = False
         if called is not None:
             self._safely("starting", lambda: self._scopes.expect(called))
         self._depth += 1
         if self._depth == 1:
             self._safely("starting", self._enter)
             _inside.append(self)
-
-    def enter_anew(self) -> None:
-        """As `enter`, but as if for the first time where an earlier recording has ended: by the same plan."""
-        if self._depth == 0 and not self._held and self._recorder is not None and self._recorder.over:
-            self._recorder, self._entries, self._first_call = None, 0, FirstCall()
-            self._root_calls, self._gradients = 0, False
-        self.enter()
 
     def exit(self, error: BaseException | None) -> None:
         """The block ends, by `error` if there is one."""
@@ -90,12 +96,19 @@ class Profiling:
             if self._entries and not self._held:
                 self._let_models_go()
 
+    def stop(self) -> None:
+        """The block ends for good: entered again, it begins anew."""
+        self.exit(None)
+        self.report()
+        self._stopped = True
+
     def step(self) -> None:
         """The user says that a step has ended."""
         recorder = self._recorder
         if recorder is None:
             return
-        if recorder.over_as_planned and recorder.on_owner_thread and recorder.counter.source != "prof.step()":
+        anew = recorder.over_as_planned and recorder.on_owner_thread and recorder.counter.source != "prof.step()"
+        if anew and not in_backward():
             # What was recorded were steps of another kind.
             counter = self._counter(first=1, source="prof.step()")
             self._safely("starting", lambda: self._begin(self._options.plan(), counter))
@@ -163,7 +176,7 @@ class Profiling:
         if error is not None:
             recorder.note(f"the block was left by {type(error).__name__}", incomplete=True)
             self._out_of_memory, self._while_recording = out_of_memory(error), not recorder.over
-        elif self._held and not recorder.over:
+        elif self._held and not (recorder.over or recorder.is_ending):
             return
         elif self._may_be_entered_again(recorder):
             recorder.hold_open()
@@ -299,18 +312,9 @@ class Profiling:
 
     def _finish(self, *, at_exit: bool = False) -> None:
         recorder = self._recorder
-        if recorder is not None and not at_exit and recorder.leave_to_its_thread():
+        if recorder is not None and not at_exit and (why := recorder.ends_later()):
             self._held = True
-            whose = (
-                "the model is called on a thread that runs on"
-                if recorder.moved
-                else "the block was left on another thread than it was entered on"
-            )
-            self._notices.warn_once(
-                "thread",
-                f"{whose}, and torch stops a profiler on its own "
-                "thread only: recording ends with that thread's next call of the model or step",
-            )
+            self._notices.warn_once("later", f"{why}: recording ends with that thread's next call of the model or step")
             return
         self._held = False
         atexit.unregister(self._at_exit)
