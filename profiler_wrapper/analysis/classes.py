@@ -49,7 +49,8 @@ _WORK = (
         r"aten::(mm|addmm|bmm|baddbmm|matmul|linear|addmv|mv|dot|vdot|_scaled_mm|_scaled_grouped_mm|_grouped_mm|"
         r"_int_mm|addbmm|_addmm_activation|mkldnn_linear|einsum|convolution|_convolution|convolution_overrideable|"
         r"cudnn_convolution|miopen_convolution|mkldnn_convolution|convolution_backward|thnn_conv2d|conv[123]d|"
-        r"_slow_conv2d_forward|slow_conv3d|_weight_int8pack_mm|_weight_int4pack_mm)\b|mkldnn::_linear|extern_kernels|"
+        r"_slow_conv2d_forward|slow_conv3d|_weight_int8pack_mm|_weight_int4pack_mm|"
+        r"_?sparse_\w*(mm|linear|matmul)|_cslt_sparse_mm)\b|mkldnn::_linear|extern_kernels|"
         r"quantized::linear(?!_(pre|un)pack)|aten::fbgemm_linear_(fp16|int8)_weight|grouped_gemm|"
         r".*::(fused_moe|moe_gemm)|.*scaled_mm",
         rf"{_NOT_GENERATED}((?i:(?<!fb)gemm)|^bmm_|scudnn|cutlass(?!::\w+_t\b)|xmma|matmul|Cijk_|"

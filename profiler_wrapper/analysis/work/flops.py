@@ -142,6 +142,7 @@ def _allocates(recording: Recording, span: int) -> bool:
 NEVER_CALLED = "(no call in the steps with shapes)"
 Key = TypeVar("Key")
 _COMPILING = "(dynamo_timed)"
+_SPARSE = re.compile(r"aten::(\w*sparse|_?(indices|values|nnz|coalesced?_?)$|c?(crow|col|row)_indices)")
 # Triton names a kernel as the function it was; C++ adds its arguments.
 _TRITON_KERNEL = re.compile(r"\w+")
 # Kernels that multiply float32 as tfloat32: by cuBLAS, cuDNN and CUTLASS.
@@ -172,7 +173,8 @@ class FlopOps:
         self.handlers, idle = python_dispatch(found.recording, self._parent, found.charges)
         self.ran = self._really_ran() & ~idle
         working = self._named(has_work) & self.ran
-        self._flops = self._evaluate(np.flatnonzero(working & self._named(has_formula)))
+        self.of_other_layout = working & self._on_other_layouts()
+        self._flops = self._evaluate(np.flatnonzero(working & self._named(has_formula) & ~self.of_other_layout))
         known = marked(len(self._parent), self._flops)
         around = nearest_above(self._parent, nearest(self._parent, known))
         self.is_counted = known.copy()
@@ -196,6 +198,21 @@ class FlopOps:
         if len(found.steps):
             ran &= found.steps.place_of(spans.start_ns) >= 0
         return ran
+
+    def _on_other_layouts(self) -> Bool:
+        """What multiplies sparse tensors, of which a trace has the shape and not the layout: their ops lie in it.
+
+        Those of CSR look at no indices in a trace; what a dense product never does is to call itself for its output.
+        """
+        names, name, parent = self._found.recording.names, self._found.recording.spans.name, self._parent
+        sparse = self._named(lambda name: _SPARSE.match(name) is not None)
+        products = np.flatnonzero(self._named(has_formula) & (parent >= 0))
+        plain = np.unique([name.rstrip("_") for name in names], return_inverse=True)[1]
+        for span in products[plain[name[products]] == plain[name[parent[products]]]].tolist():
+            holder = int(parent[span])
+            if span in self._shapes and holder in self._shapes:
+                sparse[span] |= len(self._shapes[span].dims) > len(self._shapes[holder].dims)
+        return (nearest(parent, sparse) >= 0) | ancestors_of(parent, sparse)
 
     def _opaque_calls(self) -> Bool:
         """On a CPU, where generated kernels are no events, calls of compiled graphs of which no kernel is known."""

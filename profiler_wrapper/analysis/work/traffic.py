@@ -74,7 +74,7 @@ class Traffic:
         self._is_mark = marked(len(spans), found.tree.layer_of_span if found.tree.source == "marks" else ())
         self._read = np.zeros(len(spans), dtype=np.int64)
         self._written = np.zeros(len(spans), dtype=np.int64)
-        is_unit = self._find_units(ops.is_counted)
+        is_unit = self._find_units(ops)
         if found.charges.basis == "device":
             self._leave_out_the_host(is_unit)
         self._is_unit = is_unit
@@ -84,9 +84,9 @@ class Traffic:
         self.bytes_moved = self.read_bytes + self.written_bytes
         self.counts, self.has_bytes = self._coverage()
 
-    def _find_units(self, has_flops: Bool) -> Bool:
-        known = self._evaluate(has_rule)
-        units = known & (has_flops | ~self._named(CALLERS.__contains__))
+    def _find_units(self, ops: FlopOps) -> Bool:
+        has_flops, known = ops.is_counted, self._evaluate(has_rule) & ~ops.of_other_layout
+        units: Bool = known & (has_flops | ~self._named(CALLERS.__contains__))
         if self._handlers.any():
             units &= has_flops | ~self._handing(units)
         while len(batched := self._batched(units)):
