@@ -14,7 +14,7 @@ from profiler_wrapper.capture import scopes
 from profiler_wrapper.capture.layers import holders
 from profiler_wrapper.capture.torch_state import is_tracing
 from profiler_wrapper.errors import Notices
-from profiler_wrapper.monitor.work import Parallelism, Shapes, in_words
+from profiler_wrapper.monitor.work import Alike, Parallelism, Shapes, in_words
 from profiler_wrapper.timer.device_events import Accelerator
 
 _TOKENS = ("input_ids", "inputs_embeds", "tokens")
@@ -32,6 +32,7 @@ class BatchSize:
     # the batch's attention mask (samples, sequence length), which is 0 where a token is padding
     mask: torch.Tensor | None = None
     sizes: tuple[int, ...] = ()  # of the first two dimensions, whichever of them counts the samples
+    alike: tuple[int, Any] = (1, ())  # see `Alike`; samples come first in ids and images: of others only like calls are
 
 
 def size_of(batch: object) -> BatchSize:
@@ -54,7 +55,21 @@ def size_of(batch: object) -> BatchSize:
     elif _are_ids(first):
         length = first.shape[1]
     sizes = () if first is None else tuple(first.shape[:2])
-    return BatchSize(sizes[0] if sizes else None, length, mask, sizes)
+    shapes = tuple(_shapes_in(batch))
+    alike: tuple[int, Any] = (1, shapes)
+    if first is not None and (length is not None or first.dim() > 3) and {shape[:1] for shape in shapes} == {sizes[:1]}:
+        rest = tuple(shape[1:] for shape in shapes)
+        alike = sizes[0], length if {*rest} == {(length,)} else rest
+    return BatchSize(sizes[0] if sizes else None, length, mask, sizes, alike)
+
+
+def _shapes_in(batch: object, depth: int = _DEPTH) -> Iterable[tuple[int, ...]]:
+    """Of all tensors."""
+    if isinstance(batch, torch.Tensor):
+        yield tuple(batch.shape)
+    elif isinstance(batch, (Mapping, Sequence)) and not isinstance(batch, (str, bytes)) and depth:
+        for value in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _shapes_in(value, depth - 1)
 
 
 def _are_ids(value: object) -> TypeGuard[torch.Tensor]:
@@ -115,6 +130,11 @@ class BatchCounter(scopes.Listener):
         sizes, self.sizes = self.sizes, []
         return sizes
 
+    @property
+    def counts(self) -> bool:
+        """It is a hook on what the loop calls, which costs next to nothing."""
+        return self._handle is not None
+
     def stop(self) -> None:
         """Count no more, and leave nothing on the model."""
         self._stop_looking()
@@ -127,9 +147,10 @@ class BatchCounter(scopes.Listener):
         if not torch.is_grad_enabled():
             return
         if args and _are_ids(args[0]):
-            self.sizes.append(size_of({"input_ids": args[0], **kwargs}))
+            self.sizes.append(size_of({"input_ids": args[0], **kwargs, "others": args[1:]}))
         else:
-            self.sizes.append(size_of(args[0] if len(args) == 1 else args or kwargs))
+            one = len(args) == 1 and not any(_shapes_in(kwargs))
+            self.sizes.append(size_of(args[0] if one else [*args, kwargs] if args else kwargs))
 
     def open_call(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], marked: set[str] | None = None
@@ -246,6 +267,13 @@ class Batch:
     samples: Count = None
     tokens: Count = None
     shapes: Shapes = ()  # of this rank's micro-batches, as computed: with padding; empty: not known
+
+    def alike(self, seen: Sequence[BatchSize]) -> Alike:
+        """The shapes; where they have no length, what the model's calls were given, or as many tokens."""
+        if self.shapes and all(length is not None for _, length in self.shapes):
+            return self.shapes
+        tokens = None if self.tokens is None or isinstance(self.tokens[0], torch.Tensor) else self.tokens[0]
+        return tuple(size.alike for size in seen) or self.shapes or (((1, tokens),) if tokens is not None else ())
 
 
 class Batches:

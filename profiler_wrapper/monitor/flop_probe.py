@@ -22,6 +22,7 @@ from profiler_wrapper.analysis.work.roofline import StepWork
 from profiler_wrapper.capture.growth import GrowthBound
 from profiler_wrapper.capture.scopes import LayerScopes, RootCall
 from profiler_wrapper.capture.session import Session, machine_activities
+from profiler_wrapper.capture.steps import MOST_EVALUATIONS
 from profiler_wrapper.capture.torch_state import Watch, compilations, in_backward, recorder_is_taken
 from profiler_wrapper.child import start_child
 from profiler_wrapper.errors import Notices
@@ -102,7 +103,8 @@ class FlopProbe:
         self._counted_step: int | None = None
         self._any_begun = self._again = False
         self._left = False  # the recording's step has ended, and the recording not
-        self._compilations = self._compiling_steps = 0
+        self._compilations = self._compiling_steps = self._evaluations = 0
+        self._calls: dict[str, set[bool]] = {}  # of the step's roots: whether with gradients; False: evaluating
         self._pid = os.getpid()
         self._thread = 0  # same (0 -> 1): filled before it is read
         self._bound = GrowthBound()
@@ -112,9 +114,13 @@ class FlopProbe:
 
         `otherwise_known`: something else tells the FLOPs.
         """
-        if self._frequency == 0 or (self._frequency is None and otherwise_known):
+        if not self.measures(otherwise_known):
             return False
         return self._again or not self._any_begun or step % (self._frequency or DEFAULT_FREQUENCY) == 0
+
+    def measures(self, otherwise_known: bool) -> bool:
+        """Whether it measures any step."""
+        return self._frequency != 0 and not (self._frequency is None and otherwise_known)
 
     def begin(self, step: int) -> bool:
         """Begin to record; False where that cannot be, which is said once."""
@@ -129,7 +135,7 @@ class FlopProbe:
             )
             return False
         self._any_begun, self._again, self._left, self._step = True, False, False, step
-        self._compilations, self._thread = compilations(), threading.get_ident()
+        self._compilations, self._thread, self._calls = compilations(), threading.get_ident(), {}
         session = Session(
             activities=machine_activities(),
             record_shapes=True,
@@ -184,6 +190,10 @@ class FlopProbe:
         # A step in which something was compiled is no usual one: the next is measured in its place.
         self._again = compilations() != self._compilations and self._compiling_steps < _MOST_COMPILING_STEPS
         self._compiling_steps += self._again
+        # Nor is one in which a model that learns was evaluated, unless the loop does so in every step.
+        trained, evaluated = ({root for root, modes in self._calls.items() if mode in modes} for mode in (True, False))
+        self._evaluations = self._evaluations + 1 if evaluated & trained or (evaluated and not trained) else 0
+        self._again |= 0 < self._evaluations <= MOST_EVALUATIONS
         if self._again:
             return
         if session.problem is not None:
@@ -267,6 +277,8 @@ class FlopProbe:
         """Ends a recording that grows too large, as that of a step without end."""
         if self._session is None or threading.get_ident() != self._thread or os.getpid() != self._pid:
             return
+        if call.grad_enabled or not (call.training or call.in_request):
+            self._calls.setdefault(call.label, set()).add(call.grad_enabled)
         too_much = self._bound.exceeded()
         if self._left:
             self.cancel()

@@ -73,9 +73,9 @@ class TrainingMonitor:
     are raised when it is made.
 
     FLOPs are those measured, else those given, else those by the model's config. A measurement holds for the steps
-    after it whose batch is alike or not known; in one with more or fewer sequences of the same length FLOPs are in
-    proportion to their number; for other lengths it does not hold. Where a number is not known it is `None`, and a
-    warning says why once.
+    after it whose batch is alike, as calls of `model` tell where it is given, or not known; in one with more or fewer
+    sequences of the same length FLOPs are in proportion to their number; for other lengths it does not hold. A step
+    in which the model is evaluated is not measured. Where a number is not known it is `None`; a warning says why once.
 
     `PROFILER_WRAPPER=off` in the environment turns it off. A copy of a monitor is one that is off.
 

@@ -25,13 +25,22 @@ from profiler_wrapper.capture.records import RunInfo
 from profiler_wrapper.capture.runinfo import float32_matmul_precision, mesh_of, run_info
 from profiler_wrapper.capture.torch_state import profiler_is_on
 from profiler_wrapper.errors import Notices, WrongUse, occupy_closed_streams
-from profiler_wrapper.monitor.batches import AsyncScalars, Batch, BatchCounter, Batches, Count, Number, value_of
+from profiler_wrapper.monitor.batches import (
+    AsyncScalars,
+    Batch,
+    BatchCounter,
+    Batches,
+    BatchSize,
+    Count,
+    Number,
+    value_of,
+)
 from profiler_wrapper.monitor.config import MonitorConfig
 from profiler_wrapper.monitor.flop_probe import FlopProbe
 from profiler_wrapper.monitor.logs import sinks_of
 from profiler_wrapper.monitor.records import RunStatistics, Session, StepRecord
 from profiler_wrapper.monitor.sinks import Sink, Sinks
-from profiler_wrapper.monitor.work import Formula, Parallelism, Roof, Shapes, StepWorks, formula_of, why_over_peak
+from profiler_wrapper.monitor.work import Alike, Formula, Parallelism, Roof, StepWorks, formula_of, why_over_peak
 from profiler_wrapper.timer.device_events import Accelerator, Mark, StepClock, seconds_between
 from profiler_wrapper.timer.layer_timer import LayerWatch
 from profiler_wrapper.timer.log import SpanPlace
@@ -413,14 +422,15 @@ class StepWatch:
             self._breakdown = Breakdown(
                 self._clock.mark, on_failure, model=given.model, optimizers=self._optimizers, notices=notices
             )
-        self._calls: BatchCounter | None = None  # of the model, until a step has told whether they are as told
-        if given.model is not None and (given.batch_size or given.seq_length):
+        self._calls: BatchCounter | None = None  # of the model
+        self._compared = False  # a step has told whether they are as told
+        if given.model is not None:
             self._calls = BatchCounter(given.model)
         self._job: Job | None = None
         self._opened: Job | None = None  # from the end of the first step on
         self._batches: Batches
         self._opening = threading.Lock()  # loops on two threads have one log
-        self._recorded_shapes: Shapes = ()
+        self._recorded_shapes: Alike = ()
         self._pending: deque[PendingStep] = deque()  # in order; the device has perhaps not come to their end
         self._gaps = Gaps(notices)
         self._begun: _Point | None = None
@@ -501,12 +511,17 @@ class StepWatch:
             else:
                 self._layers.add(number, begun.mark, end.mark, boundaries or (), found)
         batch = self._batches.of(samples, tokens, attention_mask, shapes)
+        seen: Sequence[BatchSize] = ()
         if self._calls is not None and begun is not None:
             seen = self._calls.take()
-            if seen:  # the first step that has some
+            if seen and not self._compared and (self._args.batch_size or self._args.seq_length):
+                self._batches.compare(number, batch.shapes, seen)
+            self._compared |= bool(seen)
+            # Further ones matter where FLOPs that were measured hold for like batches alone.
+            if seen and not (self._calls.counts and self._probe.measures(self._known_otherwise(opened))):
                 self._calls.stop()
                 self._calls = None
-                self._batches.compare(number, batch.shapes, seen)
+        alike = batch.alike(seen)
         logged = {name: self._scalars.number(name, value) for name, value in numbers.items()}
         if logged.get("learning_rate") is None and self._optimizers:
             rate = self._optimizers[0].param_groups[0].get("lr")
@@ -514,11 +529,11 @@ class StepWatch:
         counts = [count[0] for count in (batch.samples, batch.tokens) if count is not None]
         copied = any(isinstance(value, torch.Tensor) for value in (*counts, *logged.values()))
         if recorded:
-            self._recorded_shapes = batch.shapes
+            self._recorded_shapes = alike
         measurement = self._probe.finished()
         if measurement is not None:
             opened.works.take(measurement, self._recorded_shapes)
-        work = opened.works.of(batch.shapes)
+        work = opened.works.of(batch.shapes, alike)
         memory, peak = (None, None) if self._memory is None else self._memory.read()
         known = dict(
             step=number,

@@ -98,6 +98,8 @@ class Parallelism:
 
 Formula = Callable[[int, "int | None"], float]
 Shapes: TypeAlias = "tuple[tuple[int, int | None], ...]"  # of micro-batches: sequences, their length (None: images)
+# Micro-batches that a measurement holds for: sequences, and what has to be the same for FLOPs in proportion to them.
+Alike: TypeAlias = "tuple[tuple[int, Any], ...]"
 _MOST_SHAPES = 4096  # whose FLOPs by formula are kept
 _MOST_MEASURED = 64  # measurements of unlike batches that are kept
 _LONG = 1 << 20  # tokens: more than any part of a sequence that a config tells
@@ -166,9 +168,9 @@ class StepWorks:
     formula: Formula | None = None
     dtype: str = ""  # of the numbers that `given` and `formula` are about; "": not known
     formula_fails: bool = False  # the formula did not tell the work of some step
-    _measured: dict[Shapes, Work] = field(default_factory=dict)  # by their batches, the newest last
+    _measured: dict[Alike, Work] = field(default_factory=dict)  # by their batches, the newest last
 
-    def take(self, measurement: Measurement, shapes: Shapes = ()) -> None:
+    def take(self, measurement: Measurement, shapes: Alike = ()) -> None:
         """Use a measurement from now on; one that does not know all of a step is only said.
 
         `shapes`: of the micro-batches of the step that was measured, on this rank; empty: not known.
@@ -200,10 +202,14 @@ class StepWorks:
         if len(self._measured) > _MOST_MEASURED:
             del self._measured[next(iter(self._measured))]
 
-    def of(self, shapes: Shapes) -> Work | None:
-        """The work of a step whose micro-batches on this rank have these shapes; empty: not known."""
+    def of(self, shapes: Shapes, alike: Alike = ()) -> Work | None:
+        """The work of a step whose micro-batches on this rank have these shapes; empty: not known.
+
+        `alike`: what a measurement goes by, where it is more than they tell.
+        """
+        now = alike or shapes
         for then, measured in reversed(self._measured.items()):
-            factor = _times_as_many(shapes, then) if shapes and then else 1.0
+            factor = _times_as_many(now, then) if now and then else 1.0
             if factor is not None:
                 return measured.times(factor)
         if self.given is not None:
@@ -213,7 +219,7 @@ class StepWorks:
                 then, measured = list(self._measured.items())[-1]
                 self.notices.warn_once(
                     "unlike batch",
-                    f"FLOPs are not known of steps like one on {in_words(shapes)}, because they were measured in step "
+                    f"FLOPs are not known of steps like one on {in_words(now)}, because they were measured in step "
                     f"{measured.flops_step} on {in_words(then)}, and attention is not in proportion to the length: "
                     "give model_config=, measure more often (flops_profile_freq=), or, where only the padding "
                     "differs, give shapes= with it",
@@ -248,13 +254,13 @@ class StepWorks:
         return Work(model_flops=flops_of_job, model_time_at_peak_s=time_s, flops_source=source)
 
 
-def _times_as_many(shapes: Shapes, then: Shapes) -> float | None:
+def _times_as_many(shapes: Alike, then: Alike) -> float | None:
     """How many times the sequences of each length there were then, where that is the same for all lengths.
 
     Lengths that are not known, now or then, are taken to be alike.
     """
     some_unknown = any(length is None for _, length in (*shapes, *then))
-    now, before = Counter[int | None](), Counter[int | None]()
+    now, before = Counter[Any](), Counter[Any]()
     for counts, batch in ((now, shapes), (before, then)):
         for sequences, length in batch:
             counts[None if some_unknown else length] += sequences
@@ -262,7 +268,7 @@ def _times_as_many(shapes: Shapes, then: Shapes) -> float | None:
     return factors.pop() if len(factors) == 1 else None
 
 
-def in_words(shapes: Sequence[tuple[int | None, int | None]]) -> str:
+def in_words(shapes: Sequence[tuple[int | None, Any]]) -> str:
     """The first few: `2 x 16 and 4 x 8`."""
     sizes = [str(sequences) if length is None else f"{sequences} x {length}" for sequences, length in shapes]
     return " and ".join(sizes[:2] + ([f"{len(sizes) - 2} more"] if len(sizes) > 2 else []))
