@@ -215,10 +215,6 @@ def _notes(attributed: Attributed, memory: DeviceMemory | None) -> list[str]:
         notes.append("layers are the blocks that the trace names: it has no layer marks and no nn.Module events")
     if memory is None:
         notes.append("memory is not available, because the trace has no allocation events (profile_memory=True)")
-    elif memory.device == "cpu":
-        held = "only what model and optimizers held counts from before"
-        before = held if len(memory.known) else "memory counts from the recording on"
-        notes.append(f"on a CPU, {before}; reserved is not available")
     if attributed.unseen_until_ns is not None:
         notes.append(_UNSEEN)
     if len(attributed.recording.python):

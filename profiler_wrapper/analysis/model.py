@@ -234,11 +234,12 @@ class OperatorRow:
     device_events: int  # kernels, copies and sets that it launched itself
     tensor_core_eligible: bool  # matrix products, convolutions and fused attention
     tensor_core_time_ns: int | None  # of its self time, in kernels that use tensor cores; None where none can tell
-    layers: tuple[str, ...]  # the innermost layers it took most time in, at most five
+    layers: tuple[str, ...]  # the innermost layers it took most time in, at most five of `layer_count`
     shapes: tuple[str, ...] = ()  # of its inputs, the most frequent first, at most five, as text; of the full steps
     # `file:line` of the functions around it, where stacks were recorded, at most five: the user's innermost, then
     # libraries' within those; of backward, those whose forward made its nodes.
     sources: tuple[str, ...] = ()
+    layer_count: int | None = None  # innermost layers that it ran in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,8 +260,9 @@ class KernelRow:
     occupancy: float | None = None  # 0 to 1, as the profiler estimates it; mean by time
     tensor_cores: bool | None = None  # by what the kernel is; None where its name does not tell
     ops: tuple[str, ...] = ()  # that launched it, at most three
-    layers: tuple[str, ...] = ()  # innermost, those with most of its time, at most three
+    layers: tuple[str, ...] = ()  # innermost, those with most of its time, at most three of `layer_count`
     copied_bytes: int | None = None  # of copies and sets: in all
+    layer_count: int | None = None  # innermost layers that launched it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

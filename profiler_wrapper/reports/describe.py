@@ -117,8 +117,17 @@ def step_time_in_words(analysis: Analysis) -> str:
         name = "step's CPU span"
     if not times:
         return ""
-    mean, least, most = (value / 1e6 for value in (fmean(times), min(times), max(times)))
-    return f"{name} {mean:.3f} ms" + (f" ({least:.3f}-{most:.3f})" if least != most else "")
+    mean, least, most = fmean(times), min(times), max(times)
+    size = 1e9 if mean >= SECONDS_NS else 1e6
+    return f"{name} {time_text(mean)}" + (f" ({least / size:.3f}-{most / size:.3f})" if least != most else "")
+
+
+SECONDS_NS = 1e10  # what takes as long is written in seconds
+
+
+def time_text(time_ns: float) -> str:
+    """`"35.183 ms"`, `"43.350 s"`."""
+    return f"{time_ns / 1e9:.3f} s" if time_ns >= SECONDS_NS else f"{time_ns / 1e6:.3f} ms"
 
 
 _ALWAYS = {"train", "optimizer", "other"}  # parts of any training
@@ -247,17 +256,18 @@ def title_parts(analysis: Analysis, *, unicode: bool = False) -> list[str]:
     """What was measured, and how the steps went: the most telling first."""
     model = shorten(clean(root_names(analysis), unicode=unicode), _LONGEST_NAME)
     where = shorten(clean(machine(analysis), unicode=unicode), _LONGEST_NAME)
-    total_ms, outside_ns = analysis.time.total_ns / step_count(analysis) / 1e6, outside_steps_ns(analysis)
+    total, outside_ns = time_text(analysis.time.total_ns / step_count(analysis)), outside_steps_ns(analysis)
+    what = "device time" if analysis.time_basis == "device" else "wall time of ops"
     least = clean(AT_LEAST, unicode=unicode) if analysis.lost_launches else ""
     parts = [
         f"{model} on {where}" if model else where,
         rank_in_words(analysis),
         steps_in_words(analysis),
-        f"{'device' if analysis.time_basis == 'device' else 'CPU'} time {least}{total_ms:.3f} ms {per_step(analysis)}",
-        f"{outside_ns / 1e6:.3f} ms in no step" if outside_ns else "",
         "" if analysis.complete else "INCOMPLETE",
-        f"{coverage_percent(analysis)} % attributed",
+        f"{what} {least}{total} {per_step(analysis)}",
+        f"{coverage_percent(analysis)} % attributed" if analysis.time.coverage < 1 else "",
         *_course(analysis, least),
+        f"{time_text(outside_ns)} in no step" if outside_ns else "",
     ]
     return [part for part in parts if part]
 
@@ -268,15 +278,20 @@ def _course(analysis: Analysis, least: str) -> list[str]:
     step_time = "" if generates(analysis) else step_time_in_words(analysis)
     if step_time:
         parts.append(step_time)
-    for row in analysis.layers:
-        if row.depth == 0 and row.phase in GENERATING_PHASES and row.calls:
-            parts.append(f"{row.phase} {row.time_ns / row.calls / 1e6:.3f} ms a call")
-    time = analysis.time
-    if time.busy_ns is not None and time.span_ns:
-        parts.append(f"device busy {least}{100 * time.busy_ns / time.span_ns:.1f} %")
+    time, overview = analysis.time, analysis.overview
+    wall_ns = 0 if overview is None else sum(step.span_ns for step in overview.steps)
+    if overview is not None and overview.gaps_ns is not None and wall_ns:
+        parts.append(f"device busy {100 * (1 - overview.gaps_ns / wall_ns):.1f} %")
+    elif time.busy_ns is not None and time.span_ns:
+        parts.append(f"device busy {least}{100 * time.busy_ns / time.span_ns:.1f} % of the trace")
+    called = [row for row in analysis.layers if row.depth == 0 and row.phase in GENERATING_PHASES and row.calls]
+    several = len({row.layer for row in called}) > 1
+    for phase in dict.fromkeys(row.phase for row in called):
+        each = [(row.layer, time_text(row.time_ns / (row.calls or 1))) for row in called if row.phase == phase]
+        parts.append(f"{phase} {', '.join(f'{time} ({of})' if several else time for of, time in each)} a call")
     if time.exposed_communication_ns:
-        exposed_ms = time.exposed_communication_ns / step_count(analysis) / 1e6
-        parts.append(f"exposed communication {exposed_ms:.3f} ms {per_step(analysis)}")
+        exposed = time_text(time.exposed_communication_ns / step_count(analysis))
+        parts.append(f"exposed communication {exposed} {per_step(analysis)}")
     backends = list(attention_backends(analysis))
     if backends:
         parts.append(f"attention: {' + '.join(clean(backend) for backend in backends)}")

@@ -71,7 +71,7 @@ def layer_section(analysis: Analysis) -> str:
         beside_times = scale.of(sums)
         values |= {column.key: beside_times[column.key] for column in COLUMNS if column.kind in ("rate", "share")}
         texts = {column.key: _known(values[column.key], _TEXTS[column.kind]) for column, _ in columns}
-        if values["flops"] is None and values["known_flops"] is not None:
+        if values["flops"] is None and values["known_flops"]:
             texts["flops"] = clean(AT_LEAST) + _giga(values["known_flops"])
         texts["time"] = at_least(texts["time"], values)
         return list(texts.values())

@@ -32,6 +32,14 @@ from profiler_wrapper.units import MIB, percent
 
 NO_OP = "(op not known)"
 OUTSIDE = "(outside of layers)"
+_CALLED = {"os_state": "optimizer state", "os_params": "optimizer's parameters"}  # else by its key
+
+
+def category_name(category: str) -> str:
+    """A category as people read it."""
+    return _CALLED.get(category, category)
+
+
 NAMED: tuple[MemoryCategory, ...] = ("params", "grads", "os_params", "os_state")  # whose leaves are tensors, not ops
 
 
@@ -318,7 +326,7 @@ def memory_lines(memory: Mapping[str, Any], width: int) -> list[str]:
     line = f"memory: peak {whole / MIB:.1f} MiB {_in_words(peak.phase, peak.step)}".rstrip()
     between = ": "
     for name, size in sorted(known.categories.items(), key=lambda item: -item[1]):
-        part = f"{between}{clean(name)} {100 * size / max(1, whole):.0f} %"
+        part = f"{between}{clean(category_name(name))} {100 * size / max(1, whole):.0f} %"
         if size <= _LEAST_SHARE * whole or cells(line + part) > width:
             break
         line, between = line + part, ", "
@@ -345,7 +353,7 @@ def memory_use_sections(use: MemoryUse) -> list[tuple[str, str]]:
 def _peak_table(use: MemoryUse) -> str:
     peak = use.peak
     rows = [
-        [name, _mib(peak.categories[name]), percent(peak.categories[name], peak.total_bytes)]
+        [category_name(name), _mib(peak.categories[name]), percent(peak.categories[name], peak.total_bytes)]
         for name in CATEGORIES
         if peak.categories.get(name)
     ]
@@ -364,7 +372,7 @@ def _owner_table(use: MemoryUse) -> str:
     total = use.peak.total_bytes
     rows = [
         [
-            group.category,
+            category_name(group.category),
             shorten(clean(group.place or "-"), _LONGEST_PLACE),
             group.phase or "-",
             clean(group.op or "-"),
@@ -398,7 +406,7 @@ def _moment_table(use: MemoryUse) -> str:
         ]
         for moment in moments
     ]
-    return grid(("moment", "step", "at ms", *names, "TOTAL", "reserved"), rows)
+    return grid(("moment", "step", "at ms", *map(category_name, names), "TOTAL", "reserved"), rows)
 
 
 def _trend(use: MemoryUse) -> Iterator[str]:
@@ -411,8 +419,9 @@ def _trend(use: MemoryUse) -> Iterator[str]:
     for leak in use.leaks:
         where = f" in {clean(leak.layer)}" if leak.layer else ""
         yield (
-            f"leak: {clean(leak.op)}{where} ({leak.phase}, {leak.category}) keeps {leak.bytes_per_step / MIB:.3f} MiB "
-            f"more each step (allocations: {leak.count_per_step:.3g} a step; seen over {leak.steps} steps)"
+            f"leak: {clean(leak.op)}{where} ({leak.phase}, {category_name(leak.category)}) keeps "
+            f"{leak.bytes_per_step / MIB:.3f} MiB more each step (allocations: {leak.count_per_step:.3g} a step; seen "
+            f"over {leak.steps} steps)"
         )
 
 

@@ -31,7 +31,13 @@ from profiler_wrapper.reports.describe import (
 )
 from profiler_wrapper.reports.figures import CATEGORY_COLORS
 from profiler_wrapper.reports.folding import NS_PER_MS, LayerBar, layer_bars, rest_bars
-from profiler_wrapper.reports.memory import moment_in_words, owner_groups, why_no_memory, why_no_memory_use
+from profiler_wrapper.reports.memory import (
+    category_name,
+    moment_in_words,
+    owner_groups,
+    why_no_memory,
+    why_no_memory_use,
+)
 from profiler_wrapper.reports.text import clean, shorten
 from profiler_wrapper.trace.recording import Int64
 from profiler_wrapper.units import MIB
@@ -108,7 +114,7 @@ def peak_text(use: MemoryUse) -> str:
     groups = owner_groups(use.peak_owners)
     for group in groups[:_OWNERS]:
         who = shorten(clean(group.text, unicode=True), _LONGEST_OWNER)
-        lines.append(f"{group.category}: {who}, {group.size_bytes / MIB:.1f} MiB")
+        lines.append(f"{category_name(group.category)}: {who}, {group.size_bytes / MIB:.1f} MiB")
     if rest := sum(group.size_bytes for group in groups[_OWNERS:]):
         lines.append(f"{len(groups) - _OWNERS} more: {rest / MIB:.1f} MiB")
     return "\n".join(lines)
@@ -135,7 +141,7 @@ def _draw_stack(axes: Axes, use: MemoryUse, begin_ns: int) -> None:
         held = held_by[name]
         if held.any():
             axes.fill_between(times_ms, drawn(below), drawn(below + held), step="post", color=CATEGORY_COLORS[name],
-                              linewidth=0, label=name.replace("_", " "))  # fmt: skip
+                              linewidth=0, label=category_name(name))  # fmt: skip
             below = below + held
     if len(events) == len(timeline.time_ns):
         axes.step(times_ms, drawn(below), where="post", color=figures.INK, linewidth=0.6)

@@ -9,9 +9,11 @@ from typing import Any, Literal, NamedTuple
 
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, PHASES, Analysis, Phase
 from profiler_wrapper.analysis.statistics import sum_if_all_known
+from profiler_wrapper.analysis.work.peaks import NO_PEAK
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.reports.columns import COLUMNS, SUMMED, Scale, Values, layer_values, most, scale_of, summed
 from profiler_wrapper.reports.describe import (
+    SECONDS_NS,
     expert_and_adapter_lines,
     followed_lines,
     kv_cache_lines,
@@ -249,8 +251,9 @@ FEWEST_ROWS = 12
 NARROWEST = 60
 _NAME_WIDTH = 24  # below this, columns give way to names
 _DEEPEST_INDENT = 6
-_TITLE_LINES = 2
+_TITLE_LINES = 3
 _WARNING_LINES = 3
+_VERDICT_LINES = 3
 _FOLLOWED_LINES = 3
 _HIGH = 20  # rows: a lower table says less beside its layers
 _LITTLE = 0.05  # of the total: a phase with less has a column only where there is room
@@ -293,7 +296,7 @@ def console_table(
         raise WrongUse(f"A table of {rows} rows and {width} columns: give at least {FEWEST_ROWS} and {NARROWEST}.")
     if order not in ("cost", "model"):
         raise WrongUse(f"order={order!r}: give 'cost' or 'model'.")
-    head = _joined(title_parts(analysis, unicode=unicode), width)
+    head = _joined(title_parts(analysis, unicode=unicode), width, _TITLE_LINES if rows >= _HIGH else 2)
     steps_in_parts = [parts_in_words(analysis), left_out_in_words(analysis)] if rows >= _HIGH else []
     tail = [
         *(line for text in filter(None, steps_in_parts) for line in wrap(text, width, 2)),
@@ -302,6 +305,7 @@ def console_table(
         *(memory_lines(analysis.memory, width) if rows >= _HIGH else ()),
         *(line for text in (kv_cache_lines(analysis)[:2] if rows >= _HIGH else ()) for line in wrap(text, width, 2)),
         *_warning_lines(analysis, rows, width, unicode),
+        *_verdict_lines(analysis, rows, width, unicode),
     ]
     followed = followed_lines(analysis, most=_FOLLOWED_LINES if rows >= _HIGH else 1, width=width, unicode=unicode)
     most = rows - len(head) - 2 - len(followed) - len(tail)  # 2: the heading and its units
@@ -319,28 +323,32 @@ def _is_shared(row: TableRow) -> bool:
     return "shared" in row.after
 
 
-def _joined(parts: Sequence[str], width: int) -> list[str]:
-    """`parts` with commas on at most 2 lines; what does not fit is left out."""
+def _joined(parts: Sequence[str], width: int, most: int) -> list[str]:
+    """`parts` with commas on at most so many lines; what does not fit is left out."""
     lines = [shorten(parts[0], width)]
     for part in parts[1:]:
         if cells(lines[-1]) + 2 + cells(part) <= width:
             lines[-1] += ", " + part
-        elif len(lines) < _TITLE_LINES and cells(part) <= width:
+        elif len(lines) < most and cells(part) <= width:
             lines.append(part)
     return lines
 
 
 def _warning_lines(analysis: Analysis, rows: int, width: int, unicode: bool) -> list[str]:
-    """At most 3 lines of warnings (1 in a low table) and one that counts the others."""
+    """A line for each of at most 3 warnings (1 in a low table) and one that counts the others."""
     room = _WARNING_LINES if rows >= _HIGH else 1
-    texts = ["warning: " + clean(warning, unicode=unicode) for warning in analysis.warnings]
-    lines: list[str] = []
-    for i, text in enumerate(texts[:room]):
-        others = min(len(texts), room) - i - 1
-        lines += wrap(text, width, room - len(lines) - others)
-    if len(texts) > room:
-        lines.append(f"({len(texts) - room} more in the log)")
-    return lines
+    # That of CPUs no peak is known is so in every run on one.
+    texts = [one for one in analysis.warnings if analysis.time_basis == "device" or not one.startswith(NO_PEAK)]
+    lines = [line for one in texts[:room] for line in wrap("warning: " + clean(one, unicode=unicode), width, 1)]
+    return [*lines, *([f"({len(texts) - room} more in the log)"] if len(texts) > room else [])]
+
+
+def _verdict_lines(analysis: Analysis, rows: int, width: int, unicode: bool) -> list[str]:
+    """What stands out, and what to do first, which has a line of its own."""
+    verdict, before, fix = clean(analysis.summary.get("verdict") or "", unicode=unicode).partition("First fix: ")
+    room = _VERDICT_LINES if rows >= _HIGH else 1
+    lines = wrap(verdict.rstrip(), width, room) if verdict else []
+    return lines + (wrap(before + fix, width, 2 if rows >= _HIGH else 1) if fix else [])
 
 
 def _draw(rows: Sequence[TableRow], analysis: Analysis, width: int, unicode: bool) -> list[str]:
@@ -403,7 +411,7 @@ def _columns(rows: Sequence[TableRow], formats: Mapping[str, _Format], unicode: 
         # Gradients' accumulation is the first to give way where it takes little.
         little = phase == "accumulate_grad" and total.get(phase, 0) < _LITTLE * total["time"]
         texts = [formats["time"].of(row.values.get(phase)) for row in rows]
-        drawn.append(_Drawn(phase_title(phase), "ms", 99 if little else max(1, 6 - i), texts))
+        drawn.append(_Drawn(phase_title(phase), formats["time"].unit, 99 if little else max(1, 6 - i), texts))
     for column in (column for column in COLUMNS if column.console):
         values = [row.values[column.key] for row in rows]
         texts = [formats[column.kind].of(value) for value in values]
@@ -425,7 +433,7 @@ def at_least(time: str, values: Values, *, unicode: bool = False) -> str:
 
 def _work_text(flops: float | None, known: float | None, form: _Format, unicode: bool) -> str:
     """Of a row in which an op tells no FLOPs, those that are known, as a lower bound."""
-    if flops is None and known is not None:
+    if flops is None and known:
         return clean(AT_LEAST, unicode=unicode) + form.text(known)
     return form.of(flops or None)
 
@@ -446,11 +454,11 @@ def _formats(rows: Sequence[TableRow]) -> dict[str, _Format]:
     def largest(*keys: str) -> float:
         return max((row.values[key] or 0 for row in rows for key in keys), default=0)
 
-    flops, rate = largest("flops", "known_flops"), largest("rate")
+    time, flops, rate = largest("time"), largest("flops", "known_flops"), largest("rate")
     unit, size = ("TFLOP", 1e12) if flops >= 1e13 else ("GFLOP", 1e9) if flops >= 1e7 else ("MFLOP", 1e6)
     rate_unit, rate_size = ("TFLOP/s", 1e12) if rate >= 1e12 else ("GFLOP/s", 1e9) if rate >= 1e7 else ("MFLOP/s", 1e6)
     return {
-        "time": _Format("ms", _number(largest("time"), 1e6)),
+        "time": _Format("s", _number(time, 1e9)) if time >= SECONDS_NS else _Format("ms", _number(time, 1e6)),
         "share": _Format("%", lambda share: f"{100 * share:.1f}"),
         "flops": _Format(unit, _number(flops, size)),
         "rate": _Format(rate_unit, _number(rate, rate_size)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from profiler_wrapper.analysis.memory.use import memory_summary
-from profiler_wrapper.analysis.model import Analysis, Overview, Phase, StepRow, StepSplit, UncountedRow
+from profiler_wrapper.analysis.model import Analysis, Overview, Phase, StepRow, StepSplit, Summary, UncountedRow
 from profiler_wrapper.analysis.statistics import number_ranges, outliers
 from profiler_wrapper.analysis.work.peaks import find_peaks
 from profiler_wrapper.analysis.work.roofline import _note
@@ -428,11 +429,61 @@ def test_a_table_has_room_for_what_a_warning_says_to_do_and_why() -> None:
                      layers=(), count=1, time_per_step_ns=10)
         for i in range(3)
     ]  # fmt: skip
-    (no_bytes,) = _note("bytes moved", untold)
+    (no_bytes,) = _note("bytes moved", untold, 100)
     analysis = replace(llama(40), warnings=(no_peak or "", no_bytes, "a third", "a fourth"))
     shown = [line for line in console_table(analysis).split("\n") if line.startswith("warning")]
-    assert "run `profiler-wrapper peaks --measure -o p.json`, give peaks='p.json'" in shown[0]
+    assert len(shown) == 3  # a line each
+    assert "run `profiler-wrapper peaks --measure -o p.json`" in shown[0]
     assert "and 2 more ops: no rule tells" in shown[1]
+
+
+def test_the_table_ends_with_what_stands_out_and_what_to_do_first() -> None:
+    verdict = "The device is idle. Most to gain: it waits. First fix: do not wait."
+    analysis = replace(llama(4), summary=Summary(verdict=verdict), warnings=("first",))
+    assert console_table(analysis).split("\n")[-3:] == [
+        "warning: first",
+        "The device is idle. Most to gain: it waits.",
+        "First fix: do not wait.",
+    ]
+    assert console_table(replace(analysis, summary=Summary(verdict=None))).endswith("\nwarning: first")
+
+
+def test_of_a_cpu_it_is_no_warning_that_no_peak_is_known() -> None:
+    _, no_peak = find_peaks(None, environment={})
+    on_device = replace(llama(2), warnings=(no_peak or "",))
+    assert "warning: no peak is known" in console_table(on_device)
+    assert "warning" not in console_table(replace(on_device, time_basis="cpu"))
+
+
+def test_what_is_idle_and_how_long_a_step_takes_stand_in_a_terminal_of_80_columns() -> None:
+    """Of the steps' wall time, as the headline has it; all of it attributed needs no word."""
+    analysis = replace(worked(llama(2, steps=1)), overview=overview(1))
+    assert analysis.overview is not None and analysis.overview.gaps_ns is not None
+    busy = 1 - analysis.overview.gaps_ns / sum(step.span_ns for step in analysis.overview.steps)
+    head = console_table(analysis, width=80).split("\nlayer ")[0]
+    assert f"device busy {100 * busy:.1f} %" in head and "step takes" in head and "attributed" not in head
+
+
+def test_long_steps_are_told_in_seconds() -> None:
+    analysis = analysis_of([Layer("M", "M", self_us={"forward": 43_350_000.0})])
+    text = console_table(analysis)
+    assert "device time 43.350 s per step" in text
+    assert text.split("\n")[-2].split() == ["M", "43.350", "43.350", "100.0", "1", "1100.0"]
+
+
+def test_each_model_that_generates_is_named_in_the_head() -> None:
+    phases: dict[Phase, float] = {"prefill": 1000.0}
+    roots = [Layer(name, name, self_us=phases, calls=1) for name in ("Net", "Sampler")]
+    both = analysis_of(roots)
+    both = replace(both, layers=tuple(replace(row, depth=0, parent=None, time_ns=10**6) for row in both.layers))
+    assert "prefill 1.000 ms (Net), 1.000 ms (Sampler) a call" in console_table(both)
+    assert "prefill 1.000 ms a call" in console_table(analysis_of(roots[:1]))
+
+
+def test_of_work_of_which_nothing_is_known_nothing_is_said() -> None:
+    analysis = worked(llama(2, steps=1))
+    rows = tuple(replace(row, flops_per_step=None, known_flops_per_step=0) for row in analysis.layers)
+    assert ">=" not in console_table(replace(analysis, layers=rows)) + full_table(replace(analysis, layers=rows))
 
 
 def test_the_total_has_a_roof_where_what_is_not_told_is_a_trifle() -> None:
@@ -528,8 +579,8 @@ def test_the_whole_memory_of_a_training() -> None:
     assert "Memory of cuda:0 at the peak, by category: MiB" in text
     assert "What would lower the peak" not in text  # nothing is known to
     # 16 of 512 x 512 numbers for each of two ends, 13 for each of 12 blocks, 4 bytes each, and 25 norms: 172.05
-    assert "params      172.05     23.8" in text
-    assert "other        15.00      2.1" in text  # 3 before profiling, 2 more in each of 6 steps
+    assert re.search(r"params +172\.05 +23\.8", text)
+    assert re.search(r"other +15\.00 +2\.1", text)  # 3 before profiling, 2 more in each of 6 steps
     assert "+2.000 +- 0.010 (95 %) MiB per step" in text
     assert "leak: aten::clone in model.layers.3.mlp (forward, other) keeps 2.000 MiB more each step" in text
 
@@ -547,7 +598,7 @@ def test_the_console_has_a_line_for_the_peak_and_one_for_a_leak() -> None:
     analysis = replace(llama(12), memory=memory_summary(leaking_memory(12)))
     lines = console_table(analysis).splitlines()
     assert lines[-2:] == [
-        "memory: peak 723.1 MiB in backward of step 7: os_state 48 %, activation 25 %, params 24 %, other 2 %",
+        "memory: peak 723.1 MiB in backward of step 7: optimizer state 48 %, activation 25 %, params 24 %",
         "warning: leak of 2.000 MiB per step (6 steps seen): aten::clone in model.layers.3.mlp",
     ]
     assert_fits(analysis, 25, 100)

@@ -131,7 +131,7 @@ def by_csv(analysis: Analysis) -> Told:
 def title_numbers(text: str) -> Told:
     for quantity, words in (
         ("step", "step takes"),
-        ("total", "(?:CPU|device) time"),
+        ("total", "(?:wall time of ops|device time)"),
         ("exposed", "communication"),
     ):
         if found := re.search(rf"{words} ([\d.]+) ms", text):
@@ -186,7 +186,7 @@ def by_advice(analysis: Analysis) -> Told:
     yield "step", summary["comparable"]["step_us"] / 1000, 0.0001
     texts = [summary["verdict"], *(line for finding in summary["findings"] for line in finding["evidence"])]
     for text in texts:
-        if found := re.search(r"a step of ([\d.]+) (s|ms|µs)", text):
+        if found := re.search(r"a step (?:of|takes) ([\d.]+) (s|ms|µs)", text):
             value_ms = float(found[1]) * UNIT_MS[found[2]]
             yield "step", value_ms, 0.006 * value_ms
     for finding in summary["findings"]:

@@ -106,7 +106,8 @@ class _Table:
         op = at(recording.spans.name, at(op_of.span, at(op_of.op_of, charges.cpu_span, -1), -1), -1)
         ops = largest_names(recording.names, self.key, op, charges.time_ns, _MOST)
         layer = attributed.attribution.layer_of_place[charges.place]
-        layers = largest_names([one.name for one in attributed.tree.layers], self.key, layer, charges.time_ns, _MOST)
+        names = [one.name for one in attributed.tree.layers]
+        layers = largest_names(names, self.key, layer, charges.time_ns, len(names))
         rows = []
         for i in range(self.count):
             is_rest = self.has_others and i == self.count - 1
@@ -128,7 +129,8 @@ class _Table:
                     occupancy=None if is_rest else occupancy[i],
                     tensor_cores=cores[i],
                     ops=ops.get(i, ()),
-                    layers=layers.get(i, ()),
+                    layers=layers.get(i, ())[:_MOST],
+                    layer_count=len(layers.get(i, ())),
                     copied_bytes=copied[i],
                 )
             )

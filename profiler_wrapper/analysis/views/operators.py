@@ -109,7 +109,8 @@ class _Table:
                     device_events=int(launched[key]),
                     tensor_core_eligible=tensor_core_eligible(name),
                     tensor_core_time_ns=multiplied.get(key),
-                    layers=layers.get(key, ()),
+                    layers=layers.get(key, ())[:_MOST],
+                    layer_count=len(layers.get(key, ())),
                     shapes=shapes_of_op.get(name, ()),
                     sources=sources.get(key, ()),
                 )
@@ -158,7 +159,7 @@ class _Table:
         attribution = self.attributed.attribution
         layer = attribution.layer_of_place[attribution.place_of[self.ops.span]]
         layers = self.attributed.tree.layers
-        return {key: tuple(layers[i].name for i in chosen) for key, chosen in self._largest(layer).items()}
+        return {key: tuple(layers[i].name for i in chosen) for key, chosen in self._largest(layer, len(layers)).items()}
 
     def _sources(self) -> dict[int, tuple[str, ...]]:
         sources = PythonSources(self.attributed.recording, self.attributed.attribution)
@@ -168,9 +169,9 @@ class _Table:
         user, library = map(self._largest, lines)
         return {key: sources.most_expensive(user.get(key, ()), library.get(key, ())) for key in {*user, *library}}
 
-    def _largest(self, value: Int32 | Int64) -> dict[int, tuple[int, ...]]:
+    def _largest(self, value: Int32 | Int64, most: int = _MOST) -> dict[int, tuple[int, ...]]:
         """Per key the values (of ops, -1 for none) with most of its time; without device time, of CPU time."""
-        return largest_by_key(self.key_of_op, np.where(self.outermost, value, -1), self.weight_ns, _MOST)
+        return largest_by_key(self.key_of_op, np.where(self.outermost, value, -1), self.weight_ns, most)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -150,13 +150,16 @@ def find_peaks(
     return peaks, None
 
 
+NO_PEAK = "no peak is known"  # how the warning begins
+
+
 def _unknown(device_name: str | None) -> str:
     """What to do comes first: a table on a terminal has room for the begin."""
     why = f"the device {device_name!r} is in no table"
     if not device_name:
         why = "CPUs are in no table, or the trace does not name its device"
     return (
-        "no peak is known: run `profiler-wrapper peaks --measure -o p.json`, give peaks='p.json'; or set "
+        f"{NO_PEAK}: run `profiler-wrapper peaks --measure -o p.json`, give peaks='p.json'; or set "
         f"{VARIABLE}=<dense TFLOP/s> (or bfloat16=<TFLOP/s>,bandwidth=<GB/s>): {why}"
     )
 

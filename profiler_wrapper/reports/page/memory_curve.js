@@ -25,9 +25,9 @@
     const label = name => `${name}: %{y:,.4~r} ${unit}<extra></extra>`;
     const traces = () => {
       const stacked = names.map(name => ({
-        name: name.replaceAll("_", " "), x: times, y: held(curve.categories[name]), mode: "lines", stackgroup: "held",
+        name: page.categoryName(name), x: times, y: held(curve.categories[name]), mode: "lines", stackgroup: "held",
         line: { shape: "hv", width: 0, color: page.color.category(name) }, fillcolor: page.color.category(name),
-        hovertemplate: label(name.replaceAll("_", " ")),
+        hovertemplate: label(page.categoryName(name)),
       }));
       stacked.push({
         name: "allocated in all", x: times, y: held(curve.allocated_bytes), mode: "lines",
@@ -73,7 +73,7 @@
 
   function largestOwners(peak) {
     return (peak.owners || []).slice(0, 5).map(one =>
-      page.plain(`${one.category}: ${one.name || one.layer || one.op || "not known"}, ${page.format.bytes(one.bytes)}`)).join("<br>");
+      page.plain(`${page.categoryName(one.category)}: ${one.name || one.layer || one.op || "not known"}, ${page.format.bytes(one.bytes)}`)).join("<br>");
   }
 
   function shapes(curve, marked, tick) {

@@ -15,7 +15,7 @@
       }
       page.add(cell, page.element("span", "", format.text(value)));
     } else if (column.kind === "layer") {
-      drawLayers(cell, Array.isArray(value) ? value : [value], column.longest || LONGEST_CELL);
+      drawLayers(cell, Array.isArray(value) ? value : [value], column.longest || LONGEST_CELL, row.layer_count);
     } else if (isKnown(value)) {
       const text = Array.isArray(value) ? value.join(", ") : String(value);
       const span = page.element("span", "name", column.shown ? column.shown(text, column.longest) : page.cut(text, column.longest || LONGEST_CELL));
@@ -42,7 +42,8 @@
     return '"' + (/^[=+\-@\t\r]/.test(text) ? "'" : "") + text.replaceAll('"', '""') + '"';
   }
 
-  function drawLayers(cell, layers, longest) {
+  /** `count`: how many layers there are, of which `layers` names some. */
+  function drawLayers(cell, layers, longest, count) {
     const named = layers.filter(isKnown);
     if (!named.length) {
       const isOutside = layers.includes("");
@@ -54,6 +55,7 @@
     link.title = page.full(named.join("\n").replaceAll("\n", ", "));
     link.classList.add("name");
     cell.append(link);
-    if (named.length > 1) cell.append(page.element("span", "quiet", ` +${named.length - 1}`));
+    const more = Math.max(count || 0, named.length) - 1;
+    if (more > 0) cell.append(page.element("span", "quiet", ` +${more}`));
   }
 })();

@@ -71,6 +71,7 @@
         copied_bytes: page.sum(group, "copied_bytes"),
         ops: page.first(group.map(row => row.ops), 3),
         layers: page.first(group.map(row => row.layers), 3),
+        layer_count: Math.max(...group.map(row => row.layer_count || 0)),
       };
     });
   }

@@ -20,7 +20,7 @@
       const at = page.section(element, "At the peak");
       page.shares(at, {
         title: when(memory),
-        parts: Object.entries(memory.categories || {}).map(([name, value]) => ({ name, value, color: page.color.category(name), help: HELP[name] })).sort((a, b) => b.value - a.value),
+        parts: Object.entries(memory.categories || {}).map(([name, value]) => ({ name: page.categoryName(name), value, color: page.color.category(name), help: HELP[name] })).sort((a, b) => b.value - a.value),
         format: page.format.bytes,
       });
       drawOwners(element, memory);
@@ -42,7 +42,7 @@
     workspace: "gone again when the op, or the optimizer's step, that made it ends",
     other: "all else, with what was there before profiling",
   };
-  const category = { key: "category", title: "Category", kind: "text", cell: (row, cell) => { cell.title = HELP[row.category] || ""; cell.append(page.marked(row.category, page.color.category(row.category))); return true; } };
+  const category = { key: "category", title: "Category", kind: "text", cell: (row, cell) => { cell.title = HELP[row.category] || ""; cell.append(page.marked(page.categoryName(row.category), page.color.category(row.category))); return true; } };
 
   const when = memory => [
     memory.peak.step === null || memory.peak.step === undefined ? "" : `step ${memory.peak.step}`,

@@ -55,6 +55,7 @@
         ...Object.fromEntries(sums.map(key => [key, page.sum(group, key)])),
         tensor_core_eligible: eligible.length > 0,
         tensor_core_time_us: unknown ? null : page.sum(eligible, "tensor_core_time_us"),
+        layer_count: Math.max(...group.map(row => row.layer_count || 0)),
         ...Object.fromEntries(["layers", "shapes", "sources"].map(key => [key, page.first(group.map(row => row[key] || []))])),
       };
     });

@@ -70,7 +70,7 @@
     const mean = data.page.like_steps && data.page.steps > 1 ? `mean of ${data.page.steps} steps` : "";
     const outside = data.page.step_numbers.length && !data.page.like_steps ? page.sum(data.steps.filter(row => row.step === null), "time_us") : 0;
     const notes = [mean, outside ? `${page.format.us(outside)} of it in no step` : "", help];
-    page.figure(place, { label: `${onDevice ? "Device time" : "CPU time"}, ${page.per()}`, value: page.format.us(page.perStep(data.time.total_us)), help: notes.filter(Boolean).join("; ") });
+    page.figure(place, { label: `${onDevice ? "Device time" : "Wall time of ops"}, ${page.per()}`, value: page.format.us(page.perStep(data.time.total_us)), help: notes.filter(Boolean).join("; ") });
   }
 
   /** Of generation: what one call of the model takes, which no mean over both phases shows. */

@@ -32,16 +32,19 @@ def test_one_row_per_launch_configuration() -> None:
             name="volta_sgemm_128x64_nn", class_name="elementwise", count=1, time_ns=100, min_ns=100, max_ns=100,
             grid=(64, 2, 1), block=(128, 1, 1), registers_per_thread=32, shared_memory_bytes=0, blocks_per_sm=1.6,
             occupancy=0.5, tensor_cores=False, ops=("aten::add",),
+            layer_count=0,
         ),
         KernelRow(
             name="volta_sgemm_128x64_nn", class_name="gemm", count=2, time_ns=80, min_ns=30, max_ns=50,
             grid=(8, 1, 1), block=(128, 1, 1), registers_per_thread=32, shared_memory_bytes=0, blocks_per_sm=0.1,
             occupancy=pytest.approx((50 * 0.1 + 30 * 0.3) / 80), tensor_cores=False, ops=("aten::mm",),
             layers=("layers.0",),
+            layer_count=1,
         ),
         KernelRow(
             name="Memcpy HtoD", class_name="copy", count=2, time_ns=15, min_ns=5, max_ns=10, tensor_cores=False,
             ops=("aten::add",), copied_bytes=1024,
+            layer_count=0,
         ),
     )  # fmt: skip
 
