@@ -33,6 +33,7 @@ _TEXTS = frozenset({
 _NAMED_FREELY = frozenset({
     "versions", "coordinates", "series", "categories", "phases_us", "flops_per_s", "parameters", "bytes_by_dtype"
 })  # fmt: skip
+_REPEATED = 40  # letters of a title by which it is known in a verdict, which may repeat it cut
 _VERSIONS = "versions"  # texts, by the name of what they are of
 # Rules whose title and cure are made of numbers, layers and ops; others may quote code, as the reason of a graph break.
 _OWN_WORDS = frozenset({
@@ -56,8 +57,9 @@ def shareable(analysis: Analysis) -> Analysis:
         own = was.get("id") in _OWN_WORDS
         finding |= {key: _name(was.get(key) or "") if own else was.get("id", "") for key in ("title", "fix")}
         finding |= {"evidence": [], "details": {}, "source": None, "next": None}
-    if all(was.get("id") in _OWN_WORDS for was in findings[:1]):  # which the verdict repeats
-        kept["summary"]["verdict"] = _name(data["summary"]["verdict"] or "") or None
+    verdict = data["summary"]["verdict"] or ""
+    if all(was.get("id") in _OWN_WORDS or was["title"][:_REPEATED] not in verdict for was in findings):
+        kept["summary"]["verdict"] = _name(verdict) or None
     return from_dict(kept | {"warnings": [LEFT_OUT]})
 
 
