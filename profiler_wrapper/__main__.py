@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -20,9 +21,12 @@ from profiler_wrapper.trace.atomic import check_path
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Errors are one line on stderr."""
+    options = argparse.Namespace()
     try:
+        given = sys.argv[1:] if arguments is None else list(arguments)
         parser = _parser()
-        options = parser.parse_args(arguments)
+        _expect_command(given)
+        options = parser.parse_args(given)
         if "run" not in options:
             parser.print_help()
             return WRONG_USE
@@ -34,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
     except WrongUse as error:
-        return _fail(error, WRONG_USE)
+        return _fail(_with_options(str(error), vars(options)), WRONG_USE)
     except BrokenPipeError:  # the reader of our output has gone (`| head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
@@ -56,6 +60,27 @@ def _texts(values: Iterable[object]) -> Iterator[str]:
             yield value
         elif isinstance(value, list):
             yield from _texts(value)
+
+
+def _expect_command(given: Sequence[str]) -> None:
+    """Raise WrongUse where a script or a trace stands in a command's place."""
+    first = given[0] if given else "--help"
+    if first == "-m" or first.endswith(".py") or re.fullmatch(r"(?:.*/)?python[\d.]*", first):
+        raise WrongUse(f"{first} is no command. To profile a script: profiler-wrapper run {' '.join(given)}")
+    if not first.startswith("-") and (os.sep in first or "." in first or os.path.exists(first)):
+        raise WrongUse(
+            f"{first} is no command. To analyse a trace or a run: profiler-wrapper analyze {' '.join(given)}"
+        )
+
+
+def _with_options(text: str, options: Iterable[str]) -> str:
+    """What was said of parameters, of the command's options: `steps='3-1'` is `--steps 3-1`."""
+    names = "|".join(options) or "-"
+    return re.sub(
+        rf"\b({names})=(?:'([^']*)'| ?(?=[\w.-]))",
+        lambda found: f"--{found[1].replace('_', '-')} {found[2] or ''}",
+        text,
+    )
 
 
 def _fail(error: object, code: int) -> int:

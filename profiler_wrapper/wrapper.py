@@ -62,34 +62,26 @@ class ProfilerWrapper:
         model: whose layers become rows: a module, a list, a dict (its keys prefix the names), a diffusers
             pipeline, a stage or schedule of `torch.distributed.pipelining`. None: the outermost modules called,
             named by class. A bool here is `is_st`.
-        is_st: file prefix: `opensora` if true, `cogvideo` if false.
+        steps: `"auto"`, `"all"`, or numbers from 0 such as `"20-22,500"`.
+        output_dir: where run directories are made.
+        run_name: name of the run's directory; the same on all ranks.
+        ranks: which ranks record at all: `0`, `"0-3,8"` or a list; None: all. The others do nothing, and none
+            waits for another.
+        layers: which modules become rows: `"auto"`, a depth, or name patterns.
+        track: names or regular expressions of ops, kernels or named blocks to follow as series, or functions.
+        files: `"auto"`, `"all"`, or some of `trace`, `full_trace`, `result`, `report`, `time_plot`, `memory_plot`,
+            `memory_text`, `log`, `roofline_plot`, `categories_plot`, `memory_log`, `sunbursts`.
+        with_stack: record Python stacks; costly.
+
+    Less often:
+        schedule: a `torch.profiler.schedule(...)` instead of `steps`.
         activities: of `torch.profiler`; None: all that the machine has.
         profile_memory: record allocations.
         record_shapes: `"auto"`: in warm-up steps only, so that the reported times are not disturbed; True:
             in all; False: in none. While shapes are recorded torch may hold on to tensors: nothing for
             Transformers' Llama, 2 GB under `torch.vmap`.
-        with_stack: record Python stacks; costly.
-        log_dir: where the tables go, if not into the run's directory.
-        mem_dir: where the memory snapshot goes, if not into the run's directory.
-        enabled_record_memory_pickle: record the CUDA allocator's history and dump it as a pickle.
-        enabled_record_cuda_average_time: draw the time of every layer and step.
-        enable_record_cuda_mm: draw and list the memory of every layer.
-        enable_print_summary: print and save the tables.
-        steps: `"auto"`, `"all"`, or numbers from 0 such as `"20-22,500"`.
-        schedule: a `torch.profiler.schedule(...)` instead of `steps`.
-        track: names or regular expressions of ops, kernels or named blocks to follow as series, or functions.
-        layers: which modules become rows: `"auto"`, a depth, or name patterns.
-        output_dir: where run directories are made.
         prefix: of file names, instead of what `is_st` stands for.
-        run_name: name of the run's directory; the same on all ranks.
-        files: `"auto"`, `"all"`, or some of `trace`, `full_trace`, `result`, `report`, `time_plot`, `memory_plot`,
-            `memory_text`, `log`, `roofline_plot`, `categories_plot`, `memory_log`, `sunbursts`.
         trace: `"json"`, `"json.gz"` or False; None: plain, gzipped past 8 ranks.
-        rank: which rank this is, where it cannot be found out.
-        device_mesh: the `DeviceMesh` of the job, where the model's parameters do not carry it.
-        coordinates: the place of this rank in the mesh: `{"dp": 1, "tp": 0, "pp": 3}`.
-        ranks: which ranks record at all: `0`, `"0-3,8"` or a list; None: all. The others do nothing, and none
-            waits for another.
         local_dir: a directory on the node's own disk to write to first; a copy goes to `output_dir` afterwards.
             PROFILER_WRAPPER_LOCAL_DIR in the environment does the same.
         background: while the loop goes on, a child process of lowest priority makes the reports. Leaving the block,
@@ -102,7 +94,19 @@ class ProfilerWrapper:
         optimizer: whose state and copies of parameters count as such: one, or several in a list or dict. Those
             of torch are found by their steps, so it takes one only where the optimizer's state was there before
             the block, or where torch does not see the steps: anything with `param_groups` and `state`.
+        rank: which rank this is, where it cannot be found out.
+        device_mesh: the `DeviceMesh` of the job, where the model's parameters do not carry it.
+        coordinates: the place of this rank in the mesh: `{"dp": 1, "tp": 0, "pp": 3}`.
         of_torch: other arguments of `torch.profiler.profile`: not used, and a warning says what to do instead.
+
+    Of the tools that it replaces:
+        is_st: file prefix: `opensora` if true, `cogvideo` if false.
+        log_dir: where the tables go, if not into the run's directory.
+        mem_dir: where the memory snapshot goes, if not into the run's directory.
+        enabled_record_memory_pickle: record the CUDA allocator's history and dump it as a pickle.
+        enabled_record_cuda_average_time: draw the time of every layer and step.
+        enable_record_cuda_mm: draw and list the memory of every layer.
+        enable_print_summary: print and save the tables.
 
     Raises:
         WrongUse: an argument means nothing here. Nothing else is ever raised: a failure of ours is one

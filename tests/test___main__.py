@@ -51,6 +51,37 @@ def test_analyze_prints_the_layer_table(trace: Path, capsys: pytest.CaptureFixtu
     assert "TOTAL" in output
 
 
+def test_hints_name_what_the_command_line_has(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", str(trace)]) == 0
+    assert "result.table()" not in capsys.readouterr().out
+    assert main(["analyze", str(trace), "--format", "csv", "--select", "nosuch"]) == 2
+    assert capsys.readouterr().err.startswith("error: --select nosuch: a result has no such list of rows. It has: ")
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("x.py --lr 1", "x.py is no command. To profile a script: profiler-wrapper run x.py --lr 1"),
+        ("python x.py", "python is no command. To profile a script: profiler-wrapper run python x.py"),
+        ("-m pkg.train", "-m is no command. To profile a script: profiler-wrapper run -m pkg.train"),
+        ("t.json.gz", "t.json.gz is no command. To analyse a trace or a run: profiler-wrapper analyze t.json.gz"),
+        ("outputs/job", "outputs/job is no command. To analyse a trace or a run: profiler-wrapper analyze outputs/job"),
+        ("run --steps 3-1 x.py", "--steps 3-1: the window 3-1 ends before it begins. Write 1-3."),
+        ("run --record-shapes maybe x.py", "--record-shapes maybe means nothing here. Give True, False or 'auto'."),
+        ("run --rank -1 x.py", "--rank -1 is no rank. Give a number from 0."),
+        ("run --ranks a x.py", "--ranks a: say ranks as in 0-7 or 0,3,8-11"),
+        ("run --files nosuch x.py", "--files nosuch names no file. Give 'auto', 'all', or some of: "),
+        ("run python", "No script was named. Name one, or a module after -m."),
+        ("run python3 -u x.py", "-u is an option of Python: python -u -m profiler_wrapper run SCRIPT"),
+    ],
+)
+def test_what_is_wrong_is_said_by_the_words_of_the_command_line(
+    given: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(given.split()) == 2
+    assert capsys.readouterr().err.startswith(f"error: {hint}")
+
+
 def test_analyze_takes_peaks(trace_with_shapes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["analyze", str(trace_with_shapes), "--peaks", "float32=2,bandwidth=50"]
     assert main([*arguments, "--format", "json"]) == 0

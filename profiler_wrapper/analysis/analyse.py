@@ -92,7 +92,8 @@ def tables(
     """
     recording, charges, tree = attributed.recording, attributed.charges, attributed.tree
     traits = run_of_trace(recording, attributed.steps.number)
-    run = {**traits, **run, "versions": {**traits["versions"], **run.get("versions", {})}}
+    versions = run.get("versions")
+    run = {**traits, **run, "versions": traits["versions"] | dict(versions if isinstance(versions, Mapping) else {})}
     holdings, memory_notes = _holdings(run)
     memory = device_memory(recording, holdings, cpu_frees_unsure=bool(run.get("cpu_frees_unsure")))
     owned = None if memory is None else owned_memory(attributed, memory)

@@ -136,9 +136,11 @@ def _ranks_of(options: argparse.Namespace) -> str | None:
 
 
 def _csv(result: ProfileResult, options: argparse.Namespace) -> str:
-    from profiler_wrapper.reports.result_json import csv_text
+    from profiler_wrapper.reports.result_json import LISTS, csv_text
 
     keys = _keys(options) or ["layers"]
+    if unknown := sorted(set(keys) - set(LISTS)):
+        raise WrongUse(f"--select {unknown[0]}: a result has no such list of rows. It has: {', '.join(LISTS)}.")
     if len(keys) > 1:
         raise WrongUse(f"--select {options.select}: CSV holds one list. Select one, or write all into a directory.")
     return csv_text(result, keys[0], where=options.where, top=options.top)

@@ -21,21 +21,25 @@ def add(commands: Commands) -> None:
         examples="train.py --epochs 3\n--steps 20-22 --output-dir runs train.py\n"
         "--schedule wait=5,warmup=1,active=3 -m package.train --lr 1e-4",
     )  # fmt: skip
+    command.usage = "%(prog)s [OPTIONS] SCRIPT ..."
     command.allow_abbrev = False  # what follows the script is not ours, whatever it begins with
     command.add_argument(
         "program", nargs=argparse.PARSER, metavar="SCRIPT", help="the script, and after it whatever arguments it takes"
     )
     command.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module, as for python -m")
+    groups: dict[str, argparse.ArgumentParser | argparse._ArgumentGroup] = {"Args": command}
     for one in _parameters():
+        if one.heading not in groups:
+            groups[one.heading] = command.add_argument_group(one.heading.lower())
         names = ["-o"] if one.name == "output_dir" else []
         names.append(f"--{one.name.replace('_', '-')}")
         if one.kind in ("bool", "bool | None"):
-            command.add_argument(*names, action=argparse.BooleanOptionalAction, help=one.help)
+            groups[one.heading].add_argument(*names, action=argparse.BooleanOptionalAction, help=one.help)
         else:
             action = "append" if "Sequence[" in one.kind else "store"
             number = int if one.kind == "int | None" else str
             metavar = "DIR" if "PathLike" in one.kind else "N" if number is int else "VALUE"
-            command.add_argument(*names, action=action, type=number, metavar=metavar, help=one.help)
+            groups[one.heading].add_argument(*names, action=action, type=number, metavar=metavar, help=one.help)
 
 
 def run(options: argparse.Namespace) -> Callable[[], None]:
@@ -55,6 +59,12 @@ def run(options: argparse.Namespace) -> Callable[[], None]:
     if len(layers) == 1:
         given["layers"] = int(layers[0]) if layers[0].isdecimal() else layers[0]
     program = options.program[1:] if options.program[0] == "--" else options.program
+    if program and not options.module and re.fullmatch(r"(?:.*[\\/])?python[\d.]*(?:\.exe)?", program[0]):
+        program = program[1:]  # who writes what used to be typed
+        options.module = program[:1] == ["-m"]
+        program = program[options.module :]
+        if program and program[0].startswith("-"):
+            raise WrongUse(f"{program[0]} is an option of Python: python {program[0]} -m profiler_wrapper run SCRIPT")
     if not program:
         raise WrongUse("No script was named. Name one, or a module after -m.")
     if given:
@@ -65,25 +75,29 @@ def run(options: argparse.Namespace) -> Callable[[], None]:
 class _Parameter(NamedTuple):
     name: str
     kind: str  # its annotation
+    heading: str  # above it in the docstring
     help: str
 
 
 @cache
 def _parameters() -> tuple[_Parameter, ...]:
-    """Those of `ProfilerWrapper` that can be given as text.
+    """Those of `ProfilerWrapper` that can be given as text, in the order of its docstring.
 
     Read from its source: to import it is to import torch.
     """
     tree = ast.parse(pkgutil.get_data("profiler_wrapper", "wrapper.py") or b"")
     (wrapper,) = (one for one in tree.body if isinstance(one, ast.ClassDef) and one.name == "ProfilerWrapper")
-    said = dict(re.findall(r"^    (\w+): (.*(?:\n        .*)*)", ast.get_docstring(wrapper) or "", re.MULTILINE))
     (init,) = (one for one in wrapper.body if isinstance(one, ast.FunctionDef) and one.name == "__init__")
     arguments = [*init.args.args[1:], *init.args.kwonlyargs]
-    found = []
-    for argument, default in zip(arguments, [*init.args.defaults, *init.args.kw_defaults], strict=True):
-        kind, value = ast.unparse(argument.annotation or argument), ast.literal_eval(default or "None")
+    defaults = zip(arguments, [*init.args.defaults, *init.args.kw_defaults], strict=True)
+    known = {argument.arg: (ast.unparse(argument.annotation or argument), default) for argument, default in defaults}
+    found, heading = [], ""
+    lines = r"^(?:(\w.*):$|    (\w+): (.*(?:\n        .*)*))"
+    for title, name, text in re.findall(lines, ast.get_docstring(wrapper) or "", re.MULTILINE):
+        heading = title or heading
+        kind, default = known.get(name, ("object", None))
         if "object" not in kind and "Mapping" not in kind:
-            found.append(_Parameter(argument.arg, kind, _help(said[argument.arg], value)))
+            found.append(_Parameter(name, kind, heading, _help(text, ast.literal_eval(default or "None"))))
     return tuple(found)
 
 

@@ -313,7 +313,7 @@ def console_table(
     if lines := bool(table.hidden_layers) + any(map(_is_shared, table.rows)):
         table = table_rows(analysis, most=most - lines, order=order, layer_rows=layer_rows)
     if table.hidden_layers:
-        tail.insert(0, f"({table.hidden_layers} smaller layers not shown; result.table() has them all)")
+        tail.insert(0, f"({table.hidden_layers} smaller layers not shown; profiler-wrapper analyze --top N shows more)")
     if any(map(_is_shared, table.rows)):
         tail.insert(0, "[shared]: all calls of the module; a layer above it holds the calls that it made itself")
     return "\n".join([*head, *_draw(table.rows, analysis, width, unicode), *followed, *tail])

@@ -53,7 +53,7 @@ def _files(files: str | Iterable[str]) -> frozenset[str] | Literal["auto", "all"
     wanted = list(files)
     unknown = [name for name in wanted if not isinstance(name, str) or name not in FILES]
     if unknown:
-        raise WrongUse(f"files names {unknown[0]!r}. Give 'auto', 'all', or some of: {', '.join(FILES)}.")
+        raise WrongUse(f"files={unknown[0]!r} names no file. Give 'auto', 'all', or some of: {', '.join(FILES)}.")
     return frozenset(wanted)
 
 

@@ -92,7 +92,9 @@ def _find_script(name: str) -> tuple[CodeType, ModuleSpec | None]:
         with io.open_code(path) as file:
             source = file.read()
     except OSError as error:
-        raise _NoScript(f"{name} cannot be run: {error.strerror}. Name a script, or a module after -m.") from error
+        launcher = "a launcher goes first: torchrun -m profiler_wrapper run SCRIPT"
+        advice = f"Name a script, or a module after -m; {launcher}."
+        raise _NoScript(f"{name} cannot be run: {error.strerror}. {advice}") from error
     return compile(source, path, "exec", dont_inherit=True), None
 
 

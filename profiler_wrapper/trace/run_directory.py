@@ -145,12 +145,20 @@ def find_launch(environment: Mapping[str, str]) -> Launch:
 
 
 def launch_name(launch: Launch, environment: Mapping[str, str]) -> str:
-    """The job's id; else the same on the ranks that one process launched: when it started, and where they meet."""
+    """When it began, for names that sort, and the job's id, else where its ranks meet; of several nodes the id alone.
+
+    Nodes know of one another's begin nothing. Of the ranks of one node torchrun made the folders at one moment.
+    """
+    begun_s, last = launch.started_s, launch.job or environment.get("MASTER_PORT", "")
     if launch.job:
-        return launch.job
-    name = time.strftime("%Y%m%d-%H%M%S", time.localtime(launch.started_s))
-    port = environment.get("MASTER_PORT", "")
-    return f"{name}-{port}" if port else name
+        try:
+            begun_s = Path(launch.launcher, "attempt_0").stat().st_mtime
+        except OSError:
+            return launch.job
+        if environment.get("GROUP_WORLD_SIZE") != "1":
+            return launch.job
+    name = time.strftime("%Y%m%d-%H%M%S", time.localtime(begun_s))
+    return f"{name}-{last}" if last else name
 
 
 def attempt_number(environment: Mapping[str, str]) -> int:

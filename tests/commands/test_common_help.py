@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import re
 import subprocess
 import sys
 
@@ -70,6 +71,20 @@ def test_run_has_every_option_of_the_wrapper() -> None:
     assert given.module is False and given.is_st is None
 
 
+def test_help_begins_with_the_eight_that_people_use() -> None:
+    """And ends with those of the tools that it replaces, under their heading."""
+    text = parser_of("run").format_help()
+    options = re.findall(r"^  (?:-\w \w+, )?--([a-z-]+)", text, re.MULTILINE)
+    eight = ["steps", "output-dir", "run-name", "ranks", "layers", "track", "files", "with-stack"]
+    assert options[:8] == eight and "\nless often:\n  --schedule" in text
+    *_, last = text.split("\nof the tools that it replaces:\n")
+    replaced = re.findall(r"^  --([a-z-]+)", last.partition("\n\n")[0], re.MULTILINE)
+    assert replaced == options[-len(replaced) :] and {"is-st", "log-dir", "enable-record-cuda-mm"} < set(replaced)
+    documented = re.findall(r"^    (\w+): ", inspect.getdoc(ProfilerWrapper) or "", re.MULTILINE)
+    assert documented[:9] == ["model", *(name.replace("-", "_") for name in eight)]
+    assert {*documented} == {*inspect.signature(ProfilerWrapper).parameters, "WrongUse"}
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "run"])  # whose output is the script's
 def test_every_command_says_how_and_where_to(name: str) -> None:
     text = parser_of(name).format_help()
@@ -77,3 +92,18 @@ def test_every_command_says_how_and_where_to(name: str) -> None:
         assert option in text
     assert "--force" in text or name == "demo"  # a demo always makes a new directory
     assert parser_of(name).description
+
+
+@pytest.mark.parametrize(
+    ("given", "program", "is_module"),
+    [
+        ("python x.py --lr 1", ["x.py", "--lr", "1"], False),
+        ("/opt/env/bin/python3.11 -m pkg.train -m", ["pkg.train", "-m"], True),
+        ("pythonic.py python", ["pythonic.py", "python"], False),
+        ("-m python x.py", ["python", "x.py"], True),
+    ],
+)
+def test_run_takes_what_used_to_be_typed(given: str, program: list[str], is_module: bool) -> None:
+    options = _parser().parse_args(["run", *given.split()])
+    ended = options.run(options)
+    assert (ended.args, ended.keywords["is_module"]) == ((program,), is_module)

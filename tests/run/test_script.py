@@ -172,7 +172,7 @@ def test_what_cannot_be_run(tmp_path: Path) -> None:
     for arguments, said in (
         (["nothing.py"], "nothing.py cannot be run: No such file"),
         (["-m", "no.such"], "-m no.such: there is no such module"),
-        (["--steps", "first", "wrong.py"], "steps='first' means nothing"),
+        (["--steps", "first", "wrong.py"], "--steps first means nothing"),
     ):
         (refused,) = ended(forked(tmp_path, *RUN, *arguments))
         assert refused.returncode == 2 and refused.stderr.startswith(f"error: {said}")

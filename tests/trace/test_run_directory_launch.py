@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from profiler_wrapper.trace.run_directory import (
     attempt_number,
     claim,
     find_launch,
+    launch_name,
     open_run,
 )
 
@@ -81,6 +83,26 @@ def test_what_torchrun_tells() -> None:
     assert attempt_number(environment) == 1
     assert find_launch({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}).exact
     assert not find_launch({"SLURM_JOB_ID": "7"}).exact
+
+
+def test_runs_of_one_node_get_names_that_sort(tmp_path: Path) -> None:
+    """By when torchrun began, alike on all of its ranks and starts; of several nodes the id alone is the same."""
+    names = []
+    for number, job in enumerate(("f00", "a11", "none")):
+        attempts = [tmp_path / job / f"attempt_{attempt}" for attempt in (0, 1)]
+        for attempt in attempts:
+            (attempt / "3").mkdir(parents=True)
+        os.utime(attempts[0], (1e9 + number, 1e9 + number))
+        environment = {"TORCHELASTIC_RUN_ID": job, "GROUP_WORLD_SIZE": "1", "MASTER_PORT": "29500"}
+        told = [{**environment, "TORCHELASTIC_ERROR_FILE": str(one / "3" / "error.json")} for one in attempts]
+        name, *others = (launch_name(find_launch(one), one) for one in told)
+        assert others == [name] and launch_name(find_launch(environment), environment)
+        if job != "none":
+            several = told[0] | {"GROUP_WORLD_SIZE": "2"}
+            assert launch_name(find_launch(several), several) == job
+            assert name.endswith(f"-{job}") and re.match(r"200109\d\d-\d{6}-", name)
+        names.append(name)
+    assert names == sorted(names)
 
 
 def opened(folder: Path, rank: int, launch: Launch, *, attempt: int = 0, name: str = "job", ranks: int = 4) -> str:
