@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from invariants import broken
 from profiler_wrapper.__main__ import main
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.errors import MissingPackage, ProfilerWrapperError, WrongUse
@@ -40,23 +41,9 @@ def read(text: str) -> list[dict[str, str]]:
 # --- CSV ---
 
 
-@pytest.mark.parametrize("name", LISTS)
-def test_every_list_is_the_one_of_result_json(name: str) -> None:
+def test_every_list_is_the_one_of_result_json() -> None:
     analysis = worked(llama(2, unattributed_us={"no launch found": 3.0}))
-    rows, told = to_dict(analysis)[name], read(csv_text(analysis, name))
-    assert len(told) == len(rows)
-    for row, cells in zip(rows, told, strict=True):
-        assert list(cells) == list(row)
-        for key, value in row.items():
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
-                assert float(cells[key]) == value
-            elif value is None:
-                assert cells[key] == ""
-
-
-def test_times_in_csv_add_up_to_the_total() -> None:
-    analysis = llama(3)
-    assert sum(float(row["self_time_us"]) for row in read(csv_text(analysis))) == analysis.time.total_ns / 1000
+    assert broken(analysis, ["csv_is_json", "layers_make_the_total"]) == []
 
 
 @pytest.mark.parametrize("name", AWKWARD)

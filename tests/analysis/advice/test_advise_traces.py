@@ -92,10 +92,6 @@ def test_the_summary_is_short_and_true_to_itself(name: str) -> None:
     assert len(summary["findings"]) <= 10
     step_us = summary["comparable"]["step_us"]
     for finding in summary["findings"]:
-        assert finding["evidence"]
-        assert finding["fix"]
-        assert finding["saves_at_most_us"] is None or 0 < finding["saves_at_most_us"] <= step_us * 1.001
-        assert finding["share"] is None or 0 <= finding["share"] <= 1
         # No more than what changes takes, and what the device idles meanwhile.
         told_us = max(us for name, us in {**finding["details"], "": 0.0}.items() if not name or name.endswith("_us"))
         idle_us = max(0.0, step_us - analysis.time.busy_ns / 1000 / facts(name).steps)
