@@ -174,7 +174,7 @@ def add_source(command: argparse.ArgumentParser) -> None:
     """The trace or run that the command is about, which rank of it, and what the device can do."""
     command.add_argument("path", metavar="TRACE_OR_RUNDIR", help="a trace (.json, .json.gz), or the directory of a run")
     command.add_argument("--rank", type=int, metavar="R", help="of a run with several ranks (default: the first)")
-    command.add_argument("--process", metavar="PID", help="of a trace into which those of several ranks were put")
+    command.add_argument("--process", metavar="PID", help="of a trace of several ranks: its pid, or part of it (TP01)")
     command.add_argument(
         "--peaks",
         metavar="VALUE",
