@@ -50,10 +50,7 @@ class _Ops(NamedTuple):
     spans: memoryview[int]
 
     def latest(self, number: int, until_ns: int, *, or_before: bool) -> int:
-        """The latest-starting op with this number that starts up to `until_ns`; -1 for none.
-
-        `or_before`: or else with the last number before it, of the op in which a node made later got that number.
-        """
+        """The latest-starting op with this number, or the last before it, that starts up to `until_ns`; -1 for none."""
         last = bisect_right(self.numbers, number)
         first = bisect_left(self.numbers, self.numbers[last - 1] if or_before and last else number)
         place = bisect_right(self.starts, until_ns, first, last) - 1
