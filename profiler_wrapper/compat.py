@@ -23,7 +23,7 @@ from profiler_wrapper.capture.runinfo import float32_matmul_precision
 from profiler_wrapper.capture.session import Annotation
 from profiler_wrapper.capture.torch_state import profiler_is_on
 from profiler_wrapper.config_flops.model_flops import model_flops
-from profiler_wrapper.errors import WrongUse, warn
+from profiler_wrapper.errors import WrongUse, shown, warn
 from profiler_wrapper.integrations.common import Guarded, Outlets, guarded
 from profiler_wrapper.monitor.config import MonitorConfig, add_perf_monitor_arguments
 from profiler_wrapper.monitor.monitor import TrainingMonitor
@@ -81,7 +81,7 @@ class SimpleMemoryProfiler:
         self, model: object, optimizer: object, log_folder: str | os.PathLike[str], total_steps: int = 5
     ) -> None:
         if total_steps < 1:
-            raise WrongUse(f"total_steps={total_steps!r}: give at least 1.")
+            raise WrongUse(f"total_steps={shown(total_steps)}: give at least 1.")
         self.log_folder = Path(log_folder)
         self.result: ProfileResult | None = None
         self._steps_left = total_steps
@@ -167,7 +167,7 @@ def calculate_mfu_with_profiler(
     """
     try:
         if not 0 < float(step_time) < math.inf:
-            raise WrongUse(f"step_time={step_time!r}: give a positive number of seconds")
+            raise WrongUse(f"step_time={shown(step_time)}: give a positive number of seconds")
         flops = model_flops(model, batch_size, seq_length, convention=convention).total
         parameter = next(model.parameters(), None)
         if parameter is None:
@@ -182,7 +182,7 @@ def calculate_mfu_with_profiler(
         tf32 = device == "cuda" and name == "float32" and float32_matmul_precision() in ("high", "medium")
         peak = (roof.flops("tfloat32") if tf32 else None) or roof.flops(name)
         if peak is None:
-            raise WrongUse(f"no peak of {name} is known: give peaks={{{name!r}: <TFLOP/s>}}")
+            raise WrongUse(f"no peak of {name} is known: give peaks={{{shown(name)}: <TFLOP/s>}}")
     except Exception as error:
         warn(f"MFU is not available: {type(error).__name__}: {error}")
         return math.nan

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import reprlib
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Literal, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
 
@@ -54,6 +55,30 @@ class MissingPackage(ProfilerWrapperError, ImportError):
 
 class ProfilerWrapperWarning(UserWarning):
     """A profile is incomplete, or something could not be measured; the message says which and why."""
+
+
+# --------------------------------------------------------------------------------------------------
+# A user's value in a message: at most a line of it, and no more of it is written out, as it may hold itself many times.
+
+_LINE = 100  # characters
+
+
+class _Short(reprlib.Repr):
+    def repr_instance(self, x: Any, level: int) -> str:
+        """Of a subclass of a list or mapping as of these."""
+        if isinstance(x, Mapping):
+            return self.repr_dict(dict(x), level)
+        return self.repr_list([*x], level) if isinstance(x, (list, tuple)) else super().repr_instance(x, level)
+
+
+_short = _Short()
+_short.maxstring = _short.maxother = _short.maxlong = _LINE
+
+
+def shown(value: object) -> str:
+    """`repr(value)`, or the beginning of it."""
+    text = " ".join(_short.repr(value).split())
+    return text if len(text) <= _LINE else f"{text[: _LINE - 3]}..."
 
 
 # --------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar, overload
 
 from profiler_wrapper.analysis.time_rows import Track
 from profiler_wrapper.analysis.work.peaks import Given
-from profiler_wrapper.errors import WrongUse, warn
+from profiler_wrapper.errors import WrongUse, shown, warn
 from profiler_wrapper.result import ProfileResult
 from profiler_wrapper.run.options import OPTIONS, make_options
 from profiler_wrapper.run.profiling import Profiling
@@ -149,12 +149,14 @@ class ProfilerWrapper:
     ) -> None:
         for name in of_torch:
             if name not in _OF_TORCH:
-                raise TypeError(f"ProfilerWrapper() got an unexpected keyword argument {name!r}")
+                raise TypeError(f"ProfilerWrapper() got an unexpected keyword argument {shown(name)}")
             if of_torch[name] is not None and of_torch[name] is not False:
                 warn(f"{name}= of torch.profiler is ignored: {_OF_TORCH[name]}")
         if isinstance(model, bool):
             if is_st is not None:
-                raise WrongUse(f"The first argument {model!r} is is_st, and is_st={is_st!r} was given too. Give one.")
+                raise WrongUse(
+                    f"The first argument {model!r} is is_st, and is_st={shown(is_st)} was given too. Give one."
+                )
             model, is_st = None, model
         options = make_options(**{name: value for name, value in locals().items() if name in OPTIONS})
         self._off = options.off

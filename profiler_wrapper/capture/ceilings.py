@@ -14,7 +14,7 @@ from torch.utils.benchmark import Timer
 
 from profiler_wrapper.capture.growth import free_bytes
 from profiler_wrapper.capture.runinfo import run_info
-from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.errors import WrongUse, shown
 from profiler_wrapper.trace.measured_peaks import FILE_VERSION, Ceiling, MeasuredPeaks
 
 DEFAULT_SECONDS = 15.0
@@ -32,7 +32,7 @@ _Sample = tuple[float, float]  # seconds of one call: the fastest sample and the
 def check_seconds(seconds: float) -> None:
     """Raises WrongUse for what is no time to measure in."""
     if not math.isfinite(seconds) or seconds <= 0:
-        raise WrongUse(f"seconds={seconds!r}: a time above 0 is needed to measure anything.")
+        raise WrongUse(f"seconds={shown(seconds)}: a time above 0 is needed to measure anything.")
 
 
 def measure_ceilings(
@@ -111,7 +111,7 @@ def find_device(device: torch.device | str | None) -> torch.device:
         there = torch.ones(1, device=device)
         there.item()  # which a device without memory of its own (meta) refuses
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise WrongUse(f"device {str(device)!r} cannot be used: {str(error).splitlines()[0]}") from error
+        raise WrongUse(f"device {shown(str(device))} cannot be used: {str(error).splitlines()[0]}") from error
     return there.device
 
 

@@ -20,7 +20,7 @@ from typing import Any, Union
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.errors import WrongUse, shown
 from profiler_wrapper.trace.marks import ROOT_PATH, Mark, expert_number, kind_of, looks_like_block, looks_like_stage
 
 # --------------------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ def selector(select: Selection) -> Callable[[_Spot], bool]:
     if isinstance(patterns, Sequence) and patterns and all(isinstance(one, (str, re.Pattern)) for one in patterns):
         globs = [one if isinstance(one, re.Pattern) else re.compile(fnmatch.translate(one)) for one in patterns]
         return lambda spot: any(glob.search(spot.path) for glob in globs)
-    raise WrongUse(f'layers={select!r} is no selection. Give "auto", a depth from 0, or one or several name patterns.')
+    raise WrongUse(f'layers={shown(select)} is no selection. Give "auto", a depth from 0, or name patterns.')
 
 
 def _by_default(spot: _Spot) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.errors import WrongUse, shown
 from profiler_wrapper.trace.run_directory import Holding, KVCache
 
 
@@ -134,16 +134,16 @@ WRITTEN_ALWAYS = ("dp", "tp", "pp")  # where there is a mesh: also those of size
 def given_coordinates(given: object) -> dict[str, int]:
     """What a user says, `{"dp": 1, "pp": 0}`, by the same names as a mesh's. Raises WrongUse: it means no place."""
     if not isinstance(given, Mapping):
-        raise WrongUse(f"coordinates={given!r} are none. Give something like {{'dp': 1, 'tp': 0, 'pp': 0}}.")
+        raise WrongUse(f"coordinates={shown(given)} are none. Give something like {{'dp': 1, 'tp': 0, 'pp': 0}}.")
     found: dict[str, int] = {}
     for name, place in given.items():
         known = DIMENSIONS.get(str(name).lower())
         if known is None:
-            raise WrongUse(f"coordinates={given!r}: {name!r} is no dimension. Name dp, tp, pp, cp or ep.")
+            raise WrongUse(f"coordinates={shown(given)}: {shown(name)} is no dimension. Name dp, tp, pp, cp or ep.")
         if known in found:
-            raise WrongUse(f"coordinates={given!r}: {known} is in it twice. Give one number for it.")
+            raise WrongUse(f"coordinates={shown(given)}: {known} is in it twice. Give one number for it.")
         if isinstance(place, bool) or not isinstance(place, int) or place < 0:
-            raise WrongUse(f"coordinates={given!r}: {name}={place!r} is no place. Give a number from 0.")
+            raise WrongUse(f"coordinates={shown(given)}: {name}={shown(place)} is no place. Give a number from 0.")
         found[known] = place
     return in_order(found)
 

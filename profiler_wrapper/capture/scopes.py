@@ -49,7 +49,7 @@ from profiler_wrapper.capture.torch_state import (
     query_tokens,
     recorder_is_taken,
 )
-from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.errors import WrongUse, shown
 from profiler_wrapper.trace.marks import ROOT_PATH, expert_number, format_mark
 
 # --------------------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ class LayerScopes(Listener):
             # What several roots share goes by its name in the first.
             self._add_layers(one for one in name_layers(root, self._select) if id(one.module) not in self._entrances)
         if unnamed and len(self._targets) <= len(unnamed) and self._select not in ("auto", 0):
-            self.warnings.append(f"layers={self._select!r} selects no module below the root")
+            self.warnings.append(f"layers={shown(self._select)} selects no module below the root")
         self._attached = True
         listen(self)
         self.requests.install()

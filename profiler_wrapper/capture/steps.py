@@ -15,7 +15,7 @@ from enum import Enum
 from itertools import pairwise
 from typing import Any, Literal
 
-from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.errors import WrongUse, shown
 
 WARM_UP_STEPS = 2
 MOST_WARM_UP_STEPS = 10  # while torch.compile is still compiling
@@ -186,13 +186,13 @@ def make_plan(
     full_step_before = record_shapes == "auto"
     if schedule is not None:
         if not (isinstance(steps, str) and steps == "auto"):
-            raise WrongUse(f"steps={steps!r} and a schedule were given. Give one of them.")
+            raise WrongUse(f"steps={shown(steps)} and a schedule were given. Give one of them.")
         try:
             made = schedule(0)  # as torch.profiler asks too when it is made
         except Exception as error:
             raise _no_schedule(schedule, f"asked for step 0 it raises {type(error).__name__}: {error}") from error
         if getattr(made, "name", None) not in _ACTIONS:
-            raise _no_schedule(schedule, f"asked for step 0 it gives {made!r}, which is no ProfilerAction")
+            raise _no_schedule(schedule, f"asked for step 0 it gives {shown(made)}, which is no ProfilerAction")
         return SchedulePlan(lambda step: str(getattr(schedule(step), "name", "")), full_step_before)
     if isinstance(steps, str) and steps == "auto":
         return AutoPlan()
@@ -208,7 +208,7 @@ def make_plan(
 
 
 def _no_schedule(schedule: object, why: str) -> WrongUse:
-    return WrongUse(f"schedule={schedule!r} is no torch.profiler.schedule(...): {why}. Give one, or steps='20-22'.")
+    return WrongUse(f"schedule={shown(schedule)} is no torch.profiler.schedule(...): {why}. Give one or steps='20-22'.")
 
 
 def parse_windows(steps: str | int | range) -> tuple[range, ...]:
@@ -221,7 +221,7 @@ def parse_windows(steps: str | int | range) -> tuple[range, ...]:
     windows = sorted((_parse_window(part.strip(), steps) for part in parts), key=lambda window: window.start)
     for earlier, later in pairwise(windows):
         if later.start < earlier.stop:
-            raise WrongUse(f"steps={steps!r} asks for step {later.start} twice. Give windows that do not overlap.")
+            raise WrongUse(f"steps={shown(steps)} asks for step {later.start} twice. Give windows that do not overlap.")
     return tuple(windows)
 
 
@@ -232,12 +232,12 @@ def _parse_window(part: str, steps: object) -> range:
     first = int(match[1])
     last = first if match[2] is None else int(match[2])
     if last < first:
-        raise WrongUse(f"steps={steps!r}: the window {part} ends before it begins. Write {last}-{first}.")
+        raise WrongUse(f"steps={shown(steps)}: the window {part} ends before it begins. Write {last}-{first}.")
     return range(first, last + 1)
 
 
 def _not_steps(steps: object) -> WrongUse:
-    return WrongUse(f"steps={steps!r} means nothing here. Give 'auto', 'all', or step numbers such as '20-22,500'.")
+    return WrongUse(f"steps={shown(steps)} means nothing here. Give 'auto', 'all', or step numbers like '20-22,500'.")
 
 
 # --------------------------------------------------------------------------------------------------

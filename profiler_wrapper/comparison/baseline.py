@@ -20,7 +20,7 @@ from profiler_wrapper.analysis.model import Analysis, LayerRow, Phase
 from profiler_wrapper.comparison.compare import Source
 from profiler_wrapper.comparison.match import Side, backends_of, match_names, shown_names, side_of, traits
 from profiler_wrapper.comparison.times import FEWEST_STEPS
-from profiler_wrapper.errors import BrokenTrace, WrongUse
+from profiler_wrapper.errors import BrokenTrace, WrongUse, shown
 from profiler_wrapper.reports.describe import peak_bytes
 from profiler_wrapper.reports.result_json import from_dict, to_dict
 from profiler_wrapper.result import load
@@ -281,7 +281,7 @@ def read_baseline(source: Source) -> Baseline:
         return make_baseline([source])
     version = data["guard_baseline_version"]
     if version not in (2, BASELINE_VERSION):
-        raise WrongUse(f"guard_baseline_version is {version!r}, expected {BASELINE_VERSION}: make the baseline anew")
+        raise WrongUse(f"guard_baseline_version is {shown(version)}, not {BASELINE_VERSION}: make the baseline anew")
     try:
         if version == 2:
             return _of_version_2(data)

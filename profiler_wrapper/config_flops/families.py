@@ -9,7 +9,7 @@ from math import prod
 from typing import NamedTuple
 
 from profiler_wrapper.config_flops.model_flops import Batch, Fields, Work, register_family, whole_number
-from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.errors import WrongUse, shown
 
 # --------------------------------------------------------------------------------------------------
 # The parts of a Transformer's block, and the products that each of them has.
@@ -292,7 +292,7 @@ def _pattern(frequency: object, layers: int) -> list[bool]:
         if text.isdigit():
             return _pattern(int(text), layers)
         if not all(terms):
-            raise WrongUse(f'moe_layer_freq={frequency!r} of the config is no list such as "[0]*3+[1]*58"')
+            raise WrongUse(f'moe_layer_freq={shown(frequency)} of the config is no list such as "[0]*3+[1]*58"')
         frequency = [digit == "1" for term in terms if term for digit in term[1].split(",") * int(term[2] or 1)]
     if not isinstance(frequency, Sequence):
         every = whole_number("moe_layer_freq of the config", frequency)
@@ -525,7 +525,7 @@ def dit(fields: Fields, batch: Batch) -> Work:
 def _dit(fields: Fields, batch: Batch) -> Work:
     """In diffusers each block embeds the timestep by itself, and the first block's embedding runs again at the end."""
     if fields.get("norm_type", default="ada_norm_zero") != "ada_norm_zero":
-        raise WrongUse(f"a DiT with norm_type={fields.get('norm_type')!r} has other products than those counted here")
+        raise WrongUse(f"a DiT with norm_type={shown(fields.get('norm_type'))} has other products than counted here")
     batch = batch.or_of_length(patches(fields, "sample_size"))
     work = Work(batch)
     hidden, layers = _width(fields), fields.whole(*LAYERS)
@@ -588,5 +588,5 @@ def _blocks(work: Work, fields: Fields, hidden: int) -> None:
     HeadAttention(heads, heads, width).add(work, hidden, causal=False, times=layers)
     activation = fields.get("activation_fn", default="gelu-approximate")
     if activation not in _GATED:
-        raise WrongUse(f"activation_fn={activation!r} of the config is not known: one of {', '.join(_GATED)}")
+        raise WrongUse(f"activation_fn={shown(activation)} of the config is not known: one of {', '.join(_GATED)}")
     Mlp(4 * hidden, gated=_GATED[activation]).add(work, hidden, times=layers)

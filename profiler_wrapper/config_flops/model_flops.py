@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, get_args
 
-from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.errors import WrongUse, shown
 
 # --------------------------------------------------------------------------------------------------
 # A config's fields under whichever of their names it has them: Hugging Face's, diffusers' or Megatron's.
@@ -302,7 +302,7 @@ def family_of(fields: Fields, name: str | None) -> Family:
             return types[name]
         close = difflib.get_close_matches(str(name), [*FAMILIES, *types], n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise WrongUse(f"no family {name!r} is registered.{hint} Registered: {', '.join(families())}")
+        raise WrongUse(f"no family {shown(name)} is registered.{hint} Registered: {', '.join(families())}")
     newest_first = list(reversed(FAMILIES.values()))
     model_type = fields.model_type
     if model_type is not None:
@@ -312,7 +312,7 @@ def family_of(fields: Fields, name: str | None) -> Family:
         if model_type in FAMILIES:
             return FAMILIES[model_type]
         raise WrongUse(
-            f"model_type={model_type!r} is of no registered family. If it has the same products as one of "
+            f"model_type={shown(model_type)} is of no registered family. If it has the same products as one of "
             f"{', '.join(families())}, "
             'say so (family="llama"); else register its formula (register_family), or measure the FLOPs of a step'
         )
@@ -413,13 +413,13 @@ def model_flops(
             keyword is no field of the family. Nothing is ever replaced by a guess.
     """
     if convention not in get_args(Convention):
-        raise WrongUse(f'convention must be "full" or "causal", found {convention!r}')
+        raise WrongUse(f'convention must be "full" or "causal", found {shown(convention)}')
     plain, class_name = _config_of(config)
     read = Fields(plain, fields, class_name=class_name)
     found = family_of(read, family)
     work = found.formula(read, _batch(batch_size, seq_length, sequence_lengths, convention))
     if unread := read.unread():
-        raise WrongUse(f"{', '.join(unread)}: the formula of the family {found.name!r} reads no such field")
+        raise WrongUse(f"{', '.join(unread)}: the formula of the family {shown(found.name)} reads no such field")
     return ModelFlops(
         family=found.name,
         convention=convention,

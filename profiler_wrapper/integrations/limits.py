@@ -16,7 +16,7 @@ from profiler_wrapper.capture.steps import is_off
 from profiler_wrapper.comparison.baseline import Baseline, What, make_baseline, read_baseline, write_baseline
 from profiler_wrapper.comparison.guard import guard
 from profiler_wrapper.comparison.match import siblings_together
-from profiler_wrapper.errors import ProfilerWrapperError, WrongUse, warn
+from profiler_wrapper.errors import ProfilerWrapperError, WrongUse, shown, warn
 from profiler_wrapper.reports.page import write_page
 from profiler_wrapper.reports.text import clean
 from profiler_wrapper.result import ProfileResult
@@ -45,7 +45,7 @@ def read_limits(given: Mapping[str, Any], *, root: Path, test: str, update: bool
         WrongUse: a keyword that there is none of, a value that is no limit, or a baseline that is not there.
     """
     if unknown := [name for name in given if name not in _NAMES]:
-        raise WrongUse(f"there is no {unknown[0]!r}. Give some of: {', '.join(_NAMES)}.")
+        raise WrongUse(f"there is no {shown(unknown[0])}. Give some of: {', '.join(_NAMES)}.")
     baseline = given.get("baseline")
     if baseline is not None and not isinstance(baseline, (str, os.PathLike)):
         raise WrongUse(f"baseline={baseline!r} is no path. Give that of a file, or of a directory of them.")
@@ -65,7 +65,7 @@ def _number(name: str, value: object) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0 and not math.isnan(value):
         return value
     what = "bytes or a size such as '1 GiB' or '500 MB'" if name == "max_peak" else "a number from 0"
-    raise WrongUse(f"{name}={value!r} is no limit. Give {what}.")
+    raise WrongUse(f"{name}={shown(value)} is no limit. Give {what}.")
 
 
 def begin_test(limits: Limits) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.errors import WrongUse, shown
 from profiler_wrapper.monitor.records import Convention
 
 DEFAULT_LOG_DIR = "logs/perf_monitor"  # below the monitor's output directory
@@ -71,7 +71,7 @@ class MonitorConfig:
             is_right, wanted = _CHECKS.get(field.name) or _CHECKS_BY_TYPE.get(str(field.type), _ANYTHING)
             value = getattr(self, field.name)
             if not is_right(value):
-                raise WrongUse(f"{field.name}={value!r}: give {wanted}.")
+                raise WrongUse(f"{field.name}={shown(value)}: give {wanted}.")
 
     @classmethod
     def of(cls, config: Any) -> MonitorConfig:
@@ -111,7 +111,7 @@ class MonitorConfig:
             if name in known:
                 found[name] = value
             elif name.startswith("perf_"):
-                raise WrongUse(f"no option {name!r} of the monitor.{_nearest(name, known)}")
+                raise WrongUse(f"no option {shown(name)} of the monitor.{_nearest(name, known)}")
         return cls(**found)
 
     @classmethod
@@ -129,7 +129,7 @@ class MonitorConfig:
         try:
             content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
         except (yaml.YAMLError, ValueError) as error:  # ValueError: no UTF-8, or a path that can be none
-            raise WrongUse(f"{os.fspath(path)!r} is no YAML: {error}") from error
+            raise WrongUse(f"{shown(os.fspath(path))} is no YAML: {error}") from error
         if content is None:
             return cls()
         if not isinstance(content, Mapping):
@@ -154,7 +154,7 @@ class MonitorConfig:
         """
         known = {field.name for field in fields(self)}
         for name in given.keys() - known:
-            raise WrongUse(f"A monitor has no option {name!r}.{_nearest(name, known)}")
+            raise WrongUse(f"A monitor has no option {shown(name)}.{_nearest(name, known)}")
         return replace(self, **{name: value for name, value in given.items() if value is not None})
 
 

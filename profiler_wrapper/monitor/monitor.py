@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from profiler_wrapper.capture.steps import is_off
-from profiler_wrapper.errors import Notices, WrongUse
+from profiler_wrapper.errors import Notices, WrongUse, shown
 from profiler_wrapper.monitor.config import DEFAULT_LOG_DIR, MonitorConfig
 from profiler_wrapper.monitor.records import RunStatistics, StepRecord
 from profiler_wrapper.monitor.sinks import Sink
@@ -166,7 +166,7 @@ class TrainingMonitor:
         arguments = {**locals(), "config": self.config}
         given = MonitorArgs(**{field.name: arguments[field.name] for field in fields(MonitorArgs)})
         if not isinstance(layers, bool):
-            raise WrongUse(f"layers={layers!r}: give True or False.")
+            raise WrongUse(f"layers={shown(layers)}: give True or False.")
         if layers and model is None:
             raise WrongUse("layers=True times the layers of a model: give model=, as the loop calls it.")
         self._pid = os.getpid()

@@ -24,7 +24,7 @@ from profiler_wrapper.capture.owned_tensors import find_optimizers
 from profiler_wrapper.capture.records import RunInfo
 from profiler_wrapper.capture.runinfo import float32_matmul_precision, mesh_of, run_info
 from profiler_wrapper.capture.torch_state import profiler_is_on
-from profiler_wrapper.errors import Notices, WrongUse, occupy_closed_streams
+from profiler_wrapper.errors import Notices, WrongUse, occupy_closed_streams, shown
 from profiler_wrapper.monitor.batches import (
     AsyncScalars,
     Batch,
@@ -90,11 +90,11 @@ class MonitorArgs:
         if self.model is not None and not isinstance(self.model, nn.Module):
             raise WrongUse(f"model is a {type(self.model).__name__}. Give a torch.nn.Module, or nothing.")
         if self.log_file is not None and not isinstance(self.log_file, (str, os.PathLike)):
-            raise WrongUse(f"log_file={self.log_file!r}: give a path, or None.")
+            raise WrongUse(f"log_file={shown(self.log_file)}: give a path, or None.")
         for name in ("batch_size", "seq_length", "world_size", *_PARALLEL):
             size = getattr(self, name)
             if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-                raise WrongUse(f"{name}={size!r}: give a whole number above 0.")
+                raise WrongUse(f"{name}={shown(size)}: give a whole number above 0.")
         if self.world_size is not None and self.world_size % self.named_ranks:
             raise WrongUse(
                 f"a world of {self.world_size} ranks does not divide by the {self.named_ranks} that data, tensor, "
@@ -105,11 +105,11 @@ class MonitorArgs:
         except (TypeError, ValueError, OverflowError):
             is_number = False
         if not is_number:
-            raise WrongUse(f"flops_per_step={self.flops_per_step!r}: give the FLOPs of forward and backward of a step.")
+            raise WrongUse(f"flops_per_step={shown(self.flops_per_step)}: give those of a step's forward and backward.")
         if self.dtype and type_of(self.dtype) is None:
-            raise WrongUse(f"dtype={self.dtype!r} is no type of numbers that has a peak. Give 'bfloat16' or its like.")
+            raise WrongUse(f"dtype={shown(self.dtype)} is no type of numbers that has a peak. Give 'bfloat16', say.")
         if not isinstance(self.counts, str) or self.counts not in ("rank", "job"):
-            raise WrongUse(f"counts={self.counts!r}: give 'rank' or 'job'.")
+            raise WrongUse(f"counts={shown(self.counts)}: give 'rank' or 'job'.")
         if self.config.peaks is not None:
             find_peaks(None, given=self.config.peaks)  # raises
 

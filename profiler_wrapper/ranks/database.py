@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from profiler_wrapper.errors import MissingPackage, WrongUse
+from profiler_wrapper.errors import MissingPackage, WrongUse, shown
 from profiler_wrapper.ranks.model import Float, Int
 from profiler_wrapper.trace.spans import (
     ALL,
@@ -260,7 +260,7 @@ def parse_mapping(texts: Iterable[str]) -> dict[str, str]:
             raise WrongUse(f"--columns {part}: say THEIRS=OURS, as in took=duration_ms,worker=rank")
         if ours not in _OURS:
             times = ", ".join(f"{time}_ns|us|ms|s" for time in _TIMES)
-            raise WrongUse(f"--columns: no column {ours!r} of ours. There are {', '.join(_COLUMNS)}; {times}")
+            raise WrongUse(f"--columns: no column {shown(ours)} of ours. There are {', '.join(_COLUMNS)}; {times}")
         found[theirs] = ours
     return found
 
@@ -276,7 +276,7 @@ def find_columns(there: Iterable[str], mapping: Mapping[str, str], *, table: str
     found: dict[str, Column] = {}
     for theirs, ours in mapping.items():
         if theirs not in of_name:
-            raise WrongUse(f"{table}: no column {theirs!r}, which --columns names. There are: {', '.join(there)}")
+            raise WrongUse(f"{table}: no column {shown(theirs)}, which --columns names. There are: {', '.join(there)}")
         target, unit_ns = _OURS[ours]
         found[target] = Column(of_name[theirs], unit_ns)
     names = [*_OURS.items(), *_TIME_ALIASES.items()]

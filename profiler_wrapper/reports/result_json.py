@@ -47,7 +47,7 @@ from profiler_wrapper.analysis.model import (
     UncountedRow,
     Utilization,
 )
-from profiler_wrapper.errors import BrokenTrace, MissingPackage, WrongUse
+from profiler_wrapper.errors import BrokenTrace, MissingPackage, WrongUse, shown
 from profiler_wrapper.trace.atomic import replacing
 from profiler_wrapper.trace.run_directory import check_run
 
@@ -117,7 +117,7 @@ def from_dict(data: Mapping[str, Any]) -> Analysis:
     version = data.get("schema_version") if isinstance(data, Mapping) else None
     if isinstance(version, bool) or not isinstance(version, int) or version < 1:
         raise BrokenTrace(
-            f"Not a result of profiler_wrapper: schema_version is {version!r}, expected {SCHEMA_VERSION} or later. "
+            f"Not a result of profiler_wrapper: schema_version is {shown(version)}, not {SCHEMA_VERSION} or later. "
             "Give the result.json of a run, or its trace."
         )
     try:
@@ -309,7 +309,7 @@ def _wanted(data: Mapping[str, Any], names: Iterable[str]) -> dict[str, list[str
     for name in names:
         key, dot, part = name.partition(".")
         if key not in data:
-            raise WrongUse(f"select={name!r}: a result has no {key!r}. It has: {', '.join(data)}.")
+            raise WrongUse(f"select={shown(name)}: a result has no {shown(key)}. It has: {', '.join(data)}.")
         parts = wanted.setdefault(key, [part] if dot else [])
         if not dot:
             parts.clear()
@@ -328,7 +328,7 @@ def _parts(value: Any, key: str, parts: Iterable[str]) -> Any:
         raise WrongUse(f"select={key}.{next(iter(parts))}: {key} has no parts here. Select {key}.")
     for part in parts:
         if part not in value:
-            raise WrongUse(f"select={key}.{part}: {key} has no {part!r}. It has: {', '.join(value)}.")
+            raise WrongUse(f"select={key}.{part}: {key} has no {shown(part)}. It has: {', '.join(value)}.")
     return {part: value[part] for part in parts}
 
 
@@ -343,7 +343,7 @@ def rows_where(rows: Iterable[Mapping[str, Any]], condition: str) -> list[Any]:
     """
     key, equals, value = condition.partition("=")
     if not equals or not key:
-        raise WrongUse(f"where={condition!r}: give KEY=VALUE, such as phase=optimizer or layer=model.layers.3")
+        raise WrongUse(f"where={shown(condition)}: give KEY=VALUE, such as phase=optimizer or layer=model.layers.3")
 
     def fits(row: Mapping[str, Any]) -> bool:
         cell = row.get(key, row.get("layers") if key == "layer" else None)
@@ -499,7 +499,7 @@ def rows_of(analysis: Analysis, name: str) -> tuple[Sequence[str], list[dict[str
         WrongUse: a result has no such list.
     """
     if name not in LISTS:
-        raise WrongUse(f"rows={name!r}: a result has no such list of rows. It has: {', '.join(LISTS)}.")
+        raise WrongUse(f"rows={shown(name)}: a result has no such list of rows. It has: {', '.join(LISTS)}.")
     row_type = LISTS[name]
     names = (*(json_name(row_type, field.name) for field in fields(row_type)), *FOLLOWS.get(row_type, ()))
     return names, [to_plain(row) for row in getattr(analysis, name)]

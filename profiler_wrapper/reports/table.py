@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, PHASES, Analysis, Phase
 from profiler_wrapper.analysis.statistics import sum_if_all_known
 from profiler_wrapper.analysis.work.peaks import NO_PEAK
-from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.errors import WrongUse, shown
 from profiler_wrapper.reports.columns import COLUMNS, SUMMED, Scale, Values, layer_values, most, scale_of, summed
 from profiler_wrapper.reports.describe import (
     SECONDS_NS,
@@ -295,7 +295,7 @@ def console_table(
     if rows < FEWEST_ROWS or width < NARROWEST:
         raise WrongUse(f"A table of {rows} rows and {width} columns: give at least {FEWEST_ROWS} and {NARROWEST}.")
     if order not in ("cost", "model"):
-        raise WrongUse(f"order={order!r}: give 'cost' or 'model'.")
+        raise WrongUse(f"order={shown(order)}: give 'cost' or 'model'.")
     head = _joined(title_parts(analysis, unicode=unicode), width, _TITLE_LINES if rows >= _HIGH else 2)
     steps_in_parts = [parts_in_words(analysis), left_out_in_words(analysis)] if rows >= _HIGH else []
     tail = [

@@ -17,7 +17,7 @@ import numpy as np
 from profiler_wrapper.analysis.work.peaks import VARIABLE, Given, find_peaks
 from profiler_wrapper.capture.records import RunInfo, given_coordinates
 from profiler_wrapper.capture.steps import SWITCH, Plan, Shapes, is_off, make_plan
-from profiler_wrapper.errors import WrongUse, warn
+from profiler_wrapper.errors import WrongUse, shown, warn
 from profiler_wrapper.reports.write import REPORTS
 from profiler_wrapper.trace.run_directory import given_directory, safe_name
 from profiler_wrapper.trace.spans import parse_ranks
@@ -49,11 +49,11 @@ def _files(files: str | Iterable[str]) -> frozenset[str] | Literal["auto", "all"
             return "all" if files == "all" else "auto"
         files = [name.strip() for name in files.split(",")]
     if not isinstance(files, Iterable):
-        raise WrongUse(f"files={files!r} names no files. Give 'auto', 'all', or some of: {', '.join(FILES)}.")
+        raise WrongUse(f"files={shown(files)} names no files. Give 'auto', 'all', or some of: {', '.join(FILES)}.")
     wanted = list(files)
     unknown = [name for name in wanted if not isinstance(name, str) or name not in FILES]
     if unknown:
-        raise WrongUse(f"files={unknown[0]!r} names no file. Give 'auto', 'all', or some of: {', '.join(FILES)}.")
+        raise WrongUse(f"files={shown(unknown[0])} names no file. Give 'auto', 'all', or some of: {', '.join(FILES)}.")
     return frozenset(wanted)
 
 
@@ -63,7 +63,7 @@ def _track(track: Any) -> tuple[Any, ...]:
     found = tuple(track) if isinstance(track, Sequence) else (track,)
     for item in found:
         if not (isinstance(item, (str, re.Pattern)) or callable(item)):
-            raise WrongUse(f"track holds {item!r}. Give names, regular expressions or functions.")
+            raise WrongUse(f"track holds {shown(item)}. Give names, regular expressions or functions.")
     return found
 
 
@@ -73,7 +73,7 @@ def _activities(activities: object) -> tuple[Any, ...]:
     found = tuple(activities) if isinstance(activities, Iterable) else ()
     if not found or not all(isinstance(one, ProfilerActivity) for one in found):
         raise WrongUse(
-            f"activities={activities!r} names nothing that torch.profiler records. "
+            f"activities={shown(activities)} names nothing that torch.profiler records. "
             "Give some of torch.profiler.ProfilerActivity, or leave it out for all that the machine has."
         )
     return found
@@ -92,7 +92,7 @@ def _ranks(ranks: object) -> frozenset[int]:
         numbers = ranks if isinstance(ranks, Iterable) else (ranks,)
         # A bool is no rank, though it is an int; nor is a number that is not whole.
         texts = (
-            str(int(one)) if isinstance(one, SupportsIndex) and not isinstance(one, bool) else repr(one)
+            str(int(one)) if isinstance(one, SupportsIndex) and not isinstance(one, bool) else shown(one)
             for one in numbers
         )
         ranks = ",".join(texts)
@@ -183,10 +183,10 @@ class Options:
     off: bool = False
     from_outside: bool = False  # by `run`: stdout is the script's, and a ProfilerWrapper of its own comes first
 
-    def with_absolute_paths(self) -> Options:
-        """The same from now on, whatever directory the loop goes to."""
+    def with_absolute_paths(self, directory: Path = Path()) -> Options:
+        """The same from now on, whatever directory the loop goes to; `directory`: that of paths that are relative."""
         places = {name: getattr(self, name) for name in ("output_dir", "log_dir", "mem_dir", "local_dir")}
-        return replace(self, **{name: path and path.absolute() for name, path in places.items()})
+        return replace(self, **{name: path and (directory / path).absolute() for name, path in places.items()})
 
     def plan(self) -> Plan:
         """What to record of which step."""
@@ -229,7 +229,7 @@ def _checked(name: str, value: Any) -> Any:
         return None
     check, convert = option.metadata.get("check"), option.metadata.get("convert")
     if check is not None and not check(value):
-        raise WrongUse(f"{name}={value!r} {option.metadata['advice']}")
+        raise WrongUse(f"{name}={shown(value)} {option.metadata['advice']}")
     return value if convert is None else convert(value)
 
 
@@ -241,7 +241,7 @@ def _of_environment(name: str, read: Callable[[str], Any], environment: Mapping[
     try:
         return read(text)
     except WrongUse as error:
-        warn(f"{name}={text!r} in the environment is ignored: {error}")
+        warn(f"{name}={shown(text)} in the environment is ignored: {error}")
         return None
 
 
@@ -258,7 +258,7 @@ def _overridden(options: Options, text: str) -> Options:
         name = key.strip() if equals else name
         values.setdefault(name, []).append(value.strip() if equals else part.strip())
     if unknown := sorted(set(values) - {"steps", "ranks"}):
-        raise WrongUse(f"it names {unknown[0] or text!r}. Set it to off, or to something like steps=20-22,ranks=0.")
+        raise WrongUse(f"it names {shown(unknown[0] or text)}. Set it to off, or to steps=20-22,ranks=0.")
     if "steps" in values:
         options = replace(options, steps=",".join(values["steps"]), schedule=None)
         options.plan()

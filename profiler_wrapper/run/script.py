@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from profiler_wrapper.capture.compiled import after_import
 from profiler_wrapper.capture.steps import is_off
 from profiler_wrapper.child import start_child
-from profiler_wrapper.errors import WrongUse, say
+from profiler_wrapper.errors import WrongUse, say, shown
 
 if TYPE_CHECKING:
     from torch import nn
@@ -173,6 +173,7 @@ class _Profile:
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         self._given, self._process = given, os.getpid()
+        self._directory = Path.cwd() if os.path.exists(".") else Path()  # where the script was started
         self._profiling: Profiling | None = None
         self._had_dynamo = self._had_tabulate = False  # before a profiler imported it
         self._stop_waiting: Callable[[], None] = lambda: None
@@ -208,7 +209,8 @@ class _Profile:
         try:
             from profiler_wrapper.run.profiling import Profiling
 
-            self._profiling = Profiling(None, make_script_options(self._given))
+            options = make_script_options(self._given).with_absolute_paths(self._directory)
+            self._profiling = Profiling(None, options)
             self._profiling.enter(module)
         except Exception as error:
             self._problem = f"{type(error).__name__}: {error}"
@@ -250,7 +252,7 @@ def _schedule(text: str) -> Any:
         return schedule(**{name.strip(): int(value) for name, _, value in parts})
     except (TypeError, ValueError, AssertionError) as error:
         raise WrongUse(
-            f"schedule={text!r}: {error}. Give arguments of torch.profiler.schedule: wait=5,warmup=1,active=3,repeat=1"
+            f"schedule={shown(text)}: {error}. Give arguments of torch.profiler.schedule, as wait=5,warmup=1,active=3"
         ) from error
 
 
@@ -260,7 +262,7 @@ def _activities(text: str) -> list[Any]:
     known = {name.lower(): activity for name, activity in ProfilerActivity.__members__.items()}
     names = [name.strip().lower() for name in text.split(",")]
     if unknown := [name for name in names if name not in known]:
-        raise WrongUse(f"activities names {unknown[0]!r}. Give some of: {', '.join(known)}.")
+        raise WrongUse(f"activities names {shown(unknown[0])}. Give some of: {', '.join(known)}.")
     return [known[name] for name in names]
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from profiler_wrapper.errors import Notices, WrongUse
+from profiler_wrapper.errors import Notices, WrongUse, shown
 
 MOST_PENDING = 4096  # pairs of events that the device may be behind
 _READ_AT_ONCE = 2  # for each pair that is added, so that reading keeps up with recording
@@ -79,7 +79,9 @@ def find_accelerator(device: str | torch.device | None = None) -> Accelerator | 
         try:
             device_type = torch.device(device).type
         except Exception as error:
-            raise WrongUse(f"device={device!r} is none that torch knows. Give 'cpu' or 'cuda', or nothing.") from error
+            raise WrongUse(
+                f"device={shown(device)} is none that torch knows. Give 'cpu', 'cuda' or nothing."
+            ) from error
     else:
         accelerators = getattr(torch, "accelerator", None)
         if accelerators is None or not accelerators.is_available():

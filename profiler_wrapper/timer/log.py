@@ -23,7 +23,7 @@ import torch
 
 from profiler_wrapper.capture.records import RunInfo
 from profiler_wrapper.capture.runinfo import run_info
-from profiler_wrapper.errors import Notices, WrongUse, occupy_closed_streams
+from profiler_wrapper.errors import Notices, WrongUse, occupy_closed_streams, shown
 from profiler_wrapper.trace.run_directory import RUN_NAME_VARIABLE, given_directory, safe_name
 from profiler_wrapper.trace.spans import TimerFiles, claim_timer_files
 
@@ -60,11 +60,11 @@ class SpanPlace:
         for name, least in (("rank", 0), ("world_size", 1)):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise WrongUse(f"{name}={value!r}: give a whole number, {least} or more.")
+                raise WrongUse(f"{name}={shown(value)}: give a whole number, {least} or more.")
         for name in ("run_name", "prefix"):
             value = getattr(self, name)
             if not (isinstance(value, str) and value) and not (name == "run_name" and value is None):
-                raise WrongUse(f"{name}={value!r}: give a text, the same on all ranks.")
+                raise WrongUse(f"{name}={shown(value)}: give a text, the same on all ranks.")
         object.__setattr__(self, "output_dir", given_directory(self.output_dir, "output_dir").absolute())
 
     @property

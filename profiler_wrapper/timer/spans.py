@@ -18,7 +18,7 @@ from typing import Any, Final, TypedDict, get_type_hints
 import msgspec
 
 from profiler_wrapper.capture.torch_state import keep_dynamo_off
-from profiler_wrapper.errors import Notices
+from profiler_wrapper.errors import Notices, shown
 from profiler_wrapper.timer.device_events import Accelerator, Event, EventPool, find_accelerator
 from profiler_wrapper.timer.log import PENDING_END, SpanPlace, json_name, span_log, text_line, text_name
 from profiler_wrapper.trace.spans import KINDS, kind_of_span
@@ -301,14 +301,14 @@ class SpanRecorder:
         if len(stack) > _MOST_OPEN:  # same: asked where more are open
             self._notices.warn_once(
                 "open",
-                f"{_MOST_OPEN} timed spans are open, {name!r} among them; those that nobody stopped are left out",
+                f"{_MOST_OPEN} timed spans are open, {shown(name)} among them; those that nobody stopped are left out",
             )
             dropped = stack[1:]
         else:
             begin_ns = self._step_begin_ns or 0
             dropped = [s for s in stack[1:] if s.label.name == name and not s.surely_ends and s.begin_ns < begin_ns]
         for span in dropped:
-            self._notices.warn_once("open", f"the timed span {name!r} was begun and never stopped; it is left out")
+            self._notices.warn_once("open", f"the timed span {shown(name)} was begun and never stopped; it is left out")
             if stack.remove_span(span) and self.events is not None:
                 self.events.give_back(span.event)
 
@@ -324,7 +324,7 @@ class SpanRecorder:
             except (KeyError, TypeError, ValueError, OverflowError):
                 checked.pop(name, None)
                 self._notices.warn_once(
-                    "about", f"the timer leaves out {name}={value!r:.100}: it means nothing of a span"
+                    "about", f"the timer leaves out {name}={shown(value)}: it means nothing of a span"
                 )
         return checked
 

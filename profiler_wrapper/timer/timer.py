@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from torch.compiler import is_dynamo_compiling
 
 from profiler_wrapper.capture.steps import is_off
-from profiler_wrapper.errors import Notices, WrongUse
+from profiler_wrapper.errors import Notices, WrongUse, shown
 from profiler_wrapper.timer.log import SpanPlace
 from profiler_wrapper.timer.spans import About, OpenSpan, SpanRecorder
 
@@ -102,7 +102,7 @@ class Timer:
         gc: bool = False,
     ) -> None:
         if not isinstance(gc, bool):
-            raise WrongUse(f"gc={gc!r}: give True or False.")
+            raise WrongUse(f"gc={shown(gc)}: give True or False.")
         self._arguments: dict[str, Any] = {
             "output_dir": output_dir,
             "run_name": run_name,

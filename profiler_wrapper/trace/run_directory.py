@@ -25,7 +25,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from profiler_wrapper.errors import BrokenTrace, WrongUse
+from profiler_wrapper.errors import BrokenTrace, WrongUse, shown
 from profiler_wrapper.trace.atomic import check_path, json_bytes, replacing
 
 # --------------------------------------------------------------------------------------------------
@@ -414,9 +414,9 @@ def given_directory(path: object, parameter: str) -> Path:
     try:
         found = Path(path).expanduser()  # type: ignore[arg-type]
     except TypeError:
-        raise WrongUse(f"{parameter}={path!r} is no directory. Give a path.") from None
+        raise WrongUse(f"{parameter}={shown(path)} is no directory. Give a path.") from None
     except RuntimeError as error:  # of a user who is not known
-        raise WrongUse(f"{parameter}={path!r} is no directory: {error}") from error
+        raise WrongUse(f"{parameter}={shown(path)} is no directory: {error}") from error
     check_path(found)
     return found
 

@@ -98,7 +98,7 @@ def parse_ranks(text: str, *, option: str = "--ranks") -> tuple[int, ...]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,7})\s*(?:-\s*(\d{1,7})\s*)?", part)
         if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise WrongUse(f"{option} {text}: say ranks as in 0-7 or 0,3,8-11")
+            raise WrongUse(f"{option} {text[:100]}: say ranks as in 0-7 or 0,3,8-11")
         found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return tuple(sorted(found))
 

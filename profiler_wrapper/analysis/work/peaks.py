@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cache
 from numbers import Real
 
-from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.errors import WrongUse, shown
 from profiler_wrapper.trace.measured_peaks import read_measured_peaks
 
 VARIABLE = "PROFILER_WRAPPER_PEAK_TFLOPS"
@@ -146,7 +146,10 @@ def find_peaks(
     else:
         return known, None if known else _unknown(device_name)
     if device_name and peaks.device and peaks.device != device_name:
-        return peaks, f"the peaks used are of {peaks.device!r} ({peaks.source}), but this device is {device_name!r}"
+        return (
+            peaks,
+            f"the peaks used are of {peaks.device!r} ({peaks.source}), but this device is {device_name!r}",
+        )
     return peaks, None
 
 
@@ -155,7 +158,7 @@ NO_PEAK = "no peak is known"  # how the warning begins
 
 def _unknown(device_name: str | None) -> str:
     """What to do comes first: a table on a terminal has room for the begin."""
-    why = f"the device {device_name!r} is in no table"
+    why = f"the device {shown(device_name)} is in no table"
     if not device_name:
         why = "CPUs are in no table, or the trace does not name its device"
     return (
@@ -181,7 +184,7 @@ def _peaks_from(given: Given, device_name: str | None, name: str) -> Peaks:
         try:
             given = float(text)
         except ValueError:
-            wrong = f"{name} is {given!r}, which is no number, no pair and no file that is there. {_ACCEPTED}."
+            wrong = f"{name} is {shown(given)}, which is no number, no pair and no file that is there. {_ACCEPTED}."
             raise WrongUse(wrong) from None
     return _of_one_number(given, device_name, name)
 
@@ -190,16 +193,16 @@ def _checked_peaks(given: Peaks, name: str) -> Peaks:
     """Peaks that the caller made, in FLOP/s and bytes a second."""
     for kind, value in given.flops_per_s.items():
         if kind not in TYPES:
-            raise WrongUse(f"{name} has {kind!r}, which is none of {', '.join(TYPES)}.")
-        _checked(value, f"{name}: flops_per_s[{kind!r}]={value!r}", _LARGEST_TFLOPS * 1e12, "FLOP/s")
+            raise WrongUse(f"{name} has {shown(kind)}, which is none of {', '.join(TYPES)}.")
+        _checked(value, f"{name}: flops_per_s[{shown(kind)}]={shown(value)}", _LARGEST_TFLOPS * 1e12, "FLOP/s")
     bandwidth = given.bandwidth_bytes_per_s
     if bandwidth is not None:
-        _checked(bandwidth, f"{name}: bandwidth_bytes_per_s={bandwidth!r}", _LARGEST_GB_PER_S * 1e9, "bytes/s")
+        _checked(bandwidth, f"{name}: bandwidth_bytes_per_s={shown(bandwidth)}", _LARGEST_GB_PER_S * 1e9, "bytes/s")
     return given
 
 
 def _of_one_number(tflops: object, device_name: str | None, name: str) -> Peaks:
-    value = _checked(tflops, f"{name}={tflops!r:.40}", _LARGEST_TFLOPS, "TFLOP/s")
+    value = _checked(tflops, f"{name}={shown(tflops)}", _LARGEST_TFLOPS, "TFLOP/s")
     known = peaks_of(device_name)
     return Peaks(
         device=device_name or "",
@@ -218,13 +221,13 @@ def _of_pairs(pairs: Mapping[str, object], device_name: str | None, name: str) -
     stated: dict[str, float] = {}
     for key, value in pairs.items():
         if key.strip().lower() == _BANDWIDTH:
-            stated[key] = _checked(value, f"{name}: {key}={value!r}", _LARGEST_GB_PER_S, "GB/s")
+            stated[key] = _checked(value, f"{name}: {key}={shown(value)}", _LARGEST_GB_PER_S, "GB/s")
             bandwidth = stated[key] * 1e9
             continue
         kind = type_of(key)
         if kind is None:
-            raise WrongUse(f"{name} has {key!r}, which is none of {', '.join(TYPES)} or {_BANDWIDTH}.")
-        stated[key] = _checked(value, f"{name}: {key}={value!r}", _LARGEST_TFLOPS, "TFLOP/s")
+            raise WrongUse(f"{name} has {shown(key)}, which is none of {', '.join(TYPES)} or {_BANDWIDTH}.")
+        stated[key] = _checked(value, f"{name}: {key}={shown(value)}", _LARGEST_TFLOPS, "TFLOP/s")
         flops[kind] = stated[key] * 1e12
     what = ", ".join(f"{key}={number:g}" for key, number in stated.items())
     rest = f"; the rest: {known.source}" if known else ""
@@ -255,7 +258,7 @@ def _checked(value: object, what: str, largest: float, unit: str) -> float:
 def _of_file(path: str | os.PathLike[str]) -> Peaks:
     measured = read_measured_peaks(path)
     if unknown := sorted(set(measured.flops) - set(TYPES)):
-        raise WrongUse(f"{os.fspath(path)} has the type {unknown[0]!r}, which is none of {', '.join(TYPES)}.")
+        raise WrongUse(f"{os.fspath(path)} has the type {shown(unknown[0])}, which is none of {', '.join(TYPES)}.")
     return Peaks(
         device=measured.device,
         flops_per_s={kind: ceiling.per_s for kind, ceiling in measured.flops.items()},
