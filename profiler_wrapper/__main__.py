@@ -63,24 +63,20 @@ def _texts(values: Iterable[object]) -> Iterator[str]:
 
 
 def _expect_command(given: Sequence[str]) -> None:
-    """Raise WrongUse where a script or a trace stands in a command's place."""
+    """Raise WrongUse where a script, a trace or the directory of a run stands in a command's place."""
     first = given[0] if given else "--help"
-    if first == "-m" or first.endswith(".py") or re.fullmatch(r"(?:.*/)?python[\d.]*", first):
-        raise WrongUse(f"{first} is no command. To profile a script: profiler-wrapper run {' '.join(given)}")
-    if not first.startswith("-") and (os.sep in first or "." in first or os.path.exists(first)):
-        raise WrongUse(
-            f"{first} is no command. To analyse a trace or a run: profiler-wrapper analyze {' '.join(given)}"
-        )
+    is_script = first == "-m" or first.endswith(".py") or re.fullmatch(r"(?:.*/)?python[\d.]*", first)
+    is_file = not first.startswith("-") and (os.sep in first or "." in first or os.path.exists(first))
+    if (is_script or is_file) and all(command.__name__.rpartition(".")[2] != first for command in COMMANDS):
+        use = "profile a script: profiler-wrapper run" if is_script else "analyse it: profiler-wrapper analyze"
+        raise WrongUse(f"{first} is no command. To {use} {' '.join(given)}")
 
 
 def _with_options(text: str, options: Iterable[str]) -> str:
     """What was said of parameters, of the command's options: `steps='3-1'` is `--steps 3-1`."""
     names = "|".join(options) or "-"
-    return re.sub(
-        rf"\b({names})=(?:'([^']*)'| ?(?=[\w.-]))",
-        lambda found: f"--{found[1].replace('_', '-')} {found[2] or ''}",
-        text,
-    )
+    pattern = rf"\b({names})=(?:'([^']*)'| ?(?=[\w.-]))"
+    return re.sub(pattern, lambda found: f"--{found[1].replace('_', '-')} {found[2] or ''}", text)
 
 
 def _fail(error: object, code: int) -> int:

@@ -64,8 +64,8 @@ def test_hints_name_what_the_command_line_has(trace: Path, capsys: pytest.Captur
         ("x.py --lr 1", "x.py is no command. To profile a script: profiler-wrapper run x.py --lr 1"),
         ("python x.py", "python is no command. To profile a script: profiler-wrapper run python x.py"),
         ("-m pkg.train", "-m is no command. To profile a script: profiler-wrapper run -m pkg.train"),
-        ("t.json.gz", "t.json.gz is no command. To analyse a trace or a run: profiler-wrapper analyze t.json.gz"),
-        ("outputs/job", "outputs/job is no command. To analyse a trace or a run: profiler-wrapper analyze outputs/job"),
+        ("t.json.gz", "t.json.gz is no command. To analyse it: profiler-wrapper analyze t.json.gz"),
+        ("outputs/job", "outputs/job is no command. To analyse it: profiler-wrapper analyze outputs/job"),
         ("run --steps 3-1 x.py", "--steps 3-1: the window 3-1 ends before it begins. Write 1-3."),
         ("run --record-shapes maybe x.py", "--record-shapes maybe means nothing here. Give True, False or 'auto'."),
         ("run --rank -1 x.py", "--rank -1 is no rank. Give a number from 0."),
@@ -80,6 +80,20 @@ def test_what_is_wrong_is_said_by_the_words_of_the_command_line(
 ) -> None:
     assert main(given.split()) == 2
     assert capsys.readouterr().err.startswith(f"error: {hint}")
+
+
+def test_a_command_is_one_also_beside_a_file_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("analyze", "outputs"):
+        Path(name).mkdir()
+    assert main(["analyze", "nothing.json"]) == 1
+    assert "no command" not in capsys.readouterr().err
+    assert main(["outputs"]) == 2
+    assert capsys.readouterr().err == (
+        "error: outputs is no command. To analyse it: profiler-wrapper analyze outputs\n"
+    )
 
 
 def test_analyze_takes_peaks(trace_with_shapes: Path, capsys: pytest.CaptureFixture[str]) -> None:
