@@ -392,8 +392,9 @@ def parts_of_the_wall_time_make_each_step(result: Analysis) -> Broken:
 
 
 def busy_and_idle_are_known_together(result: Analysis) -> Broken:
-    """Where it is not known how busy the device was, nothing says how long it was idle."""
-    gaps_ns = None if result.overview is None else result.overview.gaps_ns
+    """Where it is not known how busy the device was in all, at most of steps that began later it is known."""
+    overview = result.overview
+    gaps_ns = None if overview is None or len(overview.steps) > 1 else overview.gaps_ns
     if result.time_basis == "device" and result.time.busy_ns is None and gaps_ns is not None:
         yield f"how busy the device was is not known, and that it was idle for {gaps_ns} ns is"
 

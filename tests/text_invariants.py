@@ -418,6 +418,7 @@ def the_verdict_is_that_of_the_tables(result: Analysis) -> Broken:
         for part in (finding["title"].rstrip("."), finding["fix"].rstrip(".")):
             text = text.replace(part, "")
     launched, spans = _launched_ns(result) or 1, step_spans(result) or [result.time.span_ns]
+    total = result.time.total_ns or 1
     if found := re.search(rf"idle for ({_SHARE.pattern}) of a", text):
         idle = None if result.overview is None else result.overview.gaps_ns
         share = None if idle is None else idle / sum(spans)
@@ -425,21 +426,21 @@ def the_verdict_is_that_of_the_tables(result: Analysis) -> Broken:
             yield f"idle for {found[1]}, the overview has {share}"
     if found := re.search(rf"(?:^|\. )([^.]?.*?) takes ({_SHARE.pattern}) of", text):
         name, share = max(_parts_of_the_model(result).items(), key=lambda one: one[1], default=("", 0))
-        if not _is_share(_match(found[2]), share / launched):
-            yield f"{found[1]} takes {found[2]}, the rows have {100 * share / launched:.4g} % for {name}"
+        if not _is_share(_match(found[2]), share / total):
+            yield f"{found[1]} takes {found[2]}, the rows have {100 * share / total:.4g} % for {name}"
         part = name.rpartition(" ")[2][:40]
         if part not in f"{found[1]} {found[1].lower()}" or (not part and "own code" not in found[1]):
             yield f"{found[1]!r} takes most, the rows have {name!r}"
     if found := re.search(rf"No layer is known for ({_SHARE.pattern}) of", text):
-        share = (result.time.unattributed_ns - (result.time.total_ns - launched)) / launched
+        share = (result.time.unattributed_ns - (result.time.total_ns - launched)) / total
         if not _is_share(_match(found[1]), share):
             yield f"no layer for {found[1]}, the rows have {100 * share:.4g} %"
-    if found := re.search(rf"; ({_SHARE.pattern})[\w ]* is (.*?)\.", text):
+    if found := re.search(rf"; ([\w ]+) takes? ({_SHARE.pattern}) of it in all", text):
         of_class = sums_of((row.class_name, row.time_ns) for row in result.classes)
-        if not any(_is_share(_match(found[1]), max(of_class.values()) / whole) for whole in (sum(of_class.values()),)):
-            yield f"{found[1]} is {found[4]}, the classes have {max(of_class.values()) / sum(of_class.values()):.4g}"
+        if not _is_share(_match(found[2]), max(of_class.values()) / total):
+            yield f"{found[1]}: {found[2]}, the classes have {max(of_class.values()) / total:.4g}"
     known = _of_the_whole(result)
-    known.shares = [share / launched for share in _parts_of_the_model(result).values()]
+    known.shares = [share / total for share in _parts_of_the_model(result).values()]
     known.times_ns += [row.time_ns / _steps(result) for row in result.unattributed]
     known.times_ns.append((result.time.unattributed_ns - (result.time.total_ns - launched)) / _steps(result))
     wholes = (_step_ns(result), launched / _steps(result), result.time.total_ns / _steps(result))
@@ -471,17 +472,25 @@ def _parts_of_the_model(result: Analysis) -> dict[str, int]:
     return sums_of(pairs)
 
 
+def _busy_share(result: Analysis) -> float:
+    """Percent of the steps, of which findings say how long the device is idle."""
+    overview = result.overview
+    wall_ns = sum(step.span_ns for step in overview.steps) if overview is not None else 0
+    return 100 * (1 - (overview.gaps_ns or 0) / wall_ns) if overview is not None and wall_ns else 0.0
+
+
 def titles_say_the_total(result: Analysis) -> Broken:
     """The line above the table has the total, the step and the busy share of the tables."""
     text = " ".join(console_table(result, rows=100_000, width=400).split("\n")[:2])
     steps, time = step_count(result), result.time
     wanted: dict[str, list[float]] = {
-        r"(?:CPU|device) time ([\d.]+) ms": [time.total_ns / steps / 1e6],
+        r"(?:wall time of ops|device time) ([\d.]+) ms": [time.total_ns / steps / 1e6],
         r"step takes ([\d.]+) ms": [
             _step_ns(result) / 1e6,
             ((result.utilization and result.utilization.step_time_ns) or 0) / 1e6,
         ],
-        r"device busy ([\d.]+) %": [100 * (time.busy_ns or 0) / time.span_ns if time.span_ns else 0],
+        r"device busy ([\d.]+) % of the trace": [100 * (time.busy_ns or 0) / time.span_ns if time.span_ns else 0],
+        r"device busy ([\d.]+) %(?! of)": [_busy_share(result)],
         r"exposed communication ([\d.]+) ms": [(time.exposed_communication_ns or 0) / steps / 1e6],
     }
     for pattern, values in wanted.items():

@@ -67,8 +67,8 @@ _UNEVEN = 1.5  # times the median step
 _NO_DEVICE = "kernels were launched, and no event of the device that ran them is in the trace"
 _CAPTURED = "{} kernels were captured into a graph, and did not run"
 _UNSEEN = (
-    "how busy the device was, and how long idle, is not known, because when the trace began it still did work that was "
-    "launched before and is not shown: begin to record on an idle device (torch.cuda.synchronize()), or a step earlier"
+    "how busy the device was in all, and how long idle in each layer, is not known, because when the trace began it "
+    "still did work that was launched before and is not shown; steps are timed from its end on: begin to record on an idle device (torch.cuda.synchronize()), or a step earlier"
 )
 _OF_USE_WITH_A_TRACE_ONLY = ("compiled", "held")  # of what is known of a run
 

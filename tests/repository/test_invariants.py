@@ -99,7 +99,10 @@ FAIL: dict[str, Change] = {
         utilization={"step_time_us": 1.0, "mfu": 0.5, "hfu": 0.4, "devices": 1}
     ),
     "parts_of_the_wall_time_make_each_step": lambda data: data["overview"]["steps"][0].update(kernel_us=1.0),
-    "busy_and_idle_are_known_together": lambda data: data["time"].update(busy_us=None),
+    "busy_and_idle_are_known_together": lambda data: (
+        data["time"].update(busy_us=None),
+        data["overview"].update(steps=data["overview"]["steps"][:1]),
+    ),
     "shares_are_from_0_to_1": lambda data: data["overview"].update(utilization=1.2),
     "no_peak_is_below_what_is_held": _set("layers", "peak_bytes", 1, layer="layers.0", phase="forward"),
     "no_peak_is_below_one_inside": _set("layers", "peak_bytes", 1, layer="layers.0", phase="forward"),

@@ -251,7 +251,7 @@ def _where_it_goes(facts: Facts) -> list[str]:
     unknown = sum(row.time_ns for row in without_layer) / total
     if unknown >= _MUCH_WITHOUT_LAYER:
         reasons = ", ".join(row.reason for row in without_layer[:2])
-        found = f"No layer is known for {share(unknown)} of {of} ({reasons}); {_largest_class(facts.analysis)}"
+        found = f"No layer is known for {share(unknown)} of {of} ({reasons}); {_largest_class(facts.analysis)} of it in all"
     else:
         name, time_ns = _largest_part(facts)
         found = f"{name} takes {share(time_ns / total)} of {of}"
@@ -265,7 +265,7 @@ def _largest_class(analysis: Analysis) -> str:
         time_ns[row.class_name] += row.time_ns
     ((name, most),) = time_ns.most_common(1)
     named = {"gemm": "matrix products", "other": "work of no known kind"}.get(name, name)
-    return f"{share(most / time_ns.total())} is {named}"
+    return f"{named} take{'' if named.endswith('s') else 's'} {share(most / time_ns.total())}"
 
 
 def _largest_part(facts: Facts) -> tuple[str, int]:
@@ -300,7 +300,7 @@ def _readable(name: str) -> str:
 
 def _part(row: LayerRow) -> tuple[str, str]:
     if row.block:
-        below = row.layer[len(row.block) + 1 :].partition(".")[0]
+        below = row.layer.removeprefix(row.block).removeprefix(".").partition(".")[0]  # the root's name is in no other
         return split_number(row.block)[0], f"child {below}" if below.isdecimal() else below or "own code"
     if row.layer:
         return "", row.layer
