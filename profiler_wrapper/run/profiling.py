@@ -131,6 +131,12 @@ class Profiling:
             self._recorder.sessions.leave_named(block)
         block.end()  # which may be none of this recorder's
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """What is recorded, or will be, runs on another thread than this."""
+        recorder = self._recorder
+        return recorder is not None and not (recorder.over or recorder.on_owner_thread)
+
     def finish(self) -> None:
         """End recording and write the files."""
         self._safely("finishing", self._finish)

@@ -6,11 +6,13 @@ is imported before the script does so itself, since it may set them first.
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import importlib.util
 import io
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -56,9 +58,9 @@ def run_script(program: Sequence[str], *, is_module: bool, given: Mapping[str, A
         raise SystemExit(2) from None
     except BaseException as raised:
         _show_without_ours()
-        profile.finish(None if isinstance(raised, SystemExit) and raised.code in (None, 0) else raised)
+        profile.end(None if isinstance(raised, SystemExit) and raised.code in (None, 0) else raised)
         raise
-    profile.finish(None)
+    profile.end(None)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -218,6 +220,14 @@ class _Profile:
     def _give_way(self) -> None:
         self._stop_waiting()
         self._problem = "the script started a torch profiler of its own, and torch runs one at a time"
+
+    def end(self, error: BaseException | None) -> None:
+        """The script's main part has ended; where threads run on that Python waits for, one may call the model yet."""
+        running = [one for one in threading.enumerate() if one is not threading.current_thread() and not one.daemon]
+        if running and (self._profiling is None or self._profiling.is_elsewhere):
+            atexit.register(self.finish, error)
+        else:
+            self.finish(error)
 
     def finish(self, error: BaseException | None) -> None:
         """The script has ended, by `error` if there is one."""

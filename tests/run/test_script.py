@@ -165,6 +165,21 @@ def test_modules_and_directories(as_module: bool, tmp_path: Path) -> None:
     assert shown.splitlines()[-3:] == plain.stderr.splitlines()[-3:] and shown.count("File") == 1
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("how_it_trains", ["", "thread", "pool"])
+def test_a_training_in_another_directory_or_on_a_thread_that_outlives_the_main_part(
+    how_it_trains: str, tmp_path: Path
+) -> None:
+    folders = [tmp_path / name for name in ("plain", "profiled")]
+    for folder in folders:
+        folder.mkdir()
+    script = [str(SCRIPTS / "elsewhere.py"), how_it_trains]
+    plain, profiled = ended(Real(folders[0], *script), Real(folders[1], *ALONE, *script))
+    assert how(profiled) == how(plain) == (3 if how_it_trains == "pool" else 0, "trained\n")
+    assert "no module was called" not in profiled.stderr
+    assert result_of(folders[1], "run", "run", "rank0")["run"]["timed_steps"] == [2, 3, 4]
+
+
 def test_what_cannot_be_run(tmp_path: Path) -> None:
     (tmp_path / "wrong.py").write_text("if True print(1)\n")
     plain, wrong = ended(*(forked(tmp_path, *us, "wrong.py") for us in ([], RUN)))
