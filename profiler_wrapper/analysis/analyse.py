@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.calls import call_memory, layer_calls
 from profiler_wrapper.analysis.charges import launches_kernels
 from profiler_wrapper.analysis.classes import busiest_device_properties
+from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.memory.blocks import OwnedMemory, owned_memory
 from profiler_wrapper.analysis.memory.events import DeviceMemory, device_memory
 from profiler_wrapper.analysis.memory.use import memory_summary, memory_use
@@ -102,6 +103,7 @@ def tables(
     exposed, exposed_total = time_rows.exposed_communication(recording, charges)
     work = _work(attributed) if work is None else work
     ran_elsewhere, work_notes = time_rows.keys_of_work(tree, work)
+    memory_notes += _never_called(tree, holdings)
     notes = [*_notes(attributed, memory), *memory_notes, *(use.notes if use is not None else ()), *work_notes]
     series = time_rows.tracked_series(attributed, track, notes)
     shaped = ShapeRows() if isinstance(work, str) else work.shapes
@@ -202,6 +204,20 @@ def _holdings(run: Mapping[str, Any]) -> tuple[tuple[Holding, ...], list[str]]:
         return read_holdings(run.get("held")), []
     except ValueError as error:
         return (), [f"what the model and its optimizers held is left out, because the run tells it wrongly: {error}"]
+
+
+def _never_called(tree: LayerTree, holdings: Iterable[Holding]) -> list[str]:
+    """A note on the layers that learn and have no row; inside of compiled code nobody sees calls."""
+    held = (tensor for one in holdings for tensors in one.tensors.values() for tensor in tensors)
+    learn = {tensor.name.rpartition(".")[0] for tensor in held if tensor.category == "grads"}
+    found = [name for name in tree.not_entered if name in learn]
+    if not found or any(layer.compiled for layer in tree.layers):
+        return []
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return [
+        f"never called, though their parameters have gradients: {', '.join(found[:3])}{more}. Where layer.forward(x) "
+        "is called, or another layer uses the parameters, the time counts for the layer around it: call layer(x)"
+    ]
 
 
 def _notes(attributed: Attributed, memory: DeviceMemory | None) -> list[str]:
