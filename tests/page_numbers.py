@@ -10,6 +10,7 @@ from browser import Page
 from page_tables import UNITS, show, table_named, table_of
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.reports.describe import has_like_steps, step_count
+from profiler_wrapper.reports.memory import category_name
 from profiler_wrapper.reports.roofline import roofline
 
 
@@ -22,7 +23,7 @@ def assert_first_views(page: Page, analysis: Analysis) -> None:
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "scrolls sideways"
     figures = dict(zip(page.texts("#view-summary .label"), page.texts("#view-summary .value"), strict=False))
     over = "per step" if has_like_steps(analysis) else "over the whole trace"
-    shown = figures[f"{'Device' if analysis.time_basis == 'device' else 'CPU'} time, {over}"]
+    shown = figures[f"{'Device time' if analysis.time_basis == 'device' else 'Wall time of ops'}, {over}"]
     assert shown == page.evaluate(f"page.format.us({total!r})")
     assert "✓" in page.text("#view-layers .sum")
     layers = "#view-layers .table"
@@ -66,7 +67,7 @@ def assert_numbers(page: Page, analysis: Analysis, drawn: set[str]) -> None:
         owners = table_named(page, "memory", "Who holds it")
         held = analysis.memory["peak"]["owners"]
         owners.assert_shows("bytes", [owner["bytes"] for owner in held[: len(owners.rows)]])
-        assert owners.texts("category") == [owner["category"].replace("_", " ") for owner in held[: len(owners.rows)]]
+        assert owners.texts("category") == [category_name(owner["category"]) for owner in held[: len(owners.rows)]]
         assert_curve(page, analysis)
     if "communication" in drawn:
         show(page, "communication")

@@ -214,7 +214,7 @@ def by_compare(analysis: Analysis) -> Told:
 def by_page(page: Page) -> Told:
     show(page, "summary")
     figures = dict(zip(page.texts("#view-summary .label"), page.texts("#view-summary .value"), strict=False))
-    for name, quantity in (("Step time", "step"), ("Device time", "total"), ("CPU time", "total")):
+    for name, quantity in (("Step time", "step"), ("Device time", "total"), ("Wall time of ops", "total")):
         if f"{name}, per step" in figures:
             number, unit = figures[f"{name}, per step"].split()
             value_ms = float(number.replace(",", "")) * UNITS[unit] / 1000
