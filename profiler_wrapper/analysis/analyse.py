@@ -69,7 +69,8 @@ _NO_DEVICE = "kernels were launched, and no event of the device that ran them is
 _CAPTURED = "{} kernels were captured into a graph, and did not run"
 _UNSEEN = (
     "how busy the device was in all, and how long idle in each layer, is not known, because when the trace began it "
-    "still did work that was launched before and is not shown; steps are timed from its end on: begin to record on an idle device (torch.cuda.synchronize()), or a step earlier"
+    "still did work that was launched before and is not shown; steps are timed from its end on: begin to record on an "
+    "idle device (torch.cuda.synchronize()), or a step earlier"
 )
 _OF_USE_WITH_A_TRACE_ONLY = ("compiled", "held")  # of what is known of a run
 

@@ -14,7 +14,7 @@ from profiler_wrapper.capture import scopes
 from profiler_wrapper.capture.layers import holders
 from profiler_wrapper.capture.torch_state import is_tracing
 from profiler_wrapper.errors import Notices
-from profiler_wrapper.monitor.work import Alike, Parallelism, Shapes, in_words
+from profiler_wrapper.monitor.work import BatchKey, Parallelism, Shapes, in_words
 from profiler_wrapper.timer.device_events import Accelerator
 
 _TOKENS = ("input_ids", "inputs_embeds", "tokens")
@@ -32,7 +32,10 @@ class BatchSize:
     # the batch's attention mask (samples, sequence length), which is 0 where a token is padding
     mask: torch.Tensor | None = None
     sizes: tuple[int, ...] = ()  # of the first two dimensions, whichever of them counts the samples
-    alike: tuple[int, Any] = (1, ())  # see `Alike`; samples come first in ids and images: of others only like calls are
+    key: tuple[int, Any] = (
+        1,
+        (),
+    )  # see `BatchKey`; samples come first in ids and images: of others only like calls are
 
 
 def size_of(batch: object) -> BatchSize:
@@ -56,11 +59,11 @@ def size_of(batch: object) -> BatchSize:
         length = first.shape[1]
     sizes = () if first is None else tuple(first.shape[:2])
     shapes = tuple(_shapes_in(batch))
-    alike: tuple[int, Any] = (1, shapes)
+    key: tuple[int, Any] = (1, shapes)
     if first is not None and (length is not None or first.dim() > 3) and {shape[:1] for shape in shapes} == {sizes[:1]}:
         rest = tuple(shape[1:] for shape in shapes)
-        alike = sizes[0], length if {*rest} == {(length,)} else rest
-    return BatchSize(sizes[0] if sizes else None, length, mask, sizes, alike)
+        key = sizes[0], length if {*rest} == {(length,)} else rest
+    return BatchSize(sizes[0] if sizes else None, length, mask, sizes, key)
 
 
 def _shapes_in(batch: object, depth: int = _DEPTH) -> Iterable[tuple[int, ...]]:
@@ -268,12 +271,12 @@ class Batch:
     tokens: Count = None
     shapes: Shapes = ()  # of this rank's micro-batches, as computed: with padding; empty: not known
 
-    def alike(self, seen: Sequence[BatchSize]) -> Alike:
+    def key(self, seen: Sequence[BatchSize]) -> BatchKey:
         """The shapes; where they have no length, what the model's calls were given, or as many tokens."""
         if self.shapes and all(length is not None for _, length in self.shapes):
             return self.shapes
         tokens = None if self.tokens is None or isinstance(self.tokens[0], torch.Tensor) else self.tokens[0]
-        return tuple(size.alike for size in seen) or self.shapes or (((1, tokens),) if tokens is not None else ())
+        return tuple(size.key for size in seen) or self.shapes or (((1, tokens),) if tokens is not None else ())
 
 
 class Batches:

@@ -40,7 +40,7 @@ from profiler_wrapper.monitor.flop_probe import FlopProbe
 from profiler_wrapper.monitor.logs import sinks_of
 from profiler_wrapper.monitor.records import RunStatistics, Session, StepRecord
 from profiler_wrapper.monitor.sinks import Sink, Sinks
-from profiler_wrapper.monitor.work import Alike, Formula, Parallelism, Roof, StepWorks, formula_of, why_over_peak
+from profiler_wrapper.monitor.work import BatchKey, Formula, Parallelism, Roof, StepWorks, formula_of, why_over_peak
 from profiler_wrapper.timer.device_events import Accelerator, Mark, StepClock, seconds_between
 from profiler_wrapper.timer.layer_timer import LayerWatch
 from profiler_wrapper.timer.log import SpanPlace
@@ -430,7 +430,7 @@ class StepWatch:
         self._opened: Job | None = None  # from the end of the first step on
         self._batches: Batches
         self._opening = threading.Lock()  # loops on two threads have one log
-        self._recorded_shapes: Alike = ()
+        self._recorded_shapes: BatchKey = ()
         self._pending: deque[PendingStep] = deque()  # in order; the device has perhaps not come to their end
         self._gaps = Gaps(notices)
         self._begun: _Point | None = None
@@ -521,7 +521,7 @@ class StepWatch:
             if seen and not (self._calls.counts and self._probe.measures(self._known_otherwise(opened))):
                 self._calls.stop()
                 self._calls = None
-        alike = batch.alike(seen)
+        key = batch.key(seen)
         logged = {name: self._scalars.number(name, value) for name, value in numbers.items()}
         if logged.get("learning_rate") is None and self._optimizers:
             rate = self._optimizers[0].param_groups[0].get("lr")
@@ -529,11 +529,11 @@ class StepWatch:
         counts = [count[0] for count in (batch.samples, batch.tokens) if count is not None]
         copied = any(isinstance(value, torch.Tensor) for value in (*counts, *logged.values()))
         if recorded:
-            self._recorded_shapes = alike
+            self._recorded_shapes = key
         measurement = self._probe.finished()
         if measurement is not None:
             opened.works.take(measurement, self._recorded_shapes)
-        work = opened.works.of(batch.shapes, alike)
+        work = opened.works.of(batch.shapes, key)
         memory, peak = (None, None) if self._memory is None else self._memory.read()
         known = dict(
             step=number,

@@ -99,7 +99,7 @@ class Parallelism:
 Formula = Callable[[int, "int | None"], float]
 Shapes: TypeAlias = "tuple[tuple[int, int | None], ...]"  # of micro-batches: sequences, their length (None: images)
 # Micro-batches that a measurement holds for: sequences, and what has to be the same for FLOPs in proportion to them.
-Alike: TypeAlias = "tuple[tuple[int, Any], ...]"
+BatchKey: TypeAlias = "tuple[tuple[int, Any], ...]"
 _MOST_SHAPES = 4096  # whose FLOPs by formula are kept
 _MOST_MEASURED = 64  # measurements of unlike batches that are kept
 _LONG = 1 << 20  # tokens: more than any part of a sequence that a config tells
@@ -168,9 +168,9 @@ class StepWorks:
     formula: Formula | None = None
     dtype: str = ""  # of the numbers that `given` and `formula` are about; "": not known
     formula_fails: bool = False  # the formula did not tell the work of some step
-    _measured: dict[Alike, Work] = field(default_factory=dict)  # by their batches, the newest last
+    _measured: dict[BatchKey, Work] = field(default_factory=dict)  # by their batches, the newest last
 
-    def take(self, measurement: Measurement, shapes: Alike = ()) -> None:
+    def take(self, measurement: Measurement, shapes: BatchKey = ()) -> None:
         """Use a measurement from now on; one that does not know all of a step is only said.
 
         `shapes`: of the micro-batches of the step that was measured, on this rank; empty: not known.
@@ -202,12 +202,12 @@ class StepWorks:
         if len(self._measured) > _MOST_MEASURED:
             del self._measured[next(iter(self._measured))]
 
-    def of(self, shapes: Shapes, alike: Alike = ()) -> Work | None:
+    def of(self, shapes: Shapes, key: BatchKey = ()) -> Work | None:
         """The work of a step whose micro-batches on this rank have these shapes; empty: not known.
 
-        `alike`: what a measurement goes by, where it is more than they tell.
+        `key`: what a measurement goes by, where it is more than they tell.
         """
-        now = alike or shapes
+        now = key or shapes
         for then, measured in reversed(self._measured.items()):
             factor = _times_as_many(now, then) if now and then else 1.0
             if factor is not None:
@@ -254,7 +254,7 @@ class StepWorks:
         return Work(model_flops=flops_of_job, model_time_at_peak_s=time_s, flops_source=source)
 
 
-def _times_as_many(shapes: Alike, then: Alike) -> float | None:
+def _times_as_many(shapes: BatchKey, then: BatchKey) -> float | None:
     """How many times the sequences of each length there were then, where that is the same for all lengths.
 
     Lengths that are not known, now or then, are taken to be alike.

@@ -144,4 +144,4 @@ def test_a_teacher_without_gradients_counts(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_measurement_holds_for(batch: Any, alike: tuple[int, Any]) -> None:
-    assert size_of(batch).alike == alike
+    assert size_of(batch).key == alike

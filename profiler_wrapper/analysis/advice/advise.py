@@ -251,7 +251,7 @@ def _where_it_goes(facts: Facts) -> list[str]:
     unknown = sum(row.time_ns for row in without_layer) / total
     if unknown >= _MUCH_WITHOUT_LAYER:
         reasons = ", ".join(row.reason for row in without_layer[:2])
-        found = f"No layer is known for {share(unknown)} of {of} ({reasons}); {_largest_class(facts.analysis)} of it in all"
+        found = f"No layer is known for {share(unknown)} of {of} ({reasons}); {_largest_class(facts.analysis)}"
     else:
         name, time_ns = _largest_part(facts)
         found = f"{name} takes {share(time_ns / total)} of {of}"
@@ -265,7 +265,7 @@ def _largest_class(analysis: Analysis) -> str:
         time_ns[row.class_name] += row.time_ns
     ((name, most),) = time_ns.most_common(1)
     named = {"gemm": "matrix products", "other": "work of no known kind"}.get(name, name)
-    return f"{named} take{'' if named.endswith('s') else 's'} {share(most / time_ns.total())}"
+    return f"{named} take{'' if named.endswith('s') else 's'} {share(most / time_ns.total())} of it in all"
 
 
 def _largest_part(facts: Facts) -> tuple[str, int]:

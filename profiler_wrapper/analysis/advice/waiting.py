@@ -238,7 +238,7 @@ def _edge(facts: Facts, span: int, is_end: bool) -> str:
     tree, name = facts.found.tree, facts.found.recording.name_of(span) if span >= 0 else "the step"
     layer = tree.layer_of_span.get(span)
     said = f"layer {tree.layers[layer].name}" if layer is not None else re.sub(r"^Optimizer\.\w+#", "", name)
-    return f"the {'end' if is_end else 'begin'} of {said}"
+    return f"the {'end' if is_end else 'start'} of {said}"
 
 
 def launch_bound(facts: Facts) -> Iterator[Finding]:

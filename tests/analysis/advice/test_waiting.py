@@ -162,7 +162,7 @@ def test_a_generator_that_loads_is_found_between_its_marks() -> None:
     facts = facts_of(loading(wait_us=7900, op_us=2000).recording())
     found = the_finding(outside_ops, facts)
     assert found.title == (
-        "80 % of a step of 9.94 ms runs no op: 7.94 ms, 7.90 ms of it from the end of SGD.zero_grad to the begin of "
+        "80 % of a step of 9.94 ms runs no op: 7.94 ms, 7.90 ms of it from the end of SGD.zero_grad to the start of "
         "layer Net"
     )
     assert (found.confidence, found.share_of) == ("high", "the wall time of a step")
