@@ -93,9 +93,9 @@ def tables(
         WrongUse: `peaks` means none.
     """
     recording, charges, tree = attributed.recording, attributed.charges, attributed.tree
-    traits = run_of_trace(recording, attributed.steps.number)
-    versions = run.get("versions")
-    run = {**traits, **run, "versions": traits["versions"] | dict(versions if isinstance(versions, Mapping) else {})}
+    in_trace, versions = run_of_trace(recording, attributed.steps.number), run.get("versions")
+    versions = in_trace["versions"] | dict(versions if isinstance(versions, Mapping) else {})
+    run = {**in_trace, **run, "versions": versions}
     holdings, memory_notes = _holdings(run)
     memory = device_memory(recording, holdings, cpu_frees_unsure=bool(run.get("cpu_frees_unsure")))
     owned = None if memory is None else owned_memory(attributed, memory)
