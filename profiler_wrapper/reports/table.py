@@ -273,6 +273,9 @@ class _Drawn(NamedTuple):
         return max(len(self.title), len(self.unit), *map(len, self.texts))
 
 
+_SHARED = "[shared]: all calls of the module; a layer above it holds those that it made itself"
+
+
 def console_table(
     analysis: Analysis,
     *,
@@ -309,18 +312,15 @@ def console_table(
     ]
     followed = followed_lines(analysis, most=_FOLLOWED_LINES if rows >= _HIGH else 1, width=width, unicode=unicode)
     most = rows - len(head) - 2 - len(followed) - len(tail)  # 2: the heading and its units
-    table = table_rows(analysis, most=most, order=order, layer_rows=layer_rows)
-    if lines := bool(table.hidden_layers) + any(map(_is_shared, table.rows)):
+    for lines in range(3):  # that are left for the notes
         table = table_rows(analysis, most=most - lines, order=order, layer_rows=layer_rows)
-    if table.hidden_layers:
-        tail.insert(0, f"({table.hidden_layers} smaller layers not shown; profiler-wrapper analyze --top N shows more)")
-    if any(map(_is_shared, table.rows)):
-        tail.insert(0, "[shared]: all calls of the module; a layer above it holds the calls that it made itself")
-    return "\n".join([*head, *_draw(table.rows, analysis, width, unicode), *followed, *tail])
-
-
-def _is_shared(row: TableRow) -> bool:
-    return "shared" in row.after
+        notes = [_SHARED] if any("shared" in row.after for row in table.rows) else []
+        if table.hidden_layers:
+            notes.append(f"({table.hidden_layers} smaller layers not shown: analyze --top N has more)")
+        if len(notes) <= lines:
+            break
+    notes = [shorten(note, width) for note in notes]
+    return "\n".join([*head, *_draw(table.rows, analysis, width, unicode), *followed, *notes, *tail])
 
 
 def _joined(parts: Sequence[str], width: int, most: int) -> list[str]:

@@ -112,7 +112,7 @@ def test_the_device_is_idle_in_the_parent_that_called() -> None:
 def test_the_table_says_what_shared_means() -> None:
     text = console_table(analyse(two_parents().recording()))
     assert "0 [shared]" in text
-    assert "[shared]: all calls of the module; a layer above it holds the calls that it made itself" in text
+    assert "[shared]: all calls of the module; a layer above it holds those that it made itself" in text
     assert len(console_table(analyse(two_parents().recording()), rows=12).splitlines()) <= 12
 
 

@@ -254,8 +254,8 @@ def test_the_verdict_of_an_idle_device_begins_with_that() -> None:
 def test_the_verdict_without_steps() -> None:
     made = Trace().op("aten::mm", 0, 1000).kernel("gemm", 2000, 9000, launched=500)
     assert verdict(facts_of(made.recording()), []) == (
-        "No layer is known for 100 % of the device time (a trace without layers); 100 % is matrix products; "
-        "a trace takes 9.00 µs. Nothing stands out."
+        "No layer is known for 100 % of the device time (a trace without layers); matrix products take 100 % of it in "
+        "all; a trace takes 9.00 µs. Nothing stands out."
     )
 
 
