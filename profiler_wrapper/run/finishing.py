@@ -358,8 +358,8 @@ class Finisher:
         steps = {}
         if main.core_wait_share > _OVERLOAD:
             notes.append(
-                f"a thread of this process waited for a CPU core for {100 * main.core_wait_share:.0f} % of the timed "
-                "steps, and their times hold that: run less beside it, or set OMP_NUM_THREADS to fewer threads"
+                f"a thread waited for a CPU core for {100 * main.core_wait_share:.0f} % of the timed steps: lower "
+                "OMP_NUM_THREADS, or run less beside it; times hold these waits"
             )
         if main.steps is not None:
             with_shapes = full if full is not None else main if main.shapes else None
