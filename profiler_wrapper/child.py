@@ -1,4 +1,4 @@
-"""Starts child processes: new Python programs that import only this package, beside a training at the lowest priority.
+"""Starts child processes: new Python programs that import only this package, beside a training at a low priority.
 
 Imports next to nothing: what a child imports after it has lowered its priority is in nobody's way.
 """
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import subprocess
 
-_LONGEST_LIFE_S = 3600  # be its parent there or not
-_LOWEST_PRIORITY = 19
+_LONGEST_LIFE_S = 600  # its turn come or not, its parent there or not
+_NICENESS = 10  # at 19, or with SCHED_IDLE, a process on a busy machine gets hardly any time and does not end
 _AUTOGROUP = Path("/proc/self/autogroup")
 _MOST_TRIES = 100
 
@@ -43,7 +43,7 @@ def start_child(
 
     Args:
         program: text of the program; `arguments` are `sys.argv[1:]` there.
-        beside_training: in a session of its own, at the lowest priority, and one at a time on a machine.
+        beside_training: in a session of its own, at a low priority, one at a time on a machine, for at most 10 minutes.
         environment: variables besides those of this process.
         of_popen: of `subprocess.Popen`.
 
@@ -68,25 +68,25 @@ def start_child(
 
 
 def lower_priority() -> None:
-    """Lower this process's priority as far as the system can, and end it after an hour."""
+    """Lower this process's priority, and end it after 10 minutes."""
+    if hasattr(signal, "alarm"):
+        signal.alarm(_LONGEST_LIFE_S)
     if hasattr(os, "nice"):
-        os.nice(_LOWEST_PRIORITY)
-    if hasattr(os, "SCHED_IDLE"):  # runs where nobody else wants to
+        os.nice(_NICENESS)
+    if hasattr(os, "SCHED_BATCH"):  # interrupts nobody who runs
         with suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     if hasattr(os, "getsid") and os.getsid(0) == os.getpid():
         _lower_session_priority()
     with suppress(OSError):  # where memory runs out, this process goes first
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    if hasattr(signal, "alarm"):
-        signal.alarm(_LONGEST_LIFE_S)
 
 
 def _lower_session_priority() -> None:
     """Linux may divide the processors among sessions first (autogroup), and then this one has a share of its own."""
     for _ in range(_MOST_TRIES):
         try:
-            _AUTOGROUP.write_text(str(_LOWEST_PRIORITY), encoding="ascii")
+            _AUTOGROUP.write_text(str(_NICENESS), encoding="ascii")
             return
         except BlockingIOError:  # other ranks' children do so at the same moment
             time.sleep(0.11)

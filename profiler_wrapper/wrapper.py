@@ -84,7 +84,7 @@ class ProfilerWrapper:
         trace: `"json"`, `"json.gz"` or False; None: plain, gzipped past 8 ranks.
         local_dir: a directory on the node's own disk to write to first; a copy goes to `output_dir` afterwards.
             PROFILER_WRAPPER_LOCAL_DIR in the environment does the same.
-        background: while the loop goes on, a child process of lowest priority makes the reports. Leaving the block,
+        background: while the loop goes on, a child process of low priority makes the reports. Leaving the block,
             `leave()`, asking for `result` and the end of the process wait for it; one that is not through after
             10 s (and a second for every 2 MB of trace) is ended, and the reports are made at once. Functions in `track`
             are applied then, too. False: the loop waits while the reports are made.

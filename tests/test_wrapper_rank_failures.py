@@ -115,7 +115,7 @@ def test_ranks_that_do_not_agree_on_steps_have_their_own(job: Job) -> None:
 
 def finished_by_its_child(job: Job) -> Path:
     """The directory of the killed rank that left a child, once that has ended."""
-    end = time.monotonic() + LONGEST_S  # at the lowest priority, with nobody who waits for it
+    end = time.monotonic() + LONGEST_S  # at a low priority, with nobody who waits for it
     place = job.folder / "job" / f"rank{LEFT_A_CHILD}"
     # The traces where they were exported to go last: until then somebody else could begin again.
     while (not job.run(LEFT_A_CHILD)["complete"] or list(place.glob(".*"))) and time.monotonic() < end:

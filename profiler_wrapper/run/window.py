@@ -152,7 +152,7 @@ _LEAST_PATIENCE_S = 10.0
 _PATIENCE_S_PER_BYTE = 0.5e-6
 _CHILD_BYTES = 500_000_000  # that one needs, besides the size of the traces
 _BEGUN = b"begun "
-_TOO_OLD = -getattr(signal, "SIGALRM", 0)  # how it ends that got no time to run for an hour (see lower_priority)
+_TOO_OLD = -getattr(signal, "SIGALRM", 0)  # how it ends that has not finished in 10 minutes (see lower_priority)
 _CHILD = f"from {__name__} import finish_for_parent; finish_for_parent()"
 # A child has no device, and says what it has to say in its answer.
 _ENVIRONMENT = {
@@ -189,7 +189,7 @@ def lack_of_memory(task: WindowTask) -> str:
 class Child:
     """One window, finished by a process of its own, which begins at once.
 
-    `beside_training`: at the lowest priority, in its turn, and on when this process has ended.
+    `beside_training`: at a low priority, in its turn, and on when this process has ended, for 10 minutes at most.
 
     Raises:
         OSError: no process can be started, or what it needs cannot be written.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,7 @@ import torch
 import models
 import profiler_wrapper as pw
 from models import Case
-from profiler_wrapper.child import _BESIDE_TRAINING
+from profiler_wrapper.child import _BESIDE_TRAINING, start_child
 from profiler_wrapper.errors import ProfilerWrapperWarning
 from profiler_wrapper.run import finishing, window
 from profiler_wrapper.trace.atomic import replacing
@@ -37,7 +38,7 @@ POLITELY = _BESIDE_TRAINING
 
 @pytest.fixture(autouse=True)
 def _impolite(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside other tests a process of the lowest priority would take minutes."""
+    """Beside other tests a process of a low priority would take minutes."""
     monkeypatch.setattr("profiler_wrapper.child._BESIDE_TRAINING", "")
 
 
@@ -106,7 +107,7 @@ def test_windows_are_finished_in_order_and_the_loop_runs_on(
     [
         (f"{BEGINS}time.sleep(600)", ""),  # gets nowhere
         ("raise SystemExit(3)", ""),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGALRM)", ""),  # was given no time for an hour
+        ("import os, signal; os.kill(os.getpid(), signal.SIGALRM)", ""),  # was given no time for 10 minutes
         ("import os; os.kill(os.getpid(), 9)", "ended with -9"),
         (f"{BEGINS}import os; os.kill(os.getpid(), 9)", "ended with -9"),
         (  # all is written but what says so
@@ -267,12 +268,24 @@ def test_the_end_of_the_process_waits_and_without_one_the_child_goes_on(tmp_path
 
 
 @pytest.mark.full
+def test_a_child_that_waits_for_its_turn_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for it, and the turn never comes."""
+    shortly = "from profiler_wrapper import child; child._LONGEST_LIFE_S = 1; "
+    monkeypatch.setattr("profiler_wrapper.child._BESIDE_TRAINING", shortly + POLITELY)
+    with (tmp_path / f"profiler_wrapper-{os.getuid()}.lock").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        child = start_child("print('turn')", beside_training=True, environment={"TMPDIR": str(tmp_path)})
+        assert child.wait(LONGEST_S) == -signal.SIGALRM
+
+
+@pytest.mark.full
 def test_a_child_inherits_nothing_and_steps_back(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = tmp_path / "seen.json"
     look = (
-        "import json, os, sys; "
-        "told = {'nice': os.nice(0), 'session': os.getsid(0) == os.getpid(), 'torch': 'torch' in sys.modules, "
-        "'group': open('/proc/self/autogroup').read() if os.path.exists('/proc/self/autogroup') else 'nice 19', "
+        "import json, os, signal, sys; "
+        "told = {'left_s': signal.alarm(0), 'policy': os.sched_getscheduler(0), 'nice': os.nice(0), "
+        "'session': os.getsid(0) == os.getpid(), 'torch': 'torch' in sys.modules, "
+        "'group': open('/proc/self/autogroup').read() if os.path.exists('/proc/self/autogroup') else 'nice 10', "
         "'device': os.environ['CUDA_VISIBLE_DEVICES'], 'threads': os.environ['OMP_NUM_THREADS'], "
         "'files': [os.readlink('/proc/self/fd/' + name) for name in os.listdir('/proc/self/fd') if int(name) < 99 "
         "and os.path.exists('/proc/self/fd/' + name)]}; "
@@ -285,8 +298,10 @@ def test_a_child_inherits_nothing_and_steps_back(case: Case, tmp_path: Path, mon
             models.train(case, steps=6)
             wait_for_children(prof)
     told = json.loads(seen.read_text())
-    assert (told["nice"], told["session"], told["torch"], told["device"], told["threads"]) == (19, True, False, "", "1")
-    assert told["group"].split()[-2:] == ["nice", "19"]
+    assert (told["nice"], told["session"], told["torch"], told["device"], told["threads"]) == (10, True, False, "", "1")
+    assert told["group"].split()[-2:] == ["nice", "10"]
+    assert told["policy"] == os.SCHED_BATCH, "SCHED_IDLE gets no time on a busy machine"
+    assert 0 < told["left_s"] <= 600, "the documentation says 10 minutes"
     assert not [name for name in told["files"] if "of_the_training" in name]
 
 
