@@ -30,9 +30,6 @@ BROKEN = {
         "what_is_kept_for_backward_is_kept_inside": OUTSIDE,
         "what_is_called_has_a_row": "a layer whose forward is called directly has neither row nor warning",
     },
-    "a model called in another thread": {
-        "memory_does_not_grow": "what the main thread frees is not recorded, so each step seems to keep its gradients"
-    },
 }
 
 

@@ -99,7 +99,7 @@ def tables(
     holdings, memory_notes = _holdings(run)
     memory = device_memory(recording, holdings, cpu_frees_unsure=bool(run.get("cpu_frees_unsure")))
     owned = None if memory is None else owned_memory(attributed, memory)
-    use = None if owned is None else memory_use(attributed, owned)
+    use = None if owned is None else memory_use(attributed, owned, frees_unseen=bool(run.get("frees_unseen")))
     per_call = {} if memory is None else call_memory(attributed, memory)
     exposed, exposed_total = time_rows.exposed_communication(recording, charges)
     work = _work(attributed) if work is None else work

@@ -185,8 +185,8 @@ class Memory(TypedDict, total=False):
     categories: Mapping[MemoryCategory, int] | None  # at the peak, in bytes: they add up to what is allocated
     peak: PeakKeys | None  # the highest allocated
     moments: Sequence[MomentKeys]  # per step after forward, backward, optimizer
-    slope: Annotated[Mapping[str, Any], Slope] | None  # how allocated memory grows; None for fewer than 2 steps
-    leaks: Sequence[Annotated[Mapping[str, Any], Leak]]  # what stays, step after step
+    slope: Annotated[Mapping[str, Any], Slope] | None  # how allocated memory grows; None: not known, as in one step
+    leaks: Sequence[Annotated[Mapping[str, Any], Leak]] | None  # what stays, step after step; None: not known
     changes: Sequence[Annotated[Mapping[str, Any], Change]]  # what would lower the peak
     curve: Curve  # what is held from each time on, until the next
 
@@ -204,8 +204,8 @@ class MemoryUse:
     moments: tuple[MemoryMoment, ...]  # per step after forward, backward, optimizer, in order of time
     last: MemoryMoment  # where an allocation failed, the last that did; without one, at the last allocation
     last_owners: tuple[Owner, ...]
-    slope: Slope | None  # None for fewer than two steps
-    leaks: tuple[Leak, ...] = ()  # the largest first
+    slope: Slope | None  # None for fewer than two steps, and where frees are not seen
+    leaks: tuple[Leak, ...] | None = ()  # the largest first; None where frees are not seen
     changes: tuple[Change, ...] = ()  # the largest saving first
     notes: tuple[str, ...] = field(default=())  # what is not known, and why
     begin_ns: int | None = None  # of the recording; None: its first allocation

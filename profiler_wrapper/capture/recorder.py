@@ -522,6 +522,7 @@ class Recorder:
 
     def _close_window(self) -> None:
         window = self.sessions.take_window()
+        window.frees_unseen = self.moved or self._calls_elsewhere
         if self._calls_elsewhere:
             self._calls_elsewhere = False
             window.warn("the model was called on other threads too: torch.profiler does not record what runs there")

@@ -44,6 +44,7 @@ class Window:
     left_out: list[dict[str, Any]] = field(default_factory=list)  # {what, count, time_us}
     kv_cache: list[KVCache] = field(default_factory=list)  # of each model the largest
     evaluated_steps: list[int] = field(default_factory=list)  # that do not count, for a model was evaluated in them
+    frees_unseen: bool = False  # threads that were not recorded may have freed memory
 
     @property
     def empty(self) -> bool:

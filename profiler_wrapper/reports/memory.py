@@ -308,7 +308,7 @@ class _Memory(msgspec.Struct):
 
     peak: _Peak
     categories: dict[str, float]  # at the peak
-    leaks: list[Leak] = []
+    leaks: list[Leak] | None = []
 
 
 def memory_lines(memory: Mapping[str, Any], width: int) -> list[str]:
@@ -321,7 +321,7 @@ def memory_lines(memory: Mapping[str, Any], width: int) -> list[str]:
         known = msgspec.convert(memory, _Memory)
     except msgspec.ValidationError:  # nothing was recorded, or somebody else wrote it
         return []
-    peak, leaks = known.peak, known.leaks
+    peak, leaks = known.peak, known.leaks or []
     whole = peak.allocated_bytes
     line = f"memory: peak {whole / MIB:.1f} MiB {_in_words(peak.phase, peak.step)}".rstrip()
     between = ": "
@@ -416,7 +416,7 @@ def _trend(use: MemoryUse) -> Iterator[str]:
         doubt = " (two steps tell no uncertainty)" if error is None else ""
         growth = f"{slope.bytes_per_step / MIB:+.3f}{spread} MiB per step{doubt}"
         yield f"allocated at the ends of {slope.steps} steps: {growth}"
-    for leak in use.leaks:
+    for leak in use.leaks or ():
         where = f" in {clean(leak.layer)}" if leak.layer else ""
         yield (
             f"leak: {clean(leak.op)}{where} ({leak.phase}, {category_name(leak.category)}) keeps "

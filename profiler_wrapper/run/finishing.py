@@ -381,6 +381,7 @@ class Finisher:
             "held": holdings_to_list(main.held),
             "graph_breaks": attempt("graph breaks are", graph_breaks, None, notes),
             "cpu_frees_unsure": main.cpu_frees_unsure,
+            "frees_unseen": window.frees_unseen,
         }
 
     def _finish_later(self, task: WindowTask) -> bool:

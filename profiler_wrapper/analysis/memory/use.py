@@ -416,6 +416,10 @@ def _forwards_followed(attributed: Attributed) -> int:
 # What `result.json` says of memory: numbers in bytes, times in nanoseconds on the trace's clock.
 
 _MOST_OWNERS = 50
+_FREES_UNSEEN = (
+    "whether memory grows from step to step is not known, and less may be held than is shown: other threads may "
+    "have freed memory, which torch.profiler does not record"
+)
 
 
 def memory_summary(use: MemoryUse | None) -> Memory:
@@ -443,7 +447,7 @@ def memory_summary(use: MemoryUse | None) -> Memory:
         },
         "moments": [_renamed(moment, total_bytes="allocated_bytes") for moment in use.moments],
         "slope": None if use.slope is None else asdict(use.slope),
-        "leaks": [asdict(leak) for leak in use.leaks],
+        "leaks": None if use.leaks is None else [asdict(leak) for leak in use.leaks],
         "changes": [asdict(change) for change in use.changes],
         "curve": memory_curve(use),
     }
@@ -464,12 +468,12 @@ def begin_of(recording: Recording) -> int:
     return min(int(times.min()) for times in (spans.start_ns, memory.time_ns) if len(times))
 
 
-def memory_use(attributed: Attributed, owned: OwnedMemory) -> MemoryUse:
+def memory_use(attributed: Attributed, owned: OwnedMemory, *, frees_unseen: bool = False) -> MemoryUse:
     """Everything known of the memory of the device whose blocks these are."""
     recording, steps, memory = attributed.recording, attributed.steps, owned.memory
     reserved = owned.timeline.reserved_bytes
     top, last = int(np.argmax(owned.timeline.total_bytes)), _last_moment(recording, memory)
-    peak_owners, leaks = owned.owners(top), find_leaks(owned, steps)
+    peak_owners, leaks = owned.owners(top), () if frees_unseen else find_leaks(owned, steps)
 
     def moment(label: str, event: int) -> MemoryMoment:
         time_ns = int(memory.time_ns[event])
@@ -485,10 +489,10 @@ def memory_use(attributed: Attributed, owned: OwnedMemory) -> MemoryUse:
         moments=find_moments(attributed, owned),
         last=moment("last allocation", last),
         last_owners=peak_owners if last == top else owned.owners(last),
-        slope=slope_of(owned, steps),
-        leaks=tuple(leak for leak, _ in leaks),
+        slope=None if frees_unseen else slope_of(owned, steps),
+        leaks=None if frees_unseen else tuple(leak for leak, _ in leaks),
         changes=find_changes(attributed, owned, top, leaks),
-        notes=_notes(owned),
+        notes=(*_notes(owned), *([_FREES_UNSEEN] if frees_unseen else [])),
         begin_ns=begin_of(recording),
         end_ns=max(int(times.max()) for times in (recording.spans.end_ns, recording.memory.time_ns) if len(times)),
         steps=tuple(map(StepTime, steps.number, steps.start_ns.tolist(), steps.end_ns.tolist())),

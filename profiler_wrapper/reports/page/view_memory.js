@@ -117,7 +117,7 @@
     const section = page.section(element, "Leaks");
     if (!leaks.length) {
       const steps = data.page.step_numbers.length;
-      page.note(section, steps > 1 ? "None: nothing that a step allocates stays step after step." : "Not known: that takes more than one step.");
+      page.note(section, steps > 1 && memory.leaks ? "None: nothing that a step allocates stays step after step." : "Not known: that takes more than one step, and the frees of all threads.");
       return;
     }
     page.table(section, {

@@ -48,6 +48,14 @@ def test_a_steady_loop_has_no_slope_and_no_leak() -> None:
     assert use.leaks == ()
 
 
+def test_nothing_is_said_of_growth_where_other_threads_may_have_freed() -> None:
+    use = use_of(leaking(20), frees_unseen=True)
+    assert (use.slope, use.leaks) == (None, None)
+    assert [note for note in use.notes if note.startswith("whether memory grows from step to step is not known")]
+    found = facts_of(leaking(20).recording(), run={"frees_unseen": True})
+    assert list(memory_leak(found)) == []
+
+
 def test_a_tensor_a_step_is_a_slope_and_a_leak_with_its_op_and_layer() -> None:
     use = use_of(leaking(20))
     assert use.slope is not None
