@@ -12,7 +12,7 @@ import numpy as np
 from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule, count, duration, share, where
 from profiler_wrapper.analysis.attention_ops import FAST_PATH_PARTS, SLOWER_BACKENDS
 from profiler_wrapper.analysis.model import AttentionCallRow, Finding
-from profiler_wrapper.analysis.statistics import in_order, marked
+from profiler_wrapper.analysis.statistics import at, in_order, marked
 from profiler_wrapper.analysis.views.products import attention_made
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Bool, Category, Int64
@@ -181,7 +181,8 @@ def attention_fallback(facts: Facts) -> Iterator[Finding]:
             groups[key[1], reasons].append(key)
     for (backend, reasons), members in groups.items():
         chosen = np.isin(entry_of, [entry for key in members for entry in entries[key]])
-        time_ns = facts.time_of_ns(chosen)
+        timed = at(chosen, found.charges.cpu_span, False) & (found.charges.backend >= 0)  # as in the table
+        time_ns = facts.per_step_ns(int(found.charges.time_ns[timed].sum()))
         if time_ns:
             layers = tuple(layer for layer, _ in members)
             known = any(key in calls for key in members)
@@ -192,7 +193,7 @@ def attention_fallback(facts: Facts) -> Iterator[Finding]:
                 ID,
                 f"attention ran with the {name} backend, not flash: {why}",
                 share=facts.of_work(time_ns),
-                saves_ns=facts.saved_at_most_ns(chosen),
+                saves_ns=facts.saved_at_most_ns(chosen) if facts.on_device else time_ns,
                 saves_bytes=_kept_bytes(facts, layers) if backend == "math" else None,
                 evidence=[
                     f"{count(number, 'call')} a step in {where(layers)}: {duration(time_ns)} of {facts.time_name}"

@@ -172,3 +172,12 @@ def test_a_gpus_fallback_has_its_reason_and_an_upper_bound() -> None:
     (masked,) = attention_fallback(attention_on_a_gpu("c10::BFloat16", mask=True))
     assert masked.details["causes"] == ["mask"]
     assert list(attention_fallback(attention_on_a_gpu("c10::BFloat16", backend="flash"))) == []
+
+
+def test_a_fallback_takes_what_the_table_of_attention_says() -> None:
+    """The own time of `scaled_dot_product_attention`, 20 of 100, is spent with any backend."""
+    trace = Trace().annotation("ProfilerStep#0", 0, 1000).mark("attention", 0, 200, kind="attention")
+    trace.op("aten::scaled_dot_product_attention", 10, 110).op("aten::_scaled_dot_product_attention_math", 20, 100)
+    facts = facts_of(trace.recording())
+    (found,), (row,) = attention_fallback(facts), facts.analysis.attention
+    assert found.details["time_us"] == found.saves_at_most_us == row.time_ns / 1000 == 0.080
