@@ -289,12 +289,13 @@ def many_small_kernels(facts: Facts) -> Iterator[Finding]:
     if spent + waited <= SMALL_SHARE * facts.step_ns:
         return
     layers = _by_layer(facts, small, charges.time_ns[small])
+    waits = f"the device waits {duration(waited)} a step for their launches{facts.part_of_idle}"
     yield facts.finding(
         "many-small-kernels",
         f"{len(small) / facts.steps:.0f} of {number:.0f} kernels a step are small (under 10 µs) and could be fused: "
         f"{duration(spent)} of device time",
         saves_ns=spent + waited,
-        evidence=[f"the device waits {duration(waited)} a step for their launches{facts.part_of_idle}"],
+        evidence=[waits if waited >= 1 else f"{share(facts.share_of_work(spent))} of {facts.work_name}"],
         fix="fuse small kernels: torch.compile(model), or F.rms_norm, F.layer_norm, a fused or foreach optimizer",
         layers=[layer for layer, _ in layers.most_common() if layer in facts.blocks],
         details={"small_kernels": len(small) / facts.steps, "kernels": number, "device_us": spent / NS_PER_US},

@@ -188,6 +188,11 @@ def test_small_kernels_that_could_be_one() -> None:
     found = the_finding(many_small_kernels, facts_of(made.recording()))
     assert found.saves_at_most_us == pytest.approx(885)  # 220 of 4 us, and 5 us till the first one runs
     assert "220 of 221 kernels" in found.title
+    assert found.evidence[0].startswith("the device waits 5.00 µs a step for their launches")
+    made.kernel("gemm", 0, 5 * US, launched=1)  # till the first of them runs
+    waiting_for_none = the_finding(many_small_kernels, facts_of(made.recording()))
+    assert waiting_for_none.saves_at_most_us == pytest.approx(880)
+    assert "waits" not in waiting_for_none.evidence[0]
     large = steps(1)
     for i in range(220):
         large.kernel("gemm", 5 * US + i * 4 * US, 9 * US + i * 4 * US, launched=10 + i)
