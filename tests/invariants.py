@@ -77,6 +77,7 @@ OF_TIME = (  # which hold of the wildest trace too
     "classes_make_the_total",
     "steps_make_the_total",
     "events_are_counted_once",
+    "parts_make_their_step",
     "collectives_make_the_communication",
     "parents_hold_children",
     "steps_of_a_row_are_its_time",

@@ -45,3 +45,12 @@ def test_the_largest_part_of_a_root_that_is_a_block() -> None:
     trace = Trace().annotation("ProfilerStep#1", 0, 1000).mark(".", 0, 900, kind="block").op("aten::add", 10, 60)
     trace.mark("self_attn", 100, 800, kind="attention").op("aten::mm", 110, 790)
     assert broken(analyse(trace.recording()), ["the_verdict_is_that_of_the_tables"]) == []
+
+
+def test_a_call_that_goes_on_after_its_step() -> None:
+    """`prof.step()` within a call of the model: each step has the time of its own ops."""
+    trace = Trace().annotation("ProfilerStep#1", 0, 100).annotation("ProfilerStep#2", 100, 200).mark(".", 50, 150)
+    trace.op("aten::mm", 60, 80).op("aten::add", 110, 120)
+    result = analyse(trace.recording())
+    assert broken(result, ["parts_make_their_step"]) == []
+    assert [(row.step, row.part, row.time_ns) for row in result.parts] == [(1, "Net", 20), (2, "other", 10)]

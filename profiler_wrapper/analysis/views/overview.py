@@ -217,9 +217,9 @@ def part_rows(attributed: Attributed) -> tuple[PartRow, ...]:
     later = np.flatnonzero((part < 0) & phases.in_phases(*_WITH_TRAINING)[place])
     trains = np.array([i for i, one in enumerate(parts) if one.trains], dtype=np.int64)
     begin_ns = np.array([parts[i].begin_ns for i in trains.tolist()], dtype=np.int64)
-    found = at(trains, np.searchsorted(begin_ns, charges.launch_ns[later], side="right") - 1, -1)
+    part[later] = at(trains, np.searchsorted(begin_ns, charges.launch_ns[later], side="right") - 1, -1)
     step_of = np.array([one.step for one in parts], dtype=np.int64)
-    part[later] = np.where(at(step_of, found, -1) == step[later], found, -1)
+    part = np.where(at(step_of, part, -1) == step, part, -1)  # a call may go on after its step
     rows: dict[tuple[int, str], list[int]] = defaultdict(list)
     for one, time_ns in zip(parts, sum_by_key(part, charges.time_ns, len(parts) + 1).tolist(), strict=False):
         rows[one.step, one.name].append(time_ns)
