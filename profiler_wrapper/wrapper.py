@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, TypeVar, overload
 
 from profiler_wrapper.analysis.time_rows import Track
@@ -167,9 +166,7 @@ class ProfilerWrapper:
         self._profiling.enter()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._profiling.exit(error)
 
     def start(self) -> ProfilerWrapper:

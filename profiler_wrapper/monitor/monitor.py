@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 from profiler_wrapper.capture.steps import is_off
@@ -48,9 +47,7 @@ class MonitoredStep:
         self._monitor.start_step(self._numbers.get("step"))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is None:
             self._monitor.end_step(**self._numbers)
         else:
@@ -311,9 +308,7 @@ class TrainingMonitor:
     def __enter__(self) -> TrainingMonitor:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def failed(self, what: str, error: Exception) -> None:

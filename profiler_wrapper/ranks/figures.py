@@ -215,7 +215,7 @@ def blocks(layers: LayerTimes) -> list[int]:
     Those are its numbered blocks, and of what is in none of them the layers that hold no other.
     """
     names = layers.layers
-    within = {name: _prefixes(name) for name in names}
+    within = {name: {name[:at] for at, letter in enumerate(name) if letter == "."} for name in names}
     holders = set().union(*within.values())
     numbered = {name for name in names if _BLOCK.fullmatch(name)}
     if len(numbered) < 2:
@@ -226,10 +226,6 @@ def blocks(layers: LayerTimes) -> list[int]:
     total = np.nansum(layers.self_ns, axis=(0, 2))
     whole = total[found].sum()
     return [at for at in found if "." in names[at] or len(found) == 1 or total[at] < _WHOLE_MODEL * (whole - total[at])]
-
-
-def _prefixes(name: str) -> set[str]:
-    return {name[:at] for at, letter in enumerate(name) if letter == "."}
 
 
 def layers_beyond(report: RanksReport) -> tuple[list[str], Float]:

@@ -494,7 +494,11 @@ def find_sources(path: Path) -> SpanSources:
     logs = _logs_in(root)
     directories = sorted(_rank_directories(root))
     if not logs and not directories:
-        inner = _runs_in(root)
+        inner = sorted(
+            place
+            for place in root.iterdir()
+            if place.is_dir() and (_holds_ranks(place) or any(_holds_ranks(p) for p in place.glob("attempt*")))
+        )
         if len(inner) == 1:
             return find_sources(inner[0])
         if inner:
@@ -557,14 +561,6 @@ def _last_attempt(path: Path, gaps: list[Gap]) -> tuple[Path, int]:
 
 def _holds_ranks(path: Path) -> bool:
     return (path / TIMERS).is_dir() or any(True for _ in _rank_directories(path))
-
-
-def _runs_in(path: Path) -> list[Path]:
-    return sorted(
-        place
-        for place in path.iterdir()
-        if place.is_dir() and (_holds_ranks(place) or any(_holds_ranks(p) for p in place.glob("attempt*")))
-    )
 
 
 def _rank_directories(path: Path) -> Iterator[tuple[int, Path]]:

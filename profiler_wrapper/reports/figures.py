@@ -247,7 +247,9 @@ def layer_ticks(layers: Sequence[str], *, apart: int, numbers_apart: int) -> tup
     Numbers that stay are multiples of 1, 2, 5, 10, ...: of the least that is `numbers_apart`.
     """
     names, numbers = short_names(layers), layer_numbers(layers)
-    every = _nice_step(numbers_apart)
+    every = next(
+        step for scale in count() for step in (round(part * 10.0**scale) for part in (1, 2, 5)) if step >= numbers_apart
+    )
     taken: list[int] = []
     for i in sorted(range(len(layers)), key=lambda i: numbers[i] is not None):  # names first
         if (numbers[i] or 0) % every == 0 and all(abs(i - other) >= apart for other in taken):
@@ -255,12 +257,6 @@ def layer_ticks(layers: Sequence[str], *, apart: int, numbers_apart: int) -> tup
     taken.sort()
     texts = [names[i] if numbers[i] is None else str(numbers[i]) for i in taken]
     return taken, [shorten(clean(text, unicode=True), _LONGEST_LABEL) for text in texts]
-
-
-def _nice_step(at_least: int) -> int:
-    return next(
-        step for scale in count() for step in (round(part * 10.0**scale) for part in (1, 2, 5)) if step >= at_least
-    )
 
 
 def layer_numbers(layers: Sequence[str]) -> list[int | None]:

@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter_ns
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch.compiler import is_dynamo_compiling
@@ -262,9 +261,7 @@ class TimedBlock:
         self._frame = timer.start(name, True, **about) if about else timer.start(name, True)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         frame = self._frame
         self._frame = self._outer.pop() if self._outer else None
         if frame is not None:
