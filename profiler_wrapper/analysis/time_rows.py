@@ -6,11 +6,12 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from profiler_wrapper.analysis import classes
+from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.attribution import NO_LAYER, UNKNOWN
 from profiler_wrapper.analysis.calls import CallMemory
 from profiler_wrapper.analysis.charges import Charges, Union, idle_per_place, union
@@ -42,10 +43,6 @@ from profiler_wrapper.analysis.work.roofline import (
 )
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Bool, Category, Int64, Recording
-
-if TYPE_CHECKING:
-    from profiler_wrapper.analysis.attributed import Attributed
-
 
 # --------------------------------------------------------------------------------------------------
 # Time, memory and calls per layer and phase.

@@ -6,10 +6,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.attribution import Role, role_of
 from profiler_wrapper.analysis.charges import Union, union
 from profiler_wrapper.analysis.classes import CLASSES, DeviceProperties, busiest_device, busiest_device_properties
@@ -19,10 +20,6 @@ from profiler_wrapper.analysis.steps import StepWindows, step_windows
 from profiler_wrapper.trace.nesting import self_time
 from profiler_wrapper.trace.recording import Bool, Category, Int64
 from profiler_wrapper.units import file_size
-
-if TYPE_CHECKING:
-    from profiler_wrapper.analysis.attributed import Attributed
-
 
 # --------------------------------------------------------------------------------------------------
 # Within the steps, the gaps in which a device runs nothing: what the CPU was doing that it waited for.

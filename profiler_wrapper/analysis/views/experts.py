@@ -12,10 +12,11 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.call_rows import AdapterRow, ExpertLayerRow, ExpertRow
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.model import FORWARD_PHASES, CollectiveRow, LayerRow, Phase, rows_by_layer
@@ -25,9 +26,6 @@ from profiler_wrapper.analysis.work.formulas import products_of
 from profiler_wrapper.trace.marks import expert_number, parse_mark
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Category, Int64, Shapes
-
-if TYPE_CHECKING:
-    from profiler_wrapper.analysis.attributed import Attributed
 
 CHOOSING = "aten::select"  # takes the weights of one expert out of those of all
 _SHARED = re.compile(r"shared_experts?$")

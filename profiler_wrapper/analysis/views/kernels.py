@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from profiler_wrapper.analysis import classes
+from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.calls import find_ops
 from profiler_wrapper.analysis.classes import main_classes, tensor_core_kernels
 from profiler_wrapper.analysis.model import KernelRow
 from profiler_wrapper.analysis.statistics import at, largest_names, sum_by_key
 from profiler_wrapper.trace.recording import Bool, Category, Configurations, Float64, Int64
-
-if TYPE_CHECKING:
-    from profiler_wrapper.analysis.attributed import Attributed
-
 
 # --------------------------------------------------------------------------------------------------
 # What the launches of kernels tell: which are equal, and how full they make a device.

@@ -14,11 +14,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from profiler_wrapper.analysis import classes
+from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.call_rows import PartRow
 from profiler_wrapper.analysis.charges import Union, union
 from profiler_wrapper.analysis.classes import busiest_device, device_properties, tensor_core_kernels
@@ -30,10 +31,6 @@ from profiler_wrapper.analysis.views.kernels import occupancy_of
 from profiler_wrapper.trace.marks import EVALUATION, REQUEST, parse_mark
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Bool, Category, Int64, Recording
-
-if TYPE_CHECKING:
-    from profiler_wrapper.analysis.attributed import Attributed
-
 
 _DATALOADER = "enumerate(DataLoader)#", "enumerate(DataPipe)#"
 _NS_PER_S = 10**9

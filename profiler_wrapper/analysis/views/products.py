@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attention_ops import ATTENTIONS, ENTRY, HOLDING_ATTENTION
+from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.call_rows import ExpertRow
 from profiler_wrapper.analysis.model import AttentionCallRow, Phase, ProductRow
 from profiler_wrapper.analysis.statistics import at, largest_by_key, sum_by_key
@@ -23,9 +24,6 @@ from profiler_wrapper.analysis.work.flops import FlopOps
 from profiler_wrapper.analysis.work.formulas import Product, dtype_of, products_of
 from profiler_wrapper.trace.nesting import nearest, nearest_above
 from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, OpShapes, Shapes
-
-if TYPE_CHECKING:
-    from profiler_wrapper.analysis.attributed import Attributed
 
 
 class _Call(NamedTuple):

@@ -12,10 +12,11 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
+from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.calls import find_ops
 from profiler_wrapper.analysis.charges import Charges
 from profiler_wrapper.analysis.model import PHASES, Phase, SynchronisationRow
@@ -23,10 +24,6 @@ from profiler_wrapper.analysis.statistics import marked
 from profiler_wrapper.analysis.views.operators import PythonSources
 from profiler_wrapper.trace.nesting import innermost_around, nest_chosen
 from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording
-
-if TYPE_CHECKING:
-    from profiler_wrapper.analysis.attributed import Attributed
-
 
 Kind = Literal["item", "nonzero", "blocking copy", "stream", "device", "event", "other"]
 

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from operator import add
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from profiler_wrapper.analysis import classes
+from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.attribution import OPS_OF_SAVING, Attribution, Place, Role, role_of
 from profiler_wrapper.analysis.charges import Charges, optimizer_work
 from profiler_wrapper.analysis.classes import FIRST_WITH_TF32, busiest_device_properties
@@ -38,10 +39,6 @@ from profiler_wrapper.analysis.work.formulas import (
 )
 from profiler_wrapper.trace.nesting import nearest, nearest_above
 from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording, Shapes
-
-if TYPE_CHECKING:
-    from profiler_wrapper.analysis.attributed import Attributed
-
 
 # --------------------------------------------------------------------------------------------------
 # Ops of a trace that have an event and computed nothing, so that neither their FLOPs nor their bytes count.

@@ -19,11 +19,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
+from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.attribution import Place
 from profiler_wrapper.analysis.model import GENERATING_PHASES, Phase, UncountedRow, Utilization
 from profiler_wrapper.analysis.statistics import sum_by_key
@@ -43,10 +44,6 @@ from profiler_wrapper.analysis.work.peaks import VARIABLE, Given, Peaks, find_pe
 from profiler_wrapper.analysis.work.traffic import Traffic
 from profiler_wrapper.errors import WrongUse, attempt
 from profiler_wrapper.trace.recording import Float64
-
-if TYPE_CHECKING:
-    from profiler_wrapper.analysis.attributed import Attributed
-
 
 NS_PER_S = 1e9
 _UNKNOWN_TIME_SHARE = 0.01  # of a layer's time; if less is in ops whose bytes are not known, they are left out

@@ -16,11 +16,11 @@ import re
 from collections import defaultdict
 from collections.abc import Callable
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from profiler_wrapper.analysis import classes
+from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.attribution import Role, role_of
 from profiler_wrapper.analysis.charges import Charges
 from profiler_wrapper.analysis.model import UncountedRow
@@ -40,10 +40,6 @@ from profiler_wrapper.analysis.work.bytes import (
 from profiler_wrapper.analysis.work.flops import FlopOps, UnknownCall, ancestors_of, unknown_rows
 from profiler_wrapper.trace.nesting import nearest, nearest_above
 from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, OpShapes, Recording, Shapes
-
-if TYPE_CHECKING:
-    from profiler_wrapper.analysis.attributed import Attributed
-
 
 _NODE = re.compile(r"\w+|torch::autograd::\w+")
 # What `torch.vmap` calls in their place.
