@@ -23,7 +23,7 @@ import numpy as np
 from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.charges import union
 from profiler_wrapper.analysis.time_rows import exposed_communication
-from profiler_wrapper.analysis.views.collectives import collective_of, element_bytes
+from profiler_wrapper.analysis.views.collectives import collective_of, element_bytes, payload_bytes_of
 from profiler_wrapper.child import start_child
 from profiler_wrapper.errors import MissingPackage, SeveralProcesses, WrongUse
 from profiler_wrapper.ranks import from_trace
@@ -315,7 +315,7 @@ def _collective_row(
         depth=depth,
         sequence=None if details is None else details.sequence,
         group=_group(found, details),
-        bytes=_bytes(details) if details is not None else _bytes_of_inputs(found, span),
+        bytes=payload_bytes_of(details) if details is not None else _bytes_of_inputs(found, span),
     )
 
 
@@ -342,12 +342,6 @@ def _group(found: Attributed, details: CollectiveDetails | None) -> str | None:
         ranks = groups[0].get("ranks")
         return rank_list_text(ranks) if isinstance(ranks, list) and ranks else str(groups[0].get("pg_desc") or "all")
     return None
-
-
-def _bytes(details: CollectiveDetails) -> int | None:
-    size = element_bytes(details.dtype or "")
-    elements = [count for count in (details.in_elements, details.out_elements) if count is not None]
-    return None if size is None or not elements else max(elements) * size
 
 
 def _bytes_of_inputs(found: Attributed, span: int) -> int | None:

@@ -323,10 +323,10 @@ def peak_bytes(analysis: Analysis) -> int | None:
 
 def attention_backends(analysis: Analysis) -> dict[str, int]:
     """Attention time by backend in nanoseconds, most first."""
-    times: dict[str, int] = {}
+    times = Counter[str]()
     for row in analysis.attention:
-        times[row.backend] = times.get(row.backend, 0) + row.time_ns
-    return dict(sorted(times.items(), key=lambda item: -item[1]))
+        times[row.backend] += row.time_ns
+    return dict(times.most_common())
 
 
 def outside_label(row: LayerRow) -> str:

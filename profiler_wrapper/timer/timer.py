@@ -100,18 +100,9 @@ class Timer:
         device: Any = None,
         gc: bool = False,
     ) -> None:
+        self._arguments: dict[str, Any] = {name: value for name, value in locals().items() if name != "self"}
         if not isinstance(gc, bool):
             raise WrongUse(f"gc={shown(gc)}: give True or False.")
-        self._arguments: dict[str, Any] = {
-            "output_dir": output_dir,
-            "run_name": run_name,
-            "prefix": prefix,
-            "rank": rank,
-            "world_size": world_size,
-            "device_mesh": device_mesh,
-            "device": device,
-            "gc": gc,
-        }
         self._notices = Notices()
         self._off = is_off()
         self._use()

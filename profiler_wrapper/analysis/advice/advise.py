@@ -11,20 +11,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from profiler_wrapper.analysis.advice import attention, blocks, communication, memory, products, waiting
 from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule, cut, fold_names, share, where
+from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, NO_LAYERS, Analysis, Comparable, Finding, LayerRow, Summary
 from profiler_wrapper.analysis.statistics import split_number, sum_if_all_known
 from profiler_wrapper.errors import attempt
 from profiler_wrapper.trace.marks import ROOT_PATH
-
-if TYPE_CHECKING:
-    from profiler_wrapper.analysis.attributed import Attributed
-
 
 RULES: tuple[Rule, ...] = (
     *waiting.RULES,
@@ -61,7 +58,12 @@ def summary_of(analysis: Analysis, found: Attributed, notes: list[str], *, rules
     comparison = attempt("what makes runs comparable is", lambda: comparable(facts), Comparable(), notes)
     plain = [_plain(finding) for finding in findings]
     summary = Summary(verdict=cut(sentence, 3 * _LONGEST_TEXT) or None, findings=plain, comparable=comparison)
-    return _fitted(summary, plain)
+    for finding in reversed(plain):  # the least important loses its details first, then goes
+        if len(json.dumps(summary, default=str)) > LONGEST:
+            finding["details"] = {}
+    while plain and len(json.dumps(summary, default=str)) > LONGEST:
+        plain.pop()
+    return summary
 
 
 def advise(facts: Facts, notes: list[str], rules: Sequence[Rule] = RULES) -> tuple[Finding, ...]:
@@ -156,16 +158,6 @@ def _rounded(value: object) -> object:
     if isinstance(value, float):
         return float(f"{value:.6g}")
     return cut(value, _LONGEST_LAYER) if isinstance(value, str) else value
-
-
-def _fitted(summary: Summary, findings: list[dict[str, Any]]) -> Summary:
-    """With as much of its findings as fits: the least important loses its details first, then goes."""
-    for finding in reversed(findings):
-        if len(json.dumps(summary, default=str)) > LONGEST:
-            finding["details"] = {}
-    while findings and len(json.dumps(summary, default=str)) > LONGEST:
-        findings.pop()
-    return summary
 
 
 # --- the rows behind a finding -------------------------------------------------------------------

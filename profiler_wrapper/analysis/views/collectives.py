@@ -14,21 +14,18 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from profiler_wrapper.analysis import classes
+from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.charges import outermost
 from profiler_wrapper.analysis.model import PHASES, CollectiveRow, Phase
 from profiler_wrapper.analysis.statistics import marked, sum_if_all_known
 from profiler_wrapper.analysis.time_rows import exposed_communication
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Bool, Category, CollectiveDetails
-
-if TYPE_CHECKING:
-    from profiler_wrapper.analysis.attributed import Attributed
-
 
 # --------------------------------------------------------------------------------------------------
 # Collectives by the names that libraries give them: which one, of what type, how its bandwidth is computed.
@@ -235,12 +232,13 @@ class _Calls:
             group=first.group_name or "",
             group_size=first.group_size,
             dtype=first.dtype or type_in_kernel(kernel),
-            payload_bytes=sum_if_all_known(map(_payload_bytes, details)) if details else None,
+            payload_bytes=sum_if_all_known(map(payload_bytes_of, details)) if details else None,
             counts=bool(counts),
         )
 
 
-def _payload_bytes(details: CollectiveDetails) -> int | None:
+def payload_bytes_of(details: CollectiveDetails) -> int | None:
+    """What a collective moves; None where its sizes or its type are not known."""
     size = element_bytes(details.dtype or "")
     elements = [count for count in (details.in_elements, details.out_elements) if count is not None]
     return None if size is None or not elements else max(elements) * size
