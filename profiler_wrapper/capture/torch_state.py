@@ -291,18 +291,13 @@ class OptimizerSteps:
         self._active = False
         if vars(GradScaler)["step"] is self._scaled:  # else somebody has replaced it since, and ours stays below it
             GradScaler.step = self._original  # type: ignore[method-assign]
-        in_step = _in_step()
+        tops = sys._current_frames().values()  # of all threads
+        in_step = any(frame.f_code is _STEP for top in tops for frame, _ in traceback.walk_stack(top))
         for handle in self._handles:
             hooks = handle.hooks_dict_ref() or {}
             # torch goes through these: a removal raises in the user's step, but that of the last one, by itself.
             if not in_step or (self._calling and next(reversed(hooks), None) == handle.id):
                 handle.remove()
-
-
-def _in_step() -> bool:
-    """Whether an optimizer's step is running, on any thread."""
-    tops = sys._current_frames().values()
-    return any(frame.f_code is _STEP for top in tops for frame, _ in traceback.walk_stack(top))
 
 
 def compilations() -> int:

@@ -19,7 +19,7 @@ from profiler_wrapper.analysis import classes, statistics
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.attribution import Place, Role, role_of
 from profiler_wrapper.analysis.charges import Union, union
-from profiler_wrapper.analysis.layer_tree import LayerTree, is_named_block
+from profiler_wrapper.analysis.layer_tree import is_named_block
 from profiler_wrapper.analysis.model import FORWARD_PHASES
 from profiler_wrapper.analysis.steps import StepWindows, step_windows
 from profiler_wrapper.analysis.views.collectives import is_collective_call
@@ -174,16 +174,9 @@ def layer_rows(found: Attributed, steps: Steps, waits: Union) -> list[Row]:
     `duration_ns` is the CPU's, what is below a layer included; `device_ns` that of its kernels, collectives left out;
     `waits` are those of the training threads for other ranks, where no event shows them.
     """
-    kept = _kept_layers(found.tree)
+    layers = found.tree.layers  # what is in a block has a parent
+    kept = [layer.block in (-1, i) or layers[layer.parent].kind == "block" for i, layer in enumerate(layers)]
     return _call_rows(found, steps, kept, waits) + _backward_rows(found, steps, kept, waits)
-
-
-def _kept_layers(tree: LayerTree) -> list[bool]:
-    """Per layer whether it has rows."""
-    return [
-        layer.block in (-1, i) or tree.layers[layer.parent].kind == "block"  # what is in a block has a parent
-        for i, layer in enumerate(tree.layers)
-    ]
 
 
 def _call_rows(found: Attributed, steps: Steps, kept: list[bool], waits: Union) -> list[Row]:

@@ -334,10 +334,6 @@ class StageOrder:
     starts: Float
     ends: Float
 
-    def begins_after(self, one: int, other: int) -> float:
-        """Typical time from the start of another operation to this one's start, in ns."""
-        return float(median(self.starts[:, one] - self.starts[:, other]))
-
     def ends_after(self, one: int, other: int) -> float:
         """The same of their ends."""
         return float(median(self.ends[:, one] - self.ends[:, other]))
@@ -509,7 +505,7 @@ def _match(
         return {}
     if verb == "receive":
         last = computes[-1].number - first
-        kept = [index for index in wanted if order.begins_after(index, last) <= SLACK_NS]
+        kept = [index for index in wanted if float(median(order.starts[:, index] - order.starts[:, last])) <= SLACK_NS]
     else:
         earliest = computes[0].number - first
         kept = [index for index in wanted if order.ends_after(index, earliest) >= -SLACK_NS]

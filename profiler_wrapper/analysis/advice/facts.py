@@ -234,15 +234,10 @@ class Facts:
         return max(1, round(self.windows.length_ns / number) if number else self.analysis.time.span_ns)
 
     @cached_property
-    def total_ns(self) -> int:
-        """Device (or CPU) time of the whole trace, but for what was launched before it, which is of no step."""
-        before = sum(row.time_ns for row in self.analysis.unattributed if row.reason == LAUNCHED_BEFORE)
-        return self.analysis.time.total_ns - before
-
-    @cached_property
     def work_ns(self) -> int:
-        """Device (or CPU) time of a step, over all streams (or threads). Over 0."""
-        return max(1, self.total_ns // self.steps)
+        """Device (or CPU) time of a step, over all streams (or threads), but for what came before it. Over 0."""
+        before = sum(row.time_ns for row in self.analysis.unattributed if row.reason == LAUNCHED_BEFORE)
+        return max(1, (self.analysis.time.total_ns - before) // self.steps)
 
     @property
     def peak_bytes(self) -> int | None:
