@@ -43,7 +43,7 @@ def test_the_same_training_again_is_no_regression(
     assert not report.regressed
     assert {check.name for check in report.checks if check.status == "ok"} >= {"FLOPs", "ops", "memory", "attention"}
     assert main(["guard", str(folder / "baseline.json"), str(folder / "again")]) == 0
-    assert "no regression" in capsys.readouterr().out
+    assert "worse" not in capsys.readouterr().out  # times of a live run may have become better
 
 
 @pytest.mark.full
