@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from profiler_wrapper import __version__
 from profiler_wrapper.commands import COMMANDS
-from profiler_wrapper.commands.common import FAILED, FINE, WRONG_USE, Ended
+from profiler_wrapper.commands.common import FAILED, FINE, WRONG_USE, Ended, is_python
 from profiler_wrapper.errors import ProfilerWrapperError, WrongUse
 from profiler_wrapper.trace.atomic import check_path
 
@@ -65,7 +65,7 @@ def _texts(values: Iterable[object]) -> Iterator[str]:
 def _expect_command(given: Sequence[str]) -> None:
     """Raise WrongUse where a script, a trace or the directory of a run stands in a command's place."""
     first = given[0] if given else "--help"
-    is_script = first == "-m" or first.endswith(".py") or re.fullmatch(r"(?:.*/)?python[\d.]*", first)
+    is_script = first == "-m" or first.endswith(".py") or is_python(first)
     is_file = not first.startswith("-") and (os.sep in first or "." in first or os.path.exists(first))
     if (is_script or is_file) and all(command.__name__.rpartition(".")[2] != first for command in COMMANDS):
         use = "profile a script: profiler-wrapper run" if is_script else "analyse it: profiler-wrapper analyze"

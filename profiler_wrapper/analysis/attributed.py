@@ -79,13 +79,15 @@ def attributed(
     """
     run = run or {}
     launch = launches(recording)
-    nesting, enclosing = _nest_cpu(recording, launch)
+    missing = missing_kernels(recording, launch)
+    nesting, enclosing = _nest_cpu(recording, launch, missing.lost)
     graphs = compiled.read_graphs(run.get("compiled"))
     regions = compiled.join_calls(recording, nesting.parent, graphs)
     if regions.recording is not recording:
         recording = regions.recording
         launch = launches(recording)
-        nesting, enclosing = _nest_cpu(recording, launch)
+        missing = missing_kernels(recording, launch)
+        nesting, enclosing = _nest_cpu(recording, launch, missing.lost)
     spans = recording.spans
     described = run.get("layers") or ()
     unmarked = compiled.layers_without_marks(recording, graphs, described)
@@ -107,7 +109,7 @@ def attributed(
     calls = find_calls(tree, nesting, spans.start_ns, attribution.node_of)
     all_steps = find_steps(recording, tree, attribution, calls.outermost)
     steps = all_steps.only({*(run.get("timed_steps") or ()), *(run.get("full_steps") or ())})
-    notes, left_out, missing = list(regions.notes()), None, missing_kernels(recording, launch)
+    notes, left_out = list(regions.notes()), None
     if 0 < len(steps) < len(all_steps):
         left_out = (all_steps.place_of(spans.start_ns) >= 0) & (steps.place_of(spans.start_ns) < 0)
         in_charges = np.where(charges.cpu_span >= 0, left_out[charges.cpu_span], False)
@@ -146,8 +148,8 @@ def _element_bytes(parameters: object) -> int:
     return sum(sizes.values()) // elements if isinstance(sizes, Mapping) and len(sizes) == 1 and elements else 0
 
 
-def _nest_cpu(recording: Recording, launch: Int64) -> tuple[Nesting, Int32]:
-    """Nesting of the CPU events that matter: of calls into the runtime those that launched something, lost or not.
+def _nest_cpu(recording: Recording, launch: Int64, lost: Int64) -> tuple[Nesting, Int32]:
+    """Nesting of the CPU events that matter: of calls into the runtime those that launched something, `lost` or not.
 
     An annotation that begins in one layer and ends in another would hide the layers around what lies
     in both, so it is left out of the first answer; and so is one of a collective that goes on after the call
@@ -158,7 +160,7 @@ def _nest_cpu(recording: Recording, launch: Int64) -> tuple[Nesting, Int32]:
     chosen = spans.category < Category.RUNTIME
     launched = np.unique(launch[launch >= 0])
     chosen[launched[spans.category[launched] == Category.RUNTIME]] = True
-    chosen[missing_kernels(recording, launch).lost] = True
+    chosen[lost] = True
     everything = nest_chosen(spans, chosen)
     hiding = _hiding_annotations(recording, everything)
     if not hiding.any():

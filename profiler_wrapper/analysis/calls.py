@@ -174,9 +174,8 @@ def _backward_events(attributed: Attributed) -> Iterator[tuple[int | None, Int64
         for device in np.unique(spans.device[charges.span[chosen]]).tolist():
             here = np.flatnonzero(chosen & (spans.device[charges.span] == device))
             streams, which = np.unique(spans.lane[charges.span[here]], return_inverse=True)
-            in_layers = np.where(
-                layer_of_place[charges.place[here]] >= 0, charges.time_ns[here], 0
-            )  # collectives of several layers take long too
+            has_layer = layer_of_place[charges.place[here]] >= 0  # collectives of several layers take long too
+            in_layers = np.where(has_layer, charges.time_ns[here], 0)
             busiest = np.argmax(np.bincount(which, weights=in_layers, minlength=len(streams)))
             here = here[which == busiest]
             yield device, charges.span[here], charges.place[here]

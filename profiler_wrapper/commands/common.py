@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -62,6 +63,11 @@ def add_output(command: argparse.ArgumentParser, in_directory: str, *, formats: 
     command.add_argument("--format", choices=tuple(formats), default="text", help="of the output (default: text)")
     command.add_argument("-o", "--output", metavar="FILE_OR_DIR", help=f"write there; a directory gets {in_directory}")
     command.add_argument("--force", action="store_true", help="overwrite files")
+
+
+def is_python(word: str) -> bool:
+    """Whether it names an interpreter: `python`, `.venv/bin/python3.11`."""
+    return re.fullmatch(r"(?:.*[\\/])?python[\d.]*(?:\.exe)?", word) is not None
 
 
 def is_directory(output: str) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import NamedTuple
 
-from profiler_wrapper.commands.common import Commands, add_command
+from profiler_wrapper.commands.common import Commands, add_command, is_python
 from profiler_wrapper.errors import WrongUse
 
 
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> Callable[[], None]:
     if len(layers) == 1:
         given["layers"] = int(layers[0]) if layers[0].isdecimal() else layers[0]
     program = options.program[1:] if options.program[0] == "--" else options.program
-    if program and not options.module and re.fullmatch(r"(?:.*[\\/])?python[\d.]*(?:\.exe)?", program[0]):
+    if program and not options.module and is_python(program[0]):
         program = program[1:]  # who writes what used to be typed
         options.module = program[:1] == ["-m"]
         program = program[options.module :]

@@ -32,10 +32,8 @@ class BatchSize:
     # the batch's attention mask (samples, sequence length), which is 0 where a token is padding
     mask: torch.Tensor | None = None
     sizes: tuple[int, ...] = ()  # of the first two dimensions, whichever of them counts the samples
-    key: tuple[int, Any] = (
-        1,
-        (),
-    )  # see `BatchKey`; samples come first in ids and images: of others only like calls are
+    # See `BatchKey`. Samples come first in ids and images; of other batches only equal ones have the same.
+    key: tuple[int, Any] = (1, ())
 
 
 def size_of(batch: object) -> BatchSize:
@@ -179,7 +177,7 @@ class _Hook:
         self._counter = counter
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._counter is not None and not torch.compiler.is_compiling() and not is_tracing():
+        if self._counter is not None and not is_tracing():
             self._counter.count(args, kwargs)
 
     def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:

@@ -430,7 +430,7 @@ class StepWatch:
         self._opened: Job | None = None  # from the end of the first step on
         self._batches: Batches
         self._opening = threading.Lock()  # loops on two threads have one log
-        self._recorded_shapes: BatchKey = ()
+        self._recorded_key: BatchKey = ()
         self._pending: deque[PendingStep] = deque()  # in order; the device has perhaps not come to their end
         self._gaps = Gaps(notices)
         self._begun: _Point | None = None
@@ -529,10 +529,10 @@ class StepWatch:
         counts = [count[0] for count in (batch.samples, batch.tokens) if count is not None]
         copied = any(isinstance(value, torch.Tensor) for value in (*counts, *logged.values()))
         if recorded:
-            self._recorded_shapes = key
+            self._recorded_key = key
         measurement = self._probe.finished()
         if measurement is not None:
-            opened.works.take(measurement, self._recorded_shapes)
+            opened.works.take(measurement, self._recorded_key)
         work = opened.works.of(batch.shapes, key)
         memory, peak = (None, None) if self._memory is None else self._memory.read()
         known = dict(

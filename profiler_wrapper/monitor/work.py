@@ -170,10 +170,10 @@ class StepWorks:
     formula_fails: bool = False  # the formula did not tell the work of some step
     _measured: dict[BatchKey, Work] = field(default_factory=dict)  # by their batches, the newest last
 
-    def take(self, measurement: Measurement, shapes: BatchKey = ()) -> None:
+    def take(self, measurement: Measurement, key: BatchKey = ()) -> None:
         """Use a measurement from now on; one that does not know all of a step is only said.
 
-        `shapes`: of the micro-batches of the step that was measured, on this rank; empty: not known.
+        `key`: of the micro-batches of the step that was measured, on this rank; empty: not known.
         """
         work = measurement.work
         causal = self.convention == "causal"
@@ -190,8 +190,8 @@ class StepWorks:
                 "stages of a pipeline may be unlike",
             )
         world_size = self.sizes.world_size
-        self._measured.pop(shapes, None)
-        self._measured[shapes] = Work(
+        self._measured.pop(key, None)
+        self._measured[key] = Work(
             model_flops=sum(model.values()) * world_size,
             hardware_flops=sum(hardware.values()) * world_size,
             model_time_at_peak_s=self.roof.time_s(model),

@@ -35,7 +35,7 @@ from torch import nn
 
 from profiler_wrapper.capture import scopes
 from profiler_wrapper.capture.layers import all_modules
-from profiler_wrapper.capture.torch_state import OptimizerSteps, in_backward, is_compiling, is_tracing, keep_dynamo_off
+from profiler_wrapper.capture.torch_state import OptimizerSteps, in_backward, is_tracing, keep_dynamo_off
 from profiler_wrapper.errors import Notices
 from profiler_wrapper.timer.device_events import Mark, seconds_between
 from profiler_wrapper.trace.spans import rank_list_text
@@ -107,7 +107,7 @@ class Patches:
 
 def _around_run(original: Any) -> Any:
     def run(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or is_tracing() or not ENGINE.listeners:
+        if is_tracing() or not ENGINE.listeners:
             return original(*args, **kwargs)
         opened = _open_runs()
         try:
@@ -179,7 +179,7 @@ def _in_place(body: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> Ca
 
     def wrap(original: Any) -> Any:
         def ours(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or is_tracing() or not WAITS.listeners or _here.inside:
+            if is_tracing() or not WAITS.listeners or _here.inside:
                 return original(*args, **kwargs)
             return body(original, args, kwargs)
 

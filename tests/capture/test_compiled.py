@@ -307,6 +307,13 @@ def test_finders_that_ask_all_others_do_not_ask_without_end(module_file: str, mo
     assert seen == [1]
 
 
+def run_in_a_new_interpreter(script: str) -> None:
+    """It asks what importing does, and prints "fine" at its end."""
+    command = [sys.executable, "-c", textwrap.dedent(script) + 'print("fine")']
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    assert done.stdout == "fine\n", done.stderr
+
+
 @pytest.mark.full
 def test_importing_us_again_and_again_adds_nothing_and_forgets_no_compiled_code() -> None:
     script = """
@@ -329,16 +336,8 @@ def test_importing_us_again_and_again_adds_nothing_and_forgets_no_compiled_code(
         for function in (debug.set_kernel_post_grad_provenance_tracing, output_code.CompiledFxGraph.post_compile):
             assert not hasattr(function.__wrapped__, "__wrapped__")
         assert all(one._graphs is last._graphs and one._traced is last._traced for one in copies)
-        print("fine")
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parents[2],
-    )
-    assert done.stdout == "fine\n", done.stderr
+    run_in_a_new_interpreter(script)
 
 
 @pytest.mark.full
@@ -355,13 +354,5 @@ def test_importing_us_imports_neither_torch_nor_its_compiler() -> None:
         assert "profiler_wrapper" in inspect.getsourcefile(output_code.CompiledFxGraph.post_compile.__code__)
         assert "def post_compile" in inspect.getsource(output_code.CompiledFxGraph.post_compile)
         assert not [finder for finder in sys.meta_path if "profiler_wrapper" in type(finder).__module__]
-        print("fine")
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parents[2],
-    )
-    assert done.stdout == "fine\n", done.stderr
+    run_in_a_new_interpreter(script)

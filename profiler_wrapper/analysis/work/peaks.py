@@ -146,10 +146,7 @@ def find_peaks(
     else:
         return known, None if known else _unknown(device_name)
     if device_name and peaks.device and peaks.device != device_name:
-        return (
-            peaks,
-            f"the peaks used are of {peaks.device!r} ({peaks.source}), but this device is {device_name!r}",
-        )
+        return peaks, f"the peaks used are of {peaks.device!r} ({peaks.source}), but this device is {device_name!r}"
     return peaks, None
 
 
