@@ -205,8 +205,8 @@ def load(
     """The result of any torch.profiler trace, plain or gzipped, or of a run directory.
 
     Of a directory: the `result.json` in it, else its trace; of one with a directory per rank, the
-    first rank's. With `peaks`, or PROFILER_WRAPPER_PEAK_TFLOPS in the environment, its trace, from which all shares
-    of the peak are worked out anew.
+    first rank's. With `process`, its trace; with `peaks`, or PROFILER_WRAPPER_PEAK_TFLOPS in the environment, too, and
+    all shares of the peak are worked out anew.
 
     Args:
         path: of the trace or the directory.
@@ -227,10 +227,11 @@ def load(
     path = given = Path(path)
     check_path(path)
     wanted_peaks = (os.environ.get(VARIABLE) if peaks is None else peaks) if path.is_dir() else None
-    path = find_result(path, rank=rank, with_trace=bool(wanted_peaks))
+    path = find_result(path, rank=rank, with_trace=bool(wanted_peaks) or process is not None)
     if path.name == RESULT_FILE:
-        if peaks is not None:
-            raise WrongUse(f"{path}: peaks= needs the trace, from which the result was made. Give the trace.")
+        if peaks is not None or process is not None:
+            asked = "process" if peaks is None else "peaks"
+            raise WrongUse(f"{path}: {asked}= needs the trace, from which the result was made. Give the trace.")
         return replace(as_result(from_dict(read_json(path))), source=given)
     _warn_if_large(path)
     return replace(

@@ -7,6 +7,7 @@ import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,13 +91,14 @@ def test_a_directory_gives_its_result_before_its_trace(tmp_path: Path) -> None:
     assert time_of(tmp_path) == 20
 
 
-def test_with_peaks_a_directory_gives_its_trace(tmp_path: Path) -> None:
+@pytest.mark.parametrize("asked", [{"peaks": 989}, {"process": 1}])
+def test_with_peaks_or_a_process_a_directory_gives_its_trace(tmp_path: Path, asked: dict[str, Any]) -> None:
     trace(10).write(tmp_path / "x_trace.json")
     (tmp_path / "result.json").write_text(json.dumps(as_result(analyse(trace(20).recording())).to_dict()))
-    assert load(tmp_path, peaks=989).time.total_ns == 10
+    assert load(tmp_path, **asked).time.total_ns == 10
     (tmp_path / "x_trace.json").unlink()
-    with pytest.raises(WrongUse, match="peaks= needs the trace"):
-        load(tmp_path, peaks=989)
+    with pytest.raises(WrongUse, match=f"{next(iter(asked))}= needs the trace"):
+        load(tmp_path, **asked)
 
 
 def test_a_directory_gives_the_timed_trace_before_the_one_with_shapes(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def _write_directory(options: argparse.Namespace) -> None:
     from profiler_wrapper.reports.write import REPORTS
     from profiler_wrapper.trace.run_directory import PAGE_FILE, href
 
-    source = find_source(Path(options.path), peaks=options.peaks, rank=options.rank)
+    source = find_source(Path(options.path), peaks=options.peaks, rank=options.rank, process=options.process)
     prefix = trace_stem(Path(options.path))
     files = {
         directory / file.name.replace("<prefix>", prefix).replace("<r>", "0"): (report, file)

@@ -198,12 +198,12 @@ def read_result(
         return load(path, peaks=peaks, rank=rank, process=process, progress=progress)
 
 
-def find_source(path: Path, *, peaks: str | None = None, rank: int | None = None) -> Path:
+def find_source(path: Path, *, peaks: str | None = None, rank: int | None = None, process: str | None = None) -> Path:
     """The file that `read_result` reads for `path`."""
     from profiler_wrapper.analysis.work.peaks import VARIABLE
     from profiler_wrapper.trace.run_directory import find_result
 
-    return find_result(path, rank=rank, with_trace=bool(peaks or os.environ.get(VARIABLE)))
+    return find_result(path, rank=rank, with_trace=bool(peaks or process or os.environ.get(VARIABLE)))
 
 
 def trace_of(source: Path, result: ProfileResult) -> Path | None:

@@ -47,7 +47,7 @@ def report(options: argparse.Namespace) -> None:
 
     refuse_ending(options.output, "the page", fine=(".html", ".htm"))
     given = Path(options.path)
-    source = find_source(given, peaks=options.peaks, rank=options.rank)
+    source = find_source(given, peaks=options.peaks, rank=options.rank, process=options.process)
     page = _page_path(given, source, options)
     refuse_to_overwrite([page], force=options.force)
     result = read_result(source, peaks=options.peaks, process=options.process)
