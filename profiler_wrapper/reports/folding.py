@@ -187,13 +187,12 @@ def _tell_apart(folds: list[Fold]) -> list[Fold]:
 
 
 def outlying_layers(fold: Fold) -> list[Outlier]:
-    """Members whose time or retained memory is over 20 % and 5 robust deviations off the median, worst first.
-
-    The time is that of a member's median step, so that one step that was held up makes no outlier.
-    """
+    """Members whose time or retained memory is over 20 % and 5 robust deviations off the median, worst first."""
+    # Median steps decide, so that one step that was held up makes no outlier; how far off, the times in the rows say.
     typical = [member.typical_ns for member in fold.members if member.typical_ns is not None]
-    times = typical if len(typical) == len(fold.members) else [float(member.time_ns) for member in fold.members]
-    far = [Outlier(fold.members[i], "time", excess) for i, excess in outliers(times).items()]
+    times = [member.time_ns for member in fold.members]
+    center, far_ones = median(times), outliers(typical if len(typical) == len(times) else times)
+    far = [Outlier(fold.members[i], "time", times[i] / center - 1) for i in far_ones]
     retained = [member.values["retained"] for member in fold.members]
     known = [size for size in retained if size is not None]
     if len(known) == len(retained):

@@ -106,6 +106,18 @@ def test_one_step_that_was_held_up_makes_no_outlier() -> None:
     assert [(row.label, row.after) for row in rows if row.kind == "outlier"] == [("layers.5", " +99 %")]
 
 
+def test_how_far_off_is_that_of_the_times_in_the_rows() -> None:
+    """Its median step takes twice the others' time; the last of three takes as much again, so the row has more."""
+    slowed = []
+    for row in llama(8, odd=5).layers:
+        first = row.time_ns // 3
+        last = 3 * first if row.layer == "model.layers.5" else first
+        slowed.append(replace(row, time_ns=2 * first + last, step_times_ns=(first, first, last)))
+    rows = table_rows(replace(llama(8), layers=tuple(slowed)), most=20).rows
+    (odd,), (median,) = ([row for row in rows if row.kind == kind] for kind in ("outlier", "median"))
+    assert odd.after == f" {100 * odd.values['time'] / median.values['time'] - 100:+.0f} %" == " +232 %"
+
+
 def test_rows_without_indentation_add_up_to_the_total() -> None:
     analysis = llama(12, outside_us={"optimizer": 90.0, "other": 33.0}, unattributed_us={"no forward link": 12.5})
     rows = table_rows(analysis, most=20).rows
