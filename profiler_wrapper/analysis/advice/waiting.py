@@ -218,7 +218,7 @@ def outside_ops(facts: Facts) -> Iterator[Finding]:
     sums = sum_by_key(pair, free.overlap(times[order][:-1], times[order][1:]), len(first))
     most, place = facts.wall_per_step_ns(int(sums.max())), int(first[sums.argmax()])
     edges = (_edge(facts, *edge) for edge in zip(span[place:][:2].tolist(), is_end[place:][:2].tolist(), strict=True))
-    one_wait = most >= LONGEST_LAUNCH_NS
+    one_wait = sums.max() >= LONGEST_LAUNCH_NS * np.count_nonzero(pair == sums.argmax())
     yield facts.finding(
         "outside-ops",
         f"{share(facts.share_of_step(spent))} of {facts.step_text} runs no op: {duration(spent)}, {duration(most)} of "
@@ -226,7 +226,7 @@ def outside_ops(facts: Facts) -> Iterator[Finding]:
         saves_ns=spent,
         evidence=["there Python loads, logs, computes or waits, or calls the next op; the profiler makes this longer"],
         confidence=facts.wall_confidence if one_wait else "low",
-        fix="take what waits there out of the step; make batches ahead, in other processes (DataLoader(num_workers=4))"
+        fix="take what waits there out of the step; batches that are made there: DataLoader(num_workers=4)"
         if one_wait
         else "more work per op: a larger batch, or torch.compile(model)",
         details={"outside_us": spent / NS_PER_US, "longest_us": most / NS_PER_US},

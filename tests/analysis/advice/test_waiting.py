@@ -176,6 +176,20 @@ def test_short_gaps_between_ops_are_what_calls_them() -> None:
     assert (found.confidence, found.fix) == ("low", "more work per op: a larger batch, or torch.compile(model)")
 
 
+def test_many_short_gaps_at_one_place_are_not_one_wait() -> None:
+    """A model that is called ten times a step, as by generate(), with 400 us between two calls: 4 ms a step."""
+    made, step_us = Trace(), 10 * 600
+    for step in range(2):
+        made.annotation(f"ProfilerStep#{step}", step * step_us * US, (step + 1) * step_us * US)
+        for call in range(10):
+            at = (step * step_us + 100 + call * 600) * US
+            made.mark(".", at, at + 200 * US, class_name="Net")
+            made.op("aten::mm", at, at + 200 * US)
+    found = the_finding(outside_ops, facts_of(made.recording()))
+    assert "3.60 ms of it from the end of layer Net to the start of layer Net" in found.title
+    assert (found.confidence, found.fix) == ("low", "more work per op: a larger batch, or torch.compile(model)")
+
+
 def test_a_cpu_that_runs_ops_most_of_the_time_waits_for_nothing() -> None:
     assert findings(outside_ops, facts_of(loading(wait_us=100, op_us=2000).recording())) == []
 
