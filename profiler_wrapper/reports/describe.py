@@ -160,7 +160,7 @@ def left_out_in_words(analysis: Analysis) -> str:
 
 
 def kv_cache_lines(analysis: Analysis) -> list[str]:
-    """`"KV cache: 8.0 KiB at 16 tokens of 2 sequences, 512 B a token; 64.0 MiB at 131072"`: a line for each model."""
+    """`"KV cache: 8.0 KiB at 16 tokens of 2 sequences, 512 B a token of each; 64.0 MiB at 131072 tokens"`, by model."""
     caches, lines = analysis.run.get("kv_cache") or (), []
     for cache in caches:
         model = f" of {clean(cache['root'])}" if len(caches) > 1 else ""
@@ -172,10 +172,10 @@ def kv_cache_lines(analysis: Analysis) -> list[str]:
         of = f" of {batch:g} sequence{'s' * (batch > 1)}" if batch > 1 or beams > 1 else ""
         of += f" of {beams} beams" if beams > 1 else ""
         at = "" if cache["tokens"] is None else f" at {cache['tokens']} tokens{of}"
-        each = cache["bytes_per_token"]
-        said = [f"{file_size(cache['bytes'])}{at}", "" if each is None else f"{file_size(each)} a token"]
+        each, of_each = cache["bytes_per_token"], " of each" * bool(of)
+        said = [f"{file_size(cache['bytes'])}{at}", "" if each is None else f"{file_size(each)} a token{of_each}"]
         said += [_layers_in_words(row, rows) for row in rows if row["attention"] != "self" or row["kind"] != "full"]
-        more = [f"; {file_size(one['bytes'])} at {one['tokens']}" for one in longer if one["bytes"] is not None]
+        more = [f"; {file_size(one['bytes'])} at {one['tokens']} tokens" for one in longer if one["bytes"] is not None]
         lines.append(f"KV cache{model}: {', '.join(filter(None, said))}{''.join(more)}")
     return lines
 

@@ -18,6 +18,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, QuantizedLayer,
 from page_tables import Opener
 from profiler_wrapper import ProfileResult, ProfilerWrapper
 from profiler_wrapper.capture.kv_cache import RequestCaches
+from profiler_wrapper.units import file_size
 from profiling import QUICK, result_of
 
 pytestmark = pytest.mark.full
@@ -102,7 +103,8 @@ def test_full_and_grouped_heads(kv_heads: int, dtype: torch.dtype, tmp_path: Pat
     assert (row["kind"], row["count"], row["bytes_per_token"]) == ("full", 4, each)
     assert row["held_bytes"] == row["bytes"] and row["dtype"] == str(dtype).removeprefix("torch.")
     assert longer(cache)[32768] == each * 4 * 2 * 32768
-    assert f"at {TOKENS} tokens of 2 sequences" in line(result)
+    said = f"at {TOKENS} tokens of 2 sequences, {file_size(each * 4 * 2)} a token of each; "
+    assert said in line(result) and line(result).endswith(" at 131072 tokens")
 
 
 def test_what_a_longer_context_would_take_is_what_it_takes(tmp_path: Path) -> None:
@@ -236,7 +238,7 @@ def test_cross_attention_and_beams(beams: int, tmp_path: Path) -> None:
 def test_the_page_has_a_figure_of_it(opened: Opener, tmp_path: Path) -> None:
     result = profiled(t5(), tmp_path, num_beams=3)
     figures = opened(result).text("#view-summary .figures")
-    for part in (f"KV cache, at {NEW} tokens", "2 sequences of 3 beams", "a token", "tokens"):
+    for part in (f"KV cache, at {NEW} tokens", "a token of each of 2 sequences of 3 beams", "tokens"):
         assert part.lower() in figures.lower()
 
 

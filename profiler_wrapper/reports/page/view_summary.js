@@ -113,10 +113,10 @@
     for (const cache of data.run.kv_cache || []) {
       const longer = (cache.contexts || []).filter(one => isKnown(one.bytes)).map(one => `${page.format.bytes(one.bytes)} at ${page.format.count(one.tokens)} tokens`);
       const each = isKnown(cache.bytes_per_token) ? `${page.format.bytes(cache.bytes_per_token)} a token` : "";
-      const of = cache.sequences > 1 ? `${page.format.count(cache.sequences / cache.beams)} sequences${cache.beams > 1 ? ` of ${cache.beams} beams` : ""}` : "";
+      const of = cache.sequences > 1 ? `of each of ${page.format.count(cache.sequences / cache.beams)} sequences${cache.beams > 1 ? ` of ${cache.beams} beams` : ""}` : "";
       page.figure(place, {
         label: `KV cache${isKnown(cache.tokens) ? `, at ${page.format.count(cache.tokens)} tokens` : ""}${data.run.kv_cache.length > 1 ? ` of ${cache.root}` : ""}`,
-        value: isKnown(cache.bytes) ? page.format.bytes(cache.bytes) : null, missing: cache.problem, help: [each, of, ...longer].filter(Boolean).join("; "),
+        value: isKnown(cache.bytes) ? page.format.bytes(cache.bytes) : null, missing: cache.problem, help: [[each, of].filter(Boolean).join(" "), ...longer].filter(Boolean).join("; "),
       });
     }
   }
