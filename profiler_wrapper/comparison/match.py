@@ -312,5 +312,5 @@ def _words(key: str, value: object) -> str:
     if key == "coverage" and isinstance(value, (int, float)):
         return f"{100 * value:.1f} %"
     if isinstance(value, (list, tuple)):
-        return ", ".join(map(str, value)) or "none"
+        return (" x " if key == "attention_shape" else ", ").join(map(str, value)) or "none"
     return str(value) or "not set"

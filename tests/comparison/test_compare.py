@@ -239,6 +239,11 @@ def of_run(analysis: Analysis, run: Mapping[str, object]) -> Analysis:
     return replace(analysis, run=cast(Run, {**analysis.run, **run}))
 
 
+def test_a_shape_is_said_whole() -> None:
+    (found,) = differences({"attention_shape": [4, 6, 128, 32]}, {"attention_shape": [2, 6, 64, 32]})
+    assert (found.what, found.a, found.b) == ("attention shape", "4 x 6 x 128 x 32", "2 x 6 x 64 x 32")
+
+
 def test_versions_and_settings_that_differ_stand_before_all_numbers() -> None:
     before, after = of_run(llama(4), SETTINGS), of_run(llama(4, backend="math"), OTHERS)
     expected = [
