@@ -212,7 +212,7 @@ def load(
         path: of the trace or the directory.
         peaks: what the device can do, where no table knows it or another roof is wanted: dense TFLOP/s, by type
             (`{"bfloat16": 989, "bandwidth": 3350}` with GB/s, or the same as text), or the file that
-            `python -m profiler_wrapper peaks --measure -o FILE` wrote.
+            `profiler-wrapper peaks --measure -o FILE` wrote.
         rank: which rank of a run directory is meant.
         process: which process of a trace into which those of several ranks were put, by its pid or a part of it.
         progress: is told, while a trace is read, how many bytes of the file have been read, and of how many.

@@ -89,7 +89,7 @@ class ProfilerWrapper:
             are applied then, too. False: the loop waits while the reports are made.
         peaks: what the device can do, where no table knows it or another roof is wanted: dense TFLOP/s, by type
             (`{"bfloat16": 989, "bandwidth": 3350}` with GB/s, or the same as text), or the file that
-            `python -m profiler_wrapper peaks --measure -o FILE` wrote. PROFILER_WRAPPER_PEAK_TFLOPS does the same.
+            `profiler-wrapper peaks --measure -o FILE` wrote. PROFILER_WRAPPER_PEAK_TFLOPS does the same.
         optimizer: whose state and copies of parameters count as such: one, or several in a list or dict. Those
             of torch are found by their steps, so it takes one only where the optimizer's state was there before
             the block, or where torch does not see the steps: anything with `param_groups` and `state`.

@@ -205,7 +205,7 @@ def _kind(row: LayerRow, layers: Mapping[str, LayerRow]) -> str:
 
 
 HOW_TO_GET_PEAKS = (
-    "no roofs: what this device can do is not known. Measure it: python -m profiler_wrapper peaks --measure "
+    "no roofs: what this device can do is not known. Measure it: profiler-wrapper peaks --measure "
     "-o peaks.json, then ProfilerWrapper(peaks='peaks.json') or analyze --peaks peaks.json"
 )
 _WIDTH_IN, _ROOF_IN, _BAR_IN = 12.0, 5.6, 0.27

@@ -1,4 +1,4 @@
-"""The allocator's history, dumped as a pickle that `python -m profiler_wrapper snapshot` reads."""
+"""The allocator's history, dumped as a pickle that `profiler-wrapper snapshot` reads."""
 
 from __future__ import annotations
 

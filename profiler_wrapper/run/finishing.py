@@ -45,7 +45,7 @@ from profiler_wrapper.trace import run_directory
 from profiler_wrapper.trace.run_directory import RunDirectory, holdings_to_list, open_run, remove_empty
 from profiler_wrapper.units import unicode_terminal
 
-_COMMAND = "python -m profiler_wrapper snapshot"
+_COMMAND = "profiler-wrapper snapshot"
 _NO_OP = "no op of torch ran in the block, on the thread that entered it"
 _OVERLOAD = 0.2  # of the timed steps, in which a thread waits for a core: their times are then those of the machine
 _MOST_TRIES = 100  # to make a file in a directory that somebody else removes

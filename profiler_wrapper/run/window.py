@@ -132,7 +132,7 @@ def keep_traces(task: WindowTask, problem: str) -> FinishedWindow:
     files = task.files(only_traces=True)
     files.write_traces(main=task.main.path, full=task.full if task.full is not None and task.full.exists() else None)
     trace = files.trace_path
-    hint = "" if trace is None else f". To make the reports from the trace: python -m profiler_wrapper analyze {trace}"
+    hint = "" if trace is None else f". To make the reports from the trace: profiler-wrapper analyze {trace}"
     warn(f"{problem}; {files.summary()}{hint}")
     return FinishedWindow(result=None)
 

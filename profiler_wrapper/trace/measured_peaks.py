@@ -11,7 +11,7 @@ import msgspec
 from profiler_wrapper.errors import WrongUse
 
 FILE_VERSION = 1
-_AGAIN = "Measure with `python -m profiler_wrapper peaks --measure -o FILE`"
+_AGAIN = "Measure with `profiler-wrapper peaks --measure -o FILE`"
 
 
 class Ceiling(msgspec.Struct, frozen=True, kw_only=True):

@@ -144,7 +144,7 @@ def test_what_a_child_does_not_finish_is_finished_by_who_waits(
         return
     (message,) = told  # most likely for want of memory: the training is not to share that
     trace = directory / "profile_trace.json"
-    assert reason in message and f"python -m profiler_wrapper analyze {trace}" in message
+    assert reason in message and f"profiler-wrapper analyze {trace}" in message
     assert files_below(directory) == ["profile_full_trace.json", "profile_trace.json", "run.json"]
     assert prof.result is None and read_run(directory)["complete"] is False and pw.load(trace).layers
 

@@ -50,7 +50,7 @@ _LARGEST_GB_PER_S = 1e7
 _ACCEPTED = (
     "It takes dense TFLOP/s (989), type=TFLOP/s pairs with bandwidth in GB/s "
     "(bfloat16=989,float8=1979,bandwidth=3350), "
-    "or a file that `python -m profiler_wrapper peaks --measure -o FILE` wrote"
+    "or a file that `profiler-wrapper peaks --measure -o FILE` wrote"
 )
 
 

@@ -9,7 +9,7 @@ page.view({
     const section = page.section(element, "The timeline of this run");
     if (!href) {
       page.add(section, page.text("p", "No trace lies beside this page.", "notice"));
-      page.note(section, "ProfilerWrapper keeps it unless trace=False. Of a trace that somebody sends you, the page is made by: python -m profiler_wrapper report TRACE.");
+      page.note(section, "ProfilerWrapper keeps it unless trace=False. Of a trace that somebody sends you, the page is made by: profiler-wrapper report TRACE.");
       return;
     }
     const link = page.text("a", href.split("/").pop() || href);
