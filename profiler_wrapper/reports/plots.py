@@ -473,8 +473,8 @@ def _draw_borders(axes: Axes, bars: Sequence[LayerBar], width_in: float) -> None
     """Allocated from entry to exit of each layer; reserved and peak where they are known."""
     figures.prepare(axes, ylabel="MiB")
     places = range(len(bars))
-    borders = [x for i in places for x in (i - 0.5, i + 0.5)]
-    allocated = [size for bar in bars for size in (bar.entry_mib or 0.0, bar.exit_mib or 0.0)]
+    borders = [x for i in places for x in (i - 0.5, i + 0.5, math.nan)]  # a line each: model order is not that of time
+    allocated = [size for bar in bars for size in (bar.entry_mib or 0.0, bar.exit_mib or 0.0, math.nan)]
     axes.plot(borders, allocated, "-", color=figures.PHASE_COLORS["forward"], linewidth=1.8,
               label="allocated, entry to exit")  # fmt: skip
     peak = [math.nan if bar.peak_mib is None else bar.peak_mib for bar in bars]

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -265,6 +266,15 @@ def test_says_why_there_is_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert said == [
         "Memory by layer is not available, because the trace has no allocation events (profile_memory=True)."
     ]
+
+
+def test_no_line_leads_from_a_layer_to_the_next_in_model_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Llama's rotary_emb stands behind its norm and runs first: memory does not fall there."""
+    drawn: list[Any] = []
+    monkeypatch.setattr("profiler_wrapper.reports.figures.save", lambda figure, path: drawn.append(figure))
+    draw_memory(llama(2), tmp_path / "plot.png")
+    sizes = list(drawn[0].axes[0].lines[0].get_ydata())
+    assert len(sizes) >= 6 and [math.isnan(size) for size in sizes] == [False, False, True] * (len(sizes) // 3)
 
 
 def test_leaves_the_users_pyplot_alone(tmp_path: Path) -> None:
