@@ -15,7 +15,8 @@ from profiler_wrapper.reports.result_json import from_dict, schema_text, to_dict
 
 LEFT_OUT = (
     "Left out, so that it can be shared: paths, names of host, user and run, sources (stacks), environment, trace, "
-    "warnings and evidence. Names of layers, classes, ops, kernels and named blocks are in it."
+    "warnings and evidence. Names of layers, classes, tensors, ops, kernels, process groups, named blocks and what is "
+    "tracked are in it."
 )
 # Of the run; all else that is known of it stays private.
 _RUN = frozenset({
@@ -43,8 +44,14 @@ _OWN_WORDS = frozenset({
     "memory-nearly-full", "fragmentation", "memory-leak", "recompute-not-needed", "recompute-would-help",
     "allocation-too-large", "preferred-expert",
 })  # fmt: skip
-# A path within a name, such as that of a block named by its file.
-_PATH = re.compile(r"(?:\b[A-Za-z]:|~|\.{1,2})?[\\/](?:[^\s\\/'\"|]+[\\/])+[^\s'\"|]*|\w+://\S+")
+# A path or an address within a name, such as that of a block named by its file. A path may have spaces: all up to its
+# last separator is cut out.
+_PATH = re.compile(
+    r"""\w+://\S+ | \S+@\S+
+    | (?: (?<![^\s'"|(=:,]) (?: [A-Za-z]: | ~ | \.{1,2} )? [\\/] (?=\S) | [^\s\\/'"|]* [\\/] [^\s\\/'"|]+ [\\/] )
+      (?: [^'"|]* [\\/] )? [^\s'"|]*""",
+    re.VERBOSE,
+)
 
 
 def shareable(analysis: Analysis) -> Analysis:
@@ -75,8 +82,12 @@ def _kept(value: Any, key: str, known: frozenset[str]) -> Any:
     """What stays of a value that stands under `key`: numbers, texts of allowed keys, objects of known keys."""
     if isinstance(value, Mapping):
         free = key in _NAMED_FREELY
-        names = {name: _name(name) if free else name for name in value if free or name in known or name == "start_us"}
-        return {said: _kept(value[name], key if free else name, known) for name, said in names.items()}
+        rows: dict[str, Any] = {}
+        for name in (name for name in value if free or name in known or name == "start_us"):
+            said = _name(name) if free else name
+            said = said if said not in rows else f"{said} {len(rows) + 1}"  # two names of which a path is all
+            rows[said] = _kept(value[name], key if free else name, known)
+        return rows
     if isinstance(value, list):
         kept = (_kept(one, key, known) for one in value)
         return [one for one, was in zip(kept, value, strict=True) if one != "" or was == ""]

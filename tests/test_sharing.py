@@ -201,13 +201,35 @@ def test_what_is_not_allowed_by_its_key_is_left_out() -> None:
         (r"C:\users\me\file.py", "(path)"),
         ("~/runs/x/y.pt", "(path)"),
         ("s3://bucket/key", "(path)"),
+        ("~/data.bin", "(path)"),
+        ("open /data.bin", "open (path)"),
+        (r"C:\data.bin", "(path)"),
+        ("C:/data.bin", "(path)"),
+        (r"\\host\share", "(path)"),
+        ("./data.bin", "(path)"),
+        ("file='/home/me/x'", "file='(path)'"),
+        ("load customer/project/x.csv now", "load (path) now"),
+        ("load /home/John Doe/a b/x.bin now", "load (path) now"),
+        ("clone https://token@github.com/me/x.git", "clone (path)"),
+        ("git@github.com:me/x.git", "(path)"),
+        ("mail of me@example.com", "mail of (path)"),
         ("encoder/layer", "encoder/layer"),
+        ("loss / scale", "loss / scale"),
+        ("13 GFLOP/s of 20 GFLOP/s", "13 GFLOP/s of 20 GFLOP/s"),
         ("Torch-Compiled Region: 0/0", "Torch-Compiled Region: 0/0"),
         ("void at::native::f<128, 4>(int, float)", "void at::native::f<128, 4>(int, float)"),
     ],
 )
 def test_a_path_within_a_name_is_cut_out(name: str, expected: str) -> None:
     assert sharing._name(name) == expected
+
+
+def test_series_of_which_a_path_is_all_stay_apart() -> None:
+    data = to_dict(full_analysis())
+    count = len(data["steps"])
+    series = {"/data/a.bin": [1.0] * count, "mine": [2.0] * count, "/data/b.bin": [3.0] * count}
+    shared = to_dict(shareable(from_dict(data | {"series": series})))
+    assert shared["series"] == {"(path)": [1.0] * count, "mine": [2.0] * count, "(path) 3": [3.0] * count}
 
 
 def test_each_rule_was_looked_at() -> None:
