@@ -386,6 +386,9 @@ class Finisher:
 
     def _finish_later(self, task: WindowTask) -> bool:
         """Whether it is left to a child, or to who waits: the traces are still needed."""
+        for _, earlier in self._later:
+            if earlier is not None:
+                earlier.let_go()
         child = None
         if not any(callable(item) for item in task.options.track):
             lack = lack_of_memory(task)

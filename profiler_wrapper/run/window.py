@@ -12,6 +12,7 @@ somebody else begin again.
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import signal
@@ -225,9 +226,17 @@ class Child:
         """Whether it has not ended."""
         return self._process.poll() is None
 
+    def let_go(self) -> None:
+        """Once it has ended, hold neither its process nor its open files: a training may have thousands of windows."""
+        if not self.works and not isinstance(self._answer, io.BytesIO):
+            for name in ("_errors", "_answer"):
+                with getattr(self, name) as file:
+                    file.seek(0)
+                    setattr(self, name, io.BytesIO(file.read()))
+
     def patience_s(self) -> float:
         """How long to wait for it: not at all before it has begun, since whoever waits can do the same at once."""
-        if os.fstat(self._answer.fileno()).st_size == 0:
+        if not self.works or os.fstat(self._answer.fileno()).st_size == 0:
             return 0.0
         sizes = (part.stat().st_size for part in self._task.parts if part.exists())
         return _LEAST_PATIENCE_S + _PATIENCE_S_PER_BYTE * sum(sizes)

@@ -231,6 +231,21 @@ def test_ctrl_c_ends_one_wait_and_a_forked_process_waits_for_nothing(
     assert result_of(prof).run["timed_steps"] == [2, 3, 4] and finishing._unfinished == []
 
 
+@pytest.mark.full
+def test_a_child_that_has_ended_holds_nothing_of_a_loop_that_goes_on(case: Case, tmp_path: Path) -> None:
+    """A schedule may have thousands of windows."""
+    held = []
+    with profiler(case, tmp_path, run_name="job", background=True, files=("result",), steps="1,3,5,7") as prof:
+        for _ in range(4):
+            models.train(case, steps=2)
+            children = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
+            for child in children:
+                os.waitid(os.P_PID, int(child), os.WEXITED | os.WNOWAIT)
+            held.append((len(children), len(list(Path("/proc/self/fd").iterdir()))))
+    assert len(set(held[1:])) == 1, held
+    assert [result.run["timed_steps"] for result in prof.results] == [[1], [3], [5], [7]]
+
+
 ENDS = """
 import os, sys, torch, profiler_wrapper as pw
 from profiler_wrapper import child
