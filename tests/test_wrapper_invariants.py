@@ -21,13 +21,8 @@ CHEAP = {"a function of its own", "convolutions", "checkpoint() of checkpoint()"
 OF_TIMES = {"the_verdict_says_its_findings", "details_of_findings_are_those_of_the_tables"}
 
 # Laws that do not hold yet, by case. What mends one takes it from here: an xfail that passes is an error.
-OUTSIDE = "called from outside its parent too: a parent's memory is of its own calls, its time of all"
 BROKEN = {
-    "a layer called outside of its model": {
-        "what_is_kept_for_backward_is_kept_inside": OUTSIDE,
-    },
     "methods and forward called directly": {
-        "what_is_kept_for_backward_is_kept_inside": OUTSIDE,
         "what_is_called_has_a_row": "a layer whose forward is called directly has neither row nor warning",
     },
 }

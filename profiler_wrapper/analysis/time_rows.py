@@ -66,7 +66,7 @@ def layer_rows(
         if attributed.left_out is None or not attributed.left_out[span]:
             entered[index, attributed.attribution.place(span).phase].append(call)
     keys = {*inclusive, *entered, *fused_ns, *also}
-    highest = _highest(attributed, memory)
+    highest, retained = _memory_of_calls(attributed, memory)
     places = [place for place in attributed.attribution.places if len(place.chain) > 1]
     elsewhere = {place.layer for place in places if place.chain[1] not in tree.layers[place.layer].ancestors}
     layers = [*tree.layers, _NO_MODULE]  # the last one is for `NO_LAYER`
@@ -104,7 +104,7 @@ def layer_rows(
                 entry_allocated_bytes=_mean(held, "entry_allocated_bytes"),
                 entry_reserved_bytes=_mean(held, "entry_reserved_bytes"),
                 peak_bytes=highest.get(key),
-                retained_bytes=_mean(kept, "retained_bytes"),
+                retained_bytes=retained[key] / len(calls_of_key or ()) if kept else None,
                 self_retained_bytes=_mean(kept, "self_retained_bytes"),
                 shared=layer.shared or index in elsewhere,
                 compiled=layer.compiled,
@@ -121,16 +121,19 @@ def _mean(memory: CallMemory, name: str) -> float | None:
     return float(memory[name].mean()) if name in memory else None
 
 
-def _highest(attributed: Attributed, memory: CallMemory) -> dict[Key, int]:
-    """The highest of a layer's calls and of those below it: its mark may not fire in a phase (a checkpoint within)."""
-    highest = defaultdict[Key, int](int)
-    spans = attributed.calls.span.tolist() if memory else []
-    for span, peak in zip(spans, memory.get("peak_bytes", ()), strict=True):
+def _memory_of_calls(attributed: Attributed, memory: CallMemory) -> tuple[dict[Key, int], Counter[Key]]:
+    """The highest of a layer's calls and of those below it, whose marks may fire where its own does not (a checkpoint
+    within, a method that is no call); and what they keep in all.
+    """
+    highest, kept = defaultdict[Key, int](int), Counter[Key]()
+    columns = [memory[name].tolist() for name in ("peak_bytes", "self_retained_bytes")] if memory else [[], []]
+    for span, peak, own in zip(attributed.calls.span.tolist() if memory else (), *columns, strict=True):
         if attributed.left_out is None or not attributed.left_out[span]:
             place = attributed.attribution.place(span)
             for above in place.chain:
-                highest[above, place.phase] = max(highest[above, place.phase], int(peak))
-    return highest
+                highest[above, place.phase] = max(highest[above, place.phase], peak)
+                kept[above, place.phase] += own
+    return highest, kept
 
 
 def _sums(

@@ -98,6 +98,29 @@ def test_peaks_are_those_of_a_layers_own_calls() -> None:
     assert peaks == {"Net": 5000, "first": 1000, "first.0": 5000, "second": 5000}
 
 
+def retained(trace: Trace) -> dict[str, tuple[float | None, float | None]]:
+    rows = [row for row in analyse(trace.recording()).layers if row.phase == "forward"]
+    return {row.layer: (row.retained_bytes, row.self_retained_bytes) for row in rows}
+
+
+def test_what_a_call_keeps_counts_for_the_parent_that_made_it() -> None:
+    trace = two_parents().memory(40, 1000, address=1).memory(440, 600, address=2).memory(650, 30, address=3)
+    assert retained(trace) == {"Net": (1630, 0), "first": (1000, 0), "first.0": (800, 800), "second": (630, 30)}
+
+
+def test_what_is_kept_outside_of_a_parents_calls_counts_where_its_time_does() -> None:
+    trace = Trace().mark(".", 0, 400).mark("a", 10, 300).op("aten::mm", 20, 60).memory(50, 100, address=1)
+    trace.mark("a", 500, 600).op("aten::mm", 510, 560).memory(550, 40, address=2)
+    assert times(analyse(trace.recording())) == {"Net": 90, "a": 90}
+    assert retained(trace) == {"Net": (140, 0), "a": (70, 70)}
+
+
+def test_a_layer_that_calls_itself_keeps_once_what_it_keeps() -> None:
+    trace = Trace().mark(".", 0, 1000).mark("a", 10, 900).op("aten::mm", 20, 30).memory(25, 10, address=1)
+    trace.mark("a", 100, 800).memory(200, 40, address=2)
+    assert retained(trace) == {"Net": (50, 0), "a": (25, 25)}
+
+
 def test_the_device_is_idle_in_the_parent_that_called() -> None:
     trace = Trace().mark(".", 0, 1000).mark("first", 10, 300).mark("first.0", 20, 200, flags=SHARED)
     trace.kernel("gemm", 30, 40, launched=25).kernel("gemm", 50, 60, launched=45)
