@@ -32,7 +32,8 @@ _TEXTS = frozenset({
 })  # fmt: skip
 # Objects whose keys are names or numbers of the run, and no keys of the schema.
 _NAMED_FREELY = frozenset({
-    "versions", "coordinates", "series", "categories", "phases_us", "flops_per_s", "parameters", "bytes_by_dtype"
+    "versions", "coordinates", "series", "categories", "phases_us", "attention_by_backend_us", "flops_per_s",
+    "parameters", "bytes_by_dtype"
 })  # fmt: skip
 _REPEATED = 40  # letters of a title by which it is known in a verdict, which may repeat it cut
 _VERSIONS = "versions"  # texts, by the name of what they are of

@@ -165,6 +165,8 @@ def attention_is_that_of_its_layers(result: Analysis) -> Broken:
     for row in result.layers:
         if not shared:
             yield from _unequal(f"attention of {name_of(row)}", row.attention_ns, inside.get((row.layer, row.phase), 0))
+        by_backend = row.attention_by_backend_ns
+        yield from _unequal(f"attention by backend of {name_of(row)}", sum(by_backend.values()), row.attention_ns)
 
 
 # --- the tree: a row holds what is below it ---------------------------------------------------------

@@ -215,8 +215,6 @@ class MemoryUse:
 
 # --------------------------------------------------------------------------------------------------
 # What an analysis says beyond its layers: ops, kernels, collectives, waits, the split of a step. Frozen rows.
-#
-# As everywhere: integer nanoseconds, bytes, and `None` for what is not known.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -517,6 +515,7 @@ class LayerRow:
     self_events: int | None = None  # device events (on a CPU-only trace, ops) whose innermost layer this is
     step_times_ns: tuple[int, ...] = ()  # `time_ns` within each timed step, in the order of the steps
     lost_launches: int = 0  # kernels launched in it of which the trace has no event: its times are lower bounds
+    attention_by_backend_ns: Mapping[str, int] = field(default_factory=dict)  # `attention_ns` by backend
 
     @property
     def bound(self) -> Bound | None:

@@ -77,6 +77,7 @@ def layer_rows(
         self_sums, whole, calls_of_key = own[key], inclusive[key], entered.get(key)
         held = {name: values[calls_of_key] for name, values in memory.items()} if calls_of_key else {}
         kept = held if phase not in ("recompute", "backward") else {}
+        attention_ns = {name: whole[name] for name in classes.BACKENDS if whole[name]}
         rows.append(
             LayerRow(
                 layer=layer.name,
@@ -92,7 +93,7 @@ def layer_rows(
                 self_time_ns=self_sums["time"],
                 time_ns=whole["time"],
                 cpu_time_ns=whole["cpu"],
-                attention_ns=whole["attention"],
+                attention_ns=sum(attention_ns.values()),
                 communication_ns=whole["communication"],
                 exposed_communication_ns=whole["exposed"] if on_device else None,
                 idle_ns=None if idle_ns is None else whole["idle"],
@@ -112,6 +113,7 @@ def layer_rows(
                 self_events=self_sums["events"],
                 step_times_ns=in_steps.get(key, (0,) * len(attributed.steps)),
                 lost_launches=whole["lost"],
+                attention_by_backend_ns=attention_ns,
             )
         )
     return tuple(rows)
@@ -144,7 +146,7 @@ def _sums(
     time_ns, count = charges.time_ns, len(places)
     columns = {
         "time": time_ns,
-        "attention": np.where(charges.backend >= 0, time_ns, 0),
+        **{name: np.where(charges.backend == i, time_ns, 0) for i, name in enumerate(classes.BACKENDS)},
         "communication": np.where(charges.work == classes.COMMUNICATION, time_ns, 0),
         "exposed": exposed_ns,
         "graph": charges.graph,

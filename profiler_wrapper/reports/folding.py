@@ -7,7 +7,7 @@ differs much from its siblings is named as an outlier.
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -276,14 +276,27 @@ def sibling_folds(totals: Sequence[LayerTotal]) -> list[tuple[str | None, Fold]]
     return [(parent, fold) for parent, fold in folds if fold.numbered]
 
 
-def attention_by_layer(analysis: Analysis, parents: Mapping[str, str | None]) -> dict[str, dict[str, int]]:
-    """Attention's time by layer and backend, in nanoseconds, which counts in all layers above it in `parents` too."""
-    times: dict[str, dict[str, int]] = defaultdict(dict)
-    for row in analysis.attention:
+def attention_by_layer(analysis: Analysis, parents: Mapping[str, str | None]) -> dict[str, Counter[str]]:
+    """Attention's time by layer and backend, in nanoseconds, with the layers below; without `parents` each one's own.
+
+    An older version's rows do not tell it: there it counts in all above a layer in `parents`.
+    """
+    times: dict[str, Counter[str]] = defaultdict(Counter)
+    for one in analysis.layers if parents else ():
+        times[one.layer].update(one.attention_by_backend_ns)
+    for row in () if any(times.values()) else analysis.attention:
         layer: str | None = row.layer
         while layer:
-            times[layer][row.backend] = times[layer].get(row.backend, 0) + row.time_ns
+            times[layer][row.backend] += row.time_ns
             layer = parents.get(layer)
+    return times
+
+
+def own_communication(analysis: Analysis) -> Counter[tuple[str | None, Phase]]:
+    """Communication's time by innermost layer and phase, in nanoseconds."""
+    times = Counter[tuple[str | None, Phase]]()
+    for row in analysis.collectives:
+        times[row.layer, row.phase] += row.time_ns
     return times
 
 

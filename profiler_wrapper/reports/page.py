@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -44,6 +43,7 @@ from profiler_wrapper.reports.folding import (
     attention_by_layer,
     layer_totals,
     outlying_layers,
+    own_communication,
     relative_name,
     sibling_folds,
 )
@@ -107,7 +107,7 @@ def layer_view(analysis: Analysis) -> dict[str, Any]:
     return {
         "columns": _layer_columns(analysis, totals),
         "total": _tree_rows(analysis, totals, folds, scale),
-        "self": _flat_rows(analysis, totals, alone, scale),
+        "self": _flat_rows(analysis, alone, scale),
         "whole": _page_row("\0total", "Total", whole.values, row="total"),
         "groups": [_group(parent, fold) for parent, fold in folds],
         "sum_ns": {
@@ -181,19 +181,17 @@ def _below(top: str, label: str, rows: Sequence[TableRow], scale: Scale) -> list
     return [_page_row(top, label, sums, row=rows[0].kind), *below]
 
 
-def _flat_rows(
-    analysis: Analysis, totals: Sequence[LayerTotal], alone: Sequence[LayerTotal], scale: Scale
-) -> list[dict[str, Any]]:
+def _flat_rows(analysis: Analysis, alone: Sequence[LayerTotal], scale: Scale) -> list[dict[str, Any]]:
     """What is each layer's own, then what has no layer: all rows add up."""
     attention = attention_by_layer(analysis, {})
-    communication: dict[str | None, int] = defaultdict(int)
-    for total in totals:
-        communication[total.layer] += total.values["communication"]
-        communication[total.parent] -= total.values["communication"]
+    communication = own_communication(analysis)
     rows = []
     for total in alone:
-        backends = attention.get(total.layer, {})
-        own = {"attention": sum(backends.values()), "communication": communication[total.layer]}
+        backends = attention[total.layer]
+        own = {
+            "attention": sum(backends.values()),
+            "communication": sum(communication[total.layer, phase] for phase in PHASES),
+        }
         rows.append(_layer_row(total, total.layer, scale.of({**total.values, **own}), backends))
     for row in (*outside_rows(analysis, scale), *unattributed_rows(analysis, scale)):
         rows.append(_page_row(f"\0{len(rows)}", row.before + row.label, row.values, row=row.kind))

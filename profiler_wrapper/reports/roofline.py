@@ -6,7 +6,7 @@ import math
 import os
 import re
 import textwrap
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from profiler_wrapper.reports.describe import (
     use_lines,
 )
 from profiler_wrapper.reports.figures import KIND_COLORS, OTHER_KIND
+from profiler_wrapper.reports.folding import own_communication
 from profiler_wrapper.reports.text import clean, shorten
 
 if TYPE_CHECKING:
@@ -124,11 +125,9 @@ class Roofline:
 def roofline(analysis: Analysis) -> Roofline:
     """What each layer does itself, without the layers below it; like ones of all blocks are one part."""
     layers = {row.layer: row for row in analysis.layers if row.layer}
-    own_communication_ns: Counter[tuple[str | None, Phase]] = Counter()
+    own_communication_ns = own_communication(analysis)
     parts: dict[tuple[Phase, str, str, str], list[LayerRow]] = defaultdict(list)
     for row in analysis.layers:
-        own_communication_ns[row.layer, row.phase] += row.communication_ns
-        own_communication_ns[row.parent, row.phase] -= row.communication_ns
         if row.self_time_ns and (row.layer or row.phase == "optimizer"):
             block, inside = _place(row, layers)
             above = inside.rpartition(".")[0] if block else inside

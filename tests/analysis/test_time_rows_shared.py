@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ from torch.utils.checkpoint import checkpoint
 from invariants import broken
 from profiler_wrapper import ProfilerWrapper
 from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.reports.folding import attention_by_layer, layer_bars
+from profiler_wrapper.reports.page import layer_view
+from profiler_wrapper.reports.roofline import roofline
 from profiler_wrapper.reports.table import console_table
 from profiling import result_of
 from recordings import AUTOGRAD, Trace, analyse
@@ -130,6 +134,53 @@ def test_the_device_is_idle_in_the_parent_that_called() -> None:
     assert idle["second"] == (420 - 400) + (500 - 420) + (540 - 510)
     assert idle["first"] == (50 - 40) + (300 - 60)
     assert idle["first.0"] == (50 - 40) + (200 - 60) + (500 - 420) + (540 - 510)
+
+
+def on_a_device() -> Trace:
+    """`first` and `second` run a product each and call `first.0`: a product, flash attention and a collective."""
+    trace = Trace().mark(".", 0, 1000)
+    calls = (("first", 10, 50, 100, 30, 40), ("second", 500, 60, 10, 7, 20))
+    for parent, begin, own, *below in calls:
+        trace.mark(parent, begin, begin + 90).kernel("gemm", begin + 20, begin + 20 + own, launched=begin + 5)
+        trace.mark("first.0", begin + 10, begin + 80, flags=SHARED)
+        at = begin + 100
+        for name, time_ns in zip(("gemm", "flash_fwd_kernel", "ncclDevKernel_AllReduce"), below, strict=True):
+            trace.kernel(name, at, at + time_ns, launched=begin + 20 + (at - begin) // 10)
+            at += time_ns
+    return trace
+
+
+def test_attention_by_backend_is_that_of_a_layers_own_calls() -> None:
+    result = analyse(on_a_device().recording())
+    by_backend = {row.layer: dict(row.attention_by_backend_ns) for row in result.layers if row.phase == "forward"}
+    assert by_backend == {
+        "Net": {"external": 37}, "first": {"external": 30}, "first.0": {"external": 37}, "second": {"external": 7},
+    }  # fmt: skip
+    assert {bar.layer: bar.attention_ms["external"] for bar in layer_bars(result)} == pytest.approx(
+        {"first": 30e-6, "second": 7e-6}
+    )
+    rows = {row["layer"]: (row["backend"], row["attention"]) for row in layer_view(result)["total"] if row["layer"]}
+    assert rows["second"] == ("external", 0.007)
+    assert broken(result) == []
+
+
+def test_what_a_parent_moves_itself_is_without_what_it_calls() -> None:
+    result = analyse(on_a_device().recording())
+    assert {row.layer: row.communication_ns for row in result.layers if row.layer} == {
+        "Net": 60, "first": 40, "first.0": 60, "second": 20,
+    }  # fmt: skip
+    assert {point.name: point.time_ns for point in roofline(result).points} == {
+        "first": 50, "second": 60, "0": 100 + 10 + 30 + 7,
+    }  # fmt: skip
+
+
+def test_of_an_older_version_attention_counts_where_names_say() -> None:
+    result = analyse(on_a_device().recording())
+    older = replace(result, layers=tuple(replace(row, attention_by_backend_ns={}) for row in result.layers))
+    parents = {"first.0": "first", "first": "Net"}
+    by_name = {layer: dict(times) for layer, times in attention_by_layer(older, parents).items() if times}
+    assert by_name == {layer: {"external": 37} for layer in ("first.0", "first", "Net")}
+    assert attention_by_layer(result, {}) == {"first.0": {"external": 37}}
 
 
 def test_the_table_says_what_shared_means() -> None:

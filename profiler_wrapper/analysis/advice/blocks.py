@@ -92,9 +92,7 @@ def _block(facts: Facts, name: str) -> _Block:
         by_step_ns=tuple(map(sum, zip(*steps, strict=True))) if known else (),
         flops=sum_if_all_known(row.flops_per_step for row in rows),
         retained_bytes=max(kept, default=None),
-        backends=frozenset(
-            row.backend for row in facts.analysis.attention if row.layer == name or row.layer.startswith(name + ".")
-        ),
+        backends=frozenset(backend for row in rows for backend in row.attention_by_backend_ns),
         compiled=any(row.compiled for row in rows),
     )
 

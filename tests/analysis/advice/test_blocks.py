@@ -13,7 +13,7 @@ from profiler_wrapper.analysis.advice.blocks import odd_block
 from profiler_wrapper.analysis.advice.facts import Facts
 from profiler_wrapper.analysis.advice.memory import allocation_too_large, recompute_not_needed, recompute_would_help
 from profiler_wrapper.analysis.advice.waiting import graph_break
-from profiler_wrapper.analysis.model import AttentionRow, LayerRow
+from profiler_wrapper.analysis.model import LayerRow
 from profiler_wrapper.trace.recording import FailedAllocation
 from recordings import Trace
 
@@ -94,11 +94,10 @@ def test_a_block_without_their_attention_kernel_is_told_so() -> None:
     times[2] = [100] * 3
     facts = blocks(times, flops_per_step={2: 940})
     rows = tuple(
-        AttentionRow(layer=f"layers.{i}.attn", phase="forward", backend="flash", kernels=("flash",), time_ns=9 * US)
-        for i in range(6)
-        if i != 2
+        row if row.layer == "layers.2" else replace(row, attention_by_backend_ns={"flash": 9 * US})
+        for row in facts.analysis.layers
     )
-    found = the_finding(odd_block, replace(facts, analysis=replace(facts.analysis, attention=rows)))
+    found = the_finding(odd_block, replace(facts, analysis=replace(facts.analysis, layers=rows)))
     assert found.evidence[1] == "its attention runs by no attention kernel, that of the others by flash"
     assert found.fix == "give it what the others get (flash)"
     found = the_finding(odd_block, facts)
