@@ -45,9 +45,7 @@ class Fields:
     def __init__(
         self, config: object, given: Mapping[str, object] | None = None, *, class_name: str | None = None
     ) -> None:
-        self._config = config
-        self._given = dict(given or {})
-        self._class_name = class_name
+        self._config, self._given, self._class_name = config, dict(given or {}), class_name
         self.taken_as: str | None = None  # a model_type that stands before the config's
         self.read: set[str] = set()  # names asked for
 
@@ -59,18 +57,14 @@ class Fields:
     @property
     def model_type(self) -> str | None:
         """Hugging Face's name of the architecture."""
-        return self.taken_as or self._own_type
-
-    @property
-    def _own_type(self) -> str | None:
         found = self.get("model_type")
-        return found if isinstance(found, str) and found else None
+        return self.taken_as or (found if isinstance(found, str) and found else None)
 
     @property
     def architecture(self) -> str | None:
         """The model's class, which tells its head: `LlamaForCausalLM`; None where nothing tells."""
-        named = self.get("architectures")
-        if "architectures" not in self._given and self._class_name is not None and self._own_type is not None:
+        named, own_type = self.get("architectures"), self.get("model_type")
+        if "architectures" not in self._given and self._class_name and own_type and isinstance(own_type, str):
             return self._class_name
         if isinstance(named, str):
             return named
@@ -95,11 +89,8 @@ class Fields:
     def get(self, *names: str, default: Any = None) -> Any:
         """The first of the fields that is there and not None."""
         look = self._given.get if self.given(*names) else self._of_config
-        for name in names:
-            value = look(name)
-            if value is not None and value is not _MISSING:
-                return value
-        return default
+        found = (value for value in map(look, names) if value is not None and value is not _MISSING)
+        return next(found, default)
 
     def whole(self, *names: str, default: int | None = None, least: int = 1) -> int:
         """A whole number of at least `least`. Raises WrongUse without one and without a default."""
@@ -119,8 +110,8 @@ class Fields:
     def refuse(self, *names: str) -> None:
         """Raises WrongUse where one of the fields is set: no formula here counts what it does."""
         for name in names:
-            value = self.get(name)
-            if value is not None and value is not False and value != 0 and value != "":
+            value = self.get(name, default=0)
+            if value != 0 and value != "":  # nor False
                 raise WrongUse(
                     f"the config has {name}={_short(value)}, which no registered formula counts: "
                     "register one (register_family), or measure the FLOPs of a step"
@@ -131,9 +122,8 @@ class Fields:
         return sorted(self._given.keys() - self.read)
 
     def _of_config(self, name: str) -> Any:
-        if isinstance(self._config, Mapping):
-            return self._config.get(name, _MISSING)
-        return getattr(self._config, name, _MISSING)
+        config = self._config
+        return config.get(name, _MISSING) if isinstance(config, Mapping) else getattr(config, name, _MISSING)
 
 
 def whole_number(what: str, value: object, *, least: int = 1) -> int:
@@ -187,13 +177,12 @@ class Batch:
         Of L tokens L², and L²/2 under a causal mask, the diagonal being counted half; of a window of W < L
         tokens in it, LW - W²/2.
         """
-        if not causal or self.convention == "full":
-            return sum(2 * length**2 * count for length, count in self._known().items())
-        pairs = 0
+        hidden = causal and self.convention == "causal"
+        twice = 0
         for length, count in self._known().items():
-            seen = length if window is None else min(length, window)
-            pairs += (2 * length * seen - seen**2) * count
-        return pairs
+            seen = length if window is None or not hidden else min(length, window)
+            twice += (2 * length * seen - seen**2 * hidden) * count
+        return twice
 
     def _known(self) -> Mapping[int, int]:
         if self.lengths is None:
@@ -306,11 +295,9 @@ def family_of(fields: Fields, name: str | None) -> Family:
     newest_first = list(reversed(FAMILIES.values()))
     model_type = fields.model_type
     if model_type is not None:
-        for family in newest_first:
-            if model_type in family.model_types:
-                return family
-        if model_type in FAMILIES:
-            return FAMILIES[model_type]
+        own = [family for family in newest_first if model_type in family.model_types]
+        if own or model_type in FAMILIES:
+            return own[0] if own else FAMILIES[model_type]
         raise WrongUse(
             f"model_type={shown(model_type)} is of no registered family. If it has the same products as one of "
             f"{', '.join(families())}, "
@@ -325,10 +312,12 @@ def family_of(fields: Fields, name: str | None) -> Family:
     found = [one for one in newest_first if any(all(map(fields.has, group)) for group in one.marks)]
     if len(found) == 1:
         return found[0]
-    if found:
-        has = "fields of several families: " + ", ".join(sorted(family.name for family in found))
-    else:
-        has = "no model_type, nor a class or fields that tell its family"
+    several = ", ".join(sorted(family.name for family in found))
+    has = (
+        f"fields of several families: {several}"
+        if found
+        else "no model_type, nor a class or fields that tell its family"
+    )
     raise WrongUse(f"the config has {has}. Say which it is of with family=..., one of {', '.join(families())}")
 
 
