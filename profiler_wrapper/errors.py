@@ -43,7 +43,7 @@ class SeveralProcesses(WrongUse):
     """A trace holds the events of several processes, whose `names` are given, and none of them was chosen."""
 
     def __init__(self, path: str, names: Sequence[str]) -> None:
-        listed = ", ".join(map(repr, names[:16])) + (f" and {len(names) - 16} more" if len(names) > 16 else "")
+        listed = first_few(list(map(shown, names)), 16)
         cure = "choose one by process= (analyze --process), or see all ranks by `profiler-wrapper ranks FILE`"
         super().__init__(f"{path}: it holds {len(names)} processes, as of several ranks: {listed}; {cure}")
         self.names = tuple(names)
@@ -79,6 +79,12 @@ def shown(value: object) -> str:
     """`repr(value)`, or the beginning of it."""
     text = " ".join(_short.repr(value).split())
     return text if len(text) <= _LINE else f"{text[: _LINE - 3]}..."
+
+
+def first_few(names: Sequence[str], most: int) -> str:
+    """`"a, b, c and 2 more"`."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 # --------------------------------------------------------------------------------------------------

@@ -20,13 +20,6 @@ CHEAP = {"a function of its own", "convolutions", "checkpoint() of checkpoint()"
 # Of live runs what these say goes by the clock, and they hold on recorded traces.
 OF_TIMES = {"the_verdict_says_its_findings", "details_of_findings_are_those_of_the_tables"}
 
-# Laws that do not hold yet, by case. What mends one takes it from here: an xfail that passes is an error.
-BROKEN = {
-    "methods and forward called directly": {
-        "what_is_called_has_a_row": "a layer whose forward is called directly has neither row nor warning",
-    },
-}
-
 
 # --- what holds of these loops, whose steps are alike -----------------------------------------------
 
@@ -95,19 +88,5 @@ def _cases(names: Iterator[str]) -> list[object]:
 
 @pytest.mark.parametrize("name", _cases(iter(CASES)))
 def test_loops_of_many_kinds(name: str, tmp_path: Path) -> None:
-    left_out = OF_TIMES | {*BROKEN.get(name, {})}
     result = live_result(name, tmp_path)
-    assert [line for law in (*INVARIANTS, *OF_ALL) if law not in left_out for line in _broken(result, law)] == []
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("name", "law"),
-    [
-        pytest.param(name, law, marks=pytest.mark.xfail(strict=True, reason=why))
-        for name, laws in BROKEN.items()
-        for law, why in laws.items()
-    ],
-)
-def test_what_does_not_hold_yet(name: str, law: str, tmp_path: Path) -> None:
-    assert _broken(live_result(name, tmp_path), law) == []
+    assert [line for law in (*INVARIANTS, *OF_ALL) if law not in OF_TIMES for line in _broken(result, law)] == []

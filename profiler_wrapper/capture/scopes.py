@@ -29,6 +29,7 @@ from profiler_wrapper.capture.layers import (
     RootLabels,
     Selection,
     all_parameters,
+    class_name,
     find_roots,
     holders,
     is_compiled,
@@ -42,6 +43,7 @@ from profiler_wrapper.capture.requests import Requests
 from profiler_wrapper.capture.routed_tokens import RoutedTokens, experts_in
 from profiler_wrapper.capture.torch_state import (
     capturing,
+    forwards_around,
     generation_phase,
     in_backward,
     is_tracing,
@@ -49,7 +51,7 @@ from profiler_wrapper.capture.torch_state import (
     query_tokens,
     recorder_is_taken,
 )
-from profiler_wrapper.errors import WrongUse, shown
+from profiler_wrapper.errors import WrongUse, first_few, shown
 from profiler_wrapper.trace.marks import ROOT_PATH, expert_number, format_mark
 
 # --------------------------------------------------------------------------------------------------
@@ -308,6 +310,8 @@ class LayerScopes(Listener):
         self._labels = RootLabels()
         self._unnamed = self._roots_in(model, in_pipeline) if model is not None else ()
         self._finds_roots = not self._unnamed
+        self._not_called: set[int] = set()  # ids of modules
+        self._forward_called: dict[str, None] = {}  # names of layers, whose `forward` somebody called, not them
         self._attached = False
         self._entrances: dict[int, _Entrance] = {}  # by id of the module called
         self.calls = 0  # of layers, that were marked
@@ -338,7 +342,8 @@ class LayerScopes(Listener):
         for root in unnamed:
             self._roots[root.label] = _weakly(root)
             # What several roots share goes by its name in the first.
-            self._add_layers(one for one in name_layers(root, self._select) if id(one.module) not in self._entrances)
+            new = [one for one in name_layers(root, self._select) if id(one.module) not in self._entrances]
+            self._add_layers(root, new)
         if unnamed and len(self._targets) <= len(unnamed) and self._select not in ("auto", 0):
             self.warnings.append(f"layers={shown(self._select)} selects no module below the root")
         self._attached = True
@@ -386,6 +391,17 @@ class LayerScopes(Listener):
             for target in self._targets.values()
         ]
 
+    def said(self) -> list[str]:
+        """The warnings, and one of what was called so that it has no row."""
+        if not self._forward_called:
+            return self.warnings
+        names = first_few([*self._forward_called], 3)
+        return [
+            *self.warnings,
+            f"forward of {names} was called directly, which has no row: its time counts for the layer around it. "
+            "Call layer(x), not layer.forward(x)",
+        ]
+
     def roots(self) -> tuple[Root, ...]:
         """The models known so far, those that are still there."""
         named = (reference() for reference in self._roots.values())
@@ -420,6 +436,9 @@ class LayerScopes(Listener):
     def open_call(self, module: nn.Module, args: Any, kwargs: Any, marked: set[str] | None = None) -> _OpenCall | None:
         try:
             open_here = self._thread.open
+            if id(module) in self._not_called and not in_backward():  # where a checkpoint calls forward itself
+                self._not_called.discard(id(module))
+                self._look_for_forwards()
             entrance = self._entrances.get(id(module))
             if entrance is None:
                 if type(module) in self._plain and (open_here or not self._finds_roots):
@@ -495,13 +514,25 @@ class LayerScopes(Listener):
             return None
         root = Root(self._labels.take(module), module)
         self._roots[root.label] = _weakly(root)
-        self._add_layers(name_layers(root, self._select))
+        self._add_layers(root, name_layers(root, self._select))
+        self._look_for_forwards()
         if not any(True for _ in all_parameters(module)):
             # A loss made anew for every step is one row, not a thousand.
             weakref.finalize(module, self._labels.give_back, root.label).atexit = False
         return self._entrances[id(module)]
 
-    def _add_layers(self, layers: Iterable[Layer]) -> None:
+    def _look_for_forwards(self) -> None:
+        for module in forwards_around(_call.__code__):
+            entrance = self._entrances.get(id(module))
+            if self._finds_roots and not self._thread.open if entrance is None else not self._is_open(entrance.target):
+                path = ROOT_PATH if entrance is None else entrance.target.layer.mark.path
+                self._forward_called[class_name(module) if path == ROOT_PATH else path] = None
+
+    def _is_open(self, target: _Target) -> bool:
+        return any(one[0] is target for one in self._thread.open)
+
+    def _add_layers(self, root: Root, layers: Iterable[Layer]) -> None:
+        self._not_called.update(module_paths(root))
         for layer in layers:
             target = _Target(layer)
             self._targets[layer.mark.root, layer.mark.path] = target

@@ -148,6 +148,26 @@ class Watch:
         return method
 
 
+def forwards_around(call: CodeType) -> list[nn.Module]:
+    """Modules whose `forward` runs between this frame of `call`, the call of a module, and the call around it.
+
+    Outermost first, without the one that is called there. Locals are read only where there may be another one: before
+    Python 3.13 what they held is kept until the function ends.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not call:
+        frame = frame.f_back
+    frames, torch_file = list[FrameType](), nn.Module._call_impl.__code__.co_filename
+    while frame is not None and (frame := frame.f_back) is not None and frame.f_code.co_filename != torch_file:
+        if frame.f_code.co_name == "forward" and frame.f_code.co_argcount:
+            frames.append(frame)
+    if frame is not None and len(frames) < 2:
+        return []
+    owners = [one.f_locals.get(one.f_code.co_varnames[0]) for one in reversed(frames)]
+    modules = [one for one in owners if isinstance(one, nn.Module)]
+    return [one for one in modules if frame is None or one is not modules[0]]
+
+
 # --------------------------------------------------------------------------------------------------
 # What a call of a model is for, known from its arguments alone; no tensor is ever read.
 

@@ -348,7 +348,7 @@ class Profiling:
         while self._recorder is not None and self._recorder.windows:
             window = self._recorder.windows.pop(0)
             self._reported = True
-            for warning in self._scopes.warnings:
+            for warning in self._scopes.said():
                 window.warn(warning)
             if not (window.empty and self._failed):
                 ended_by_it = self._while_recording and not self._recorder.windows
