@@ -131,12 +131,12 @@ UNITS = {
 HOW = {
     "self": "Time in the layer and in no layer below it. Each kernel, copy and set belongs to the innermost layer "
     "whose op launched it. The self times of all rows and the unattributed time add up to the total exactly.",
-    "time": "Device time of the layer and of all layers below it; CPU time on a trace without device events. Kernels "
-    "that overlap on two streams count twice.",
+    "time": "Device time of the layer and of all layers below it; wall time of ops on a trace without device events. "
+    "Kernels that overlap on two streams count twice.",
     "share": "Time over the total of the trace. A layer holds those below it, so the column does not add up to 100.",
     "fused": "Compiled code only: kernels that work for this layer and for others. They are in the time of the layer "
     "that holds all of these, and not in this row's.",
-    "cpu": "CPU time of its ops: per thread their union, summed over threads.",
+    "cpu": "Wall time of its ops: per thread their union, summed over threads.",
     "attention": "Part of the time that is attention, by the op that launched the kernel or by the kernel's name. "
     "Attention made of single ops counts as far as its ops are recognised.",
     "backend": f"Implementation of attention: {', '.join(BACKENDS)}. From the names of ops and kernels.",

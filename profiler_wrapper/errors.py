@@ -81,10 +81,9 @@ def shown(value: object) -> str:
     return text if len(text) <= _LINE else f"{text[: _LINE - 3]}..."
 
 
-def first_few(names: Sequence[str], most: int) -> str:
+def first_few(names: Sequence[str], most: int, *, between: str = ", ") -> str:
     """`"a, b, c and 2 more"`."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return between.join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 # --------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ def _is_terminal() -> bool:
         return False
 
 
+TIME_NAMES = {"device": "device time", "cpu": "wall time of ops"}  # what times are, by a result's `time_basis`
 MIB = 1 << 20
 
 

@@ -94,10 +94,10 @@ WORDS = {
     "steps": "One entry a step",
     "time_ns": "Time, with all that is inside",
     "time_per_step_ns": "Time, a step, in the steps with shapes",
-    "total_ns": "Time of all events of the trace: device time, or CPU time where there is no device",
+    "total_ns": "Time of all events of the trace: device time, or wall time of ops where there is no device",
     "unattributed_ns": "Time that should have a layer, of which none is known",
     "value_shape": "Shape of the values: batch, heads, tokens, head_dim",
-    "wait_ns": "CPU time in the call that waits",
+    "wait_ns": "Wall time in the call that waits",
 }
 # The same, of one row: where the name alone means something else there.
 WORDS_OF_ROW = {

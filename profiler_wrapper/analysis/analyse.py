@@ -30,7 +30,7 @@ from profiler_wrapper.analysis.views.products import ShapeRows
 from profiler_wrapper.analysis.views.waits import synchronisation_rows
 from profiler_wrapper.analysis.work.peaks import Given
 from profiler_wrapper.analysis.work.roofline import WorkCount, work_of_recording
-from profiler_wrapper.errors import attempt
+from profiler_wrapper.errors import attempt, first_few
 from profiler_wrapper.trace.recording import Recording
 from profiler_wrapper.trace.run_directory import Holding, Run, read_holdings
 from profiler_wrapper.trace.spans import ranges
@@ -214,10 +214,9 @@ def _never_called(tree: LayerTree, holdings: Iterable[Holding]) -> list[str]:
     found = [name for name in tree.not_entered if name in learn]
     if not found or any(layer.compiled for layer in tree.layers):
         return []
-    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
     return [
-        f"never called, though their parameters have gradients: {', '.join(found[:3])}{more}. Where layer.forward(x) "
-        "is called, or another layer uses the parameters, the time counts for the layer around it: call layer(x)"
+        f"never called, though their parameters have gradients: {first_few(found, 3)}. Where layer.forward(x) is "
+        "called, or another layer uses the parameters, the time counts for the layer around it: call layer(x)"
     ]
 
 
@@ -257,13 +256,11 @@ def _lost_kernels(attributed: Attributed) -> str:
     lost, places, steps = attributed.lost_launches, attributed.attribution.places, attributed.steps
     names = map(attributed.layer_name, (places[i] for i in attributed.attribution.place_of[lost].tolist()))
     layers = Counter(name or ("no layer known" if name is None else "code outside of all layers") for name in names)
-    parts = [f"{name} ({count})" for name, count in layers.most_common(_MOST_NAMED)]
-    if len(layers) > _MOST_NAMED:
-        parts.append(f"{len(layers) - _MOST_NAMED} more")
+    parts = first_few([f"{name} ({count})" for name, count in layers.most_common()], _MOST_NAMED)
     numbers = np.unique(steps.place_of(attributed.recording.spans.start_ns[lost])).tolist()
     in_steps = ranges([steps.number[i] for i in numbers if i >= 0])
     calls = int(launches_kernels(attributed.recording).sum()) - attributed.captured_kernels
-    where = f"{', '.join(parts)}{f', in step {in_steps}' if in_steps else ''}"
+    where = f"{parts}{f', in step {in_steps}' if in_steps else ''}"
     return (
         f"{len(lost)} of {calls} launches have no kernel in the trace, of {where}: the profiler lost the kernels, or "
         "the trace ends before they ran. Their layers' times are lower bounds (≥), and idle times are not known: "

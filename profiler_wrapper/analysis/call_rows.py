@@ -13,7 +13,7 @@ class PartRow:
     part: str  # prefill, token, verify, train, rollout, score: ..., evaluation, optimizer, a model's name, other
     index: int  # which of its name in the step it is, from 0; the first of `count`
     count: int  # how many are in this row: of more than 64 of a name in a step, neighbours share one
-    time_ns: int  # device time (CPU time on a CPU-only trace) of what was launched in it, backward with its forward
+    time_ns: int  # device time (wall time of ops on a CPU-only trace) of what it launched, backward with its forward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class LayerCall:
     device_start_ns: int | None  # first and last device event launched in it
     device_end_ns: int | None
     device: int | None
-    time_ns: int  # device time (CPU time on a CPU-only trace) inside it, layers below included
+    time_ns: int  # device time (wall time of ops on a CPU-only trace) inside it, layers below included
     entry_allocated_bytes: int | None = None
     exit_allocated_bytes: int | None = None
     entry_reserved_bytes: int | None = None  # None on a CPU, as `exit_reserved_bytes`

@@ -225,7 +225,7 @@ class OperatorRow:
     class_name: str  # of most of its time
     phase: Phase
     calls: int
-    self_time_ns: int  # of the device events that it launched itself; on a CPU-only trace, its own CPU time
+    self_time_ns: int  # of the device events that it launched itself; on a CPU-only trace, its own wall time
     time_ns: int  # with the ops that it calls
     self_cpu_time_ns: int
     cpu_time_ns: int
@@ -291,7 +291,7 @@ class SynchronisationRow:
     layer: str | None  # innermost; "" outside of all; None where not known
     phase: Phase
     count: int  # ops that waited; calls, where no op did
-    wait_ns: int  # CPU time in the calls that wait
+    wait_ns: int  # wall time in the calls that wait
     sources: tuple[str, ...] = ()  # `file:line`, where stacks were recorded, as those of an op
 
 

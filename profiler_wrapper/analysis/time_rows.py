@@ -41,6 +41,7 @@ from profiler_wrapper.analysis.work.roofline import (
     utilization,
     work_by_layer,
 )
+from profiler_wrapper.errors import first_few
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Bool, Category, Int64, Recording
 
@@ -554,9 +555,8 @@ def keys_of_work(tree: LayerTree, work: WorkCount | str) -> tuple[list[tuple[int
     working = dict.fromkeys((*work.flops.of_places, *work.flops.unknown_in, *moving))
     notes = work.notes()
     if gone := list(dict.fromkeys(chain[0] for chain, *_ in working if chain and chain[0] not in index)):
-        notes.append(
-            f"FLOPs and bytes of {len(gone)} layers that ran in no timed step have no rows: {', '.join(gone[:3])}"
-        )
+        names = first_few(gone, 3)
+        notes.append(f"FLOPs and bytes of {len(gone)} layers that ran in no timed step have no rows: {names}")
     return [(index[layer], phase) for chain, phase, _ in working for layer in chain if layer in index], notes
 
 

@@ -43,6 +43,7 @@ from profiler_wrapper.comparison.times import (
     series_change,
     step_spread,
 )
+from profiler_wrapper.errors import first_few
 from profiler_wrapper.reports.text import clean
 from profiler_wrapper.units import MIB
 
@@ -384,9 +385,8 @@ def _check_events(base: Baseline, run: Baseline, causes: Mapping[str, str]) -> G
         reason = "other kernels were chosen for the same products: as many of all other classes, and the same FLOPs"
         return GuardCheck(name=what, status="ok", reason=reason)
     order = sorted(more, key=lambda amount: (amount.name not in _WAITS, -more[amount], amount.name))
-    named = [f"{more[amount]:+g} {amount.name} ({amount.phase})" for amount in order[:_MOST_OPS]]
-    named += [f"{len(order) - _MOST_OPS} more"] if len(order) > _MOST_OPS else []
-    return replace(check, reason=f"more calls a step: {', '.join(named)}" if named else "")
+    named = [f"{more[amount]:+g} {amount.name} ({amount.phase})" for amount in order]
+    return replace(check, reason=f"more calls a step: {first_few(named, _MOST_OPS)}" if named else "")
 
 
 def _only_autotuned(base: Baseline, run: Baseline) -> bool:

@@ -22,10 +22,11 @@ from profiler_wrapper.comparison.model import (
     WorkChange,
 )
 from profiler_wrapper.comparison.times import LEAST_CHANGE, LEAST_ONE_SIDED, LEAST_SHARED, TimeChanges
+from profiler_wrapper.errors import first_few
 from profiler_wrapper.reports.page import packaged_source, page_text
 from profiler_wrapper.reports.result_json import NS_PER_US, csv_cell, to_plain
 from profiler_wrapper.reports.text import cells, clean, grid, shorten
-from profiler_wrapper.units import MIB
+from profiler_wrapper.units import MIB, TIME_NAMES
 
 # --------------------------------------------------------------------------------------------------
 # The verdict.
@@ -78,12 +79,8 @@ def _unlike(differences: Sequence[Difference]) -> str:
     named = [one for one in differences if one.what not in HARMLESS]
     if not named:
         return ""
-    words = [
-        f"other {one.what}" if one.what == SIZES else shorten(_changed(one), _LONGEST_DIFFERENCE)
-        for one in named[:_MOST_DIFFERENCES]
-    ]
-    more = f" and {len(named) - _MOST_DIFFERENCES} more" if len(named) > _MOST_DIFFERENCES else ""
-    return f"not alike ({'; '.join(words)}{more}): "
+    words = [f"other {one.what}" if one.what == SIZES else shorten(_changed(one), _LONGEST_DIFFERENCE) for one in named]
+    return f"not alike ({first_few(words, _MOST_DIFFERENCES, between='; ')}): "
 
 
 def _changed(one: Difference) -> str:
@@ -99,7 +96,7 @@ def _of_total(total: ComparedTotal, like_load: bool, bases: tuple[str, str]) -> 
     if not total.a or not total.b:
         return "the time of a step is not known on both sides"
     a, b = (f"{value / 1e6:.3f}" for value in (total.a, total.b))
-    of_a, of_b = (f"ms of {'device' if basis == 'device' else 'CPU'} time" for basis in bases)
+    of_a, of_b = (f"ms of {TIME_NAMES[basis]}" for basis in bases)
     if of_a != of_b:
         return f"times are not judged, because they are of a CPU and of a device (a {a} {of_a} a step, b {b} {of_b})"
     times = f"{a} -> {b} {of_b} a step"
@@ -204,12 +201,8 @@ def _on_the_clock(totals: Sequence[ComparedTotal]) -> str:
 
 def _other_work(work: Sequence[WorkChange], basis: str) -> str:
     """The layers with most other work; exact, so it is said whatever the noise."""
-    if not work:
-        return ""
-    more = f" and {len(work) - _MOST_LAYERS} more" if len(work) > _MOST_LAYERS else ""
-    return (
-        f"; other work: {'; '.join(f'{place_of(one)} {work_words(one, basis)}' for one in work[:_MOST_LAYERS])}{more}"
-    )
+    words = [f"{place_of(one)} {work_words(one, basis)}" for one in work]
+    return f"; other work: {first_few(words, _MOST_LAYERS, between='; ')}" if words else ""
 
 
 def work_words(one: WorkChange, basis: str) -> str:

@@ -24,7 +24,7 @@ from profiler_wrapper.analysis.work.flops import flops_of_recording
 from profiler_wrapper.analysis.work.formulas import has_formula
 from profiler_wrapper.analysis.work.peaks import Peaks
 from profiler_wrapper.analysis.work.roofline import RECOMPUTE_IS_HIDDEN, StepWork, hides_recompute, work_of_count
-from profiler_wrapper.errors import EmptyRecording, Notices, ProfilerWrapperError
+from profiler_wrapper.errors import EmptyRecording, Notices, ProfilerWrapperError, first_few
 from profiler_wrapper.monitor.records import FLOPS, Convention, FlopsSource, StepRecord
 from profiler_wrapper.trace.reader import read_with_shapes
 
@@ -319,8 +319,7 @@ def _why_unknown(measurement: Measurement) -> str:
             f"FLOPs of step {measurement.step} could not be measured: no op with FLOPs ran on the thread that "
             "the step began on (begin and end steps on the thread that trains; a replayed CUDA graph shows none)"
         )
-    more = f" and {len(ops) - 3} more" if len(ops) > 3 else ""
     return (
-        f"FLOPs of step {measurement.step} could not be measured, because nothing tells those of "
-        f"{', '.join(ops[:3])}{more}: give flops_per_step= or model_config="
+        f"FLOPs of step {measurement.step} could not be measured, because nothing tells those of {first_few(ops, 3)}: "
+        "give flops_per_step= or model_config="
     )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from profiler_wrapper.analysis.statistics import mean, median
+from profiler_wrapper.errors import first_few
 from profiler_wrapper.ranks import lost_time, model
 from profiler_wrapper.ranks.lost_time import Cost, IdealSteps, ms
 from profiler_wrapper.ranks.model import COMPUTE, Arrivals, Cause, Int, LayerTimes, SelfTimes, Suspect
@@ -429,8 +430,7 @@ def _rank_suspect(
     evidence.append(f"it held the step in {cost.steps} of {len(cost.hit)} steps")
     if len(places) > 1:
         others = [str(one) for one in own.ranks[places[1:]].tolist()]
-        more = f" and {len(others) - 8} more" if len(others) > 8 else ""
-        evidence.append(f"as slow: rank{'s' if len(others) > 1 else ''} {', '.join(others[:8])}{more}")
+        evidence.append(f"as slow: rank{'s' if len(others) > 1 else ''} {first_few(others, 8)}")
     last = _lateness(arrivals, rank, own.steps)
     if last and (last[0] or cause == "other"):
         evidence.append(last[1])

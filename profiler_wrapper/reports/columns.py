@@ -102,12 +102,12 @@ def _of_roof(row: Values, _: float) -> float | None:
 COLUMNS = (
     _of_phase("self", "time", "self_time_ns", full="self"),
     _time("time", "time_ns", console="total", full="time", page="Time", sets="main time work memory",
-          help="Device time (CPU time without a device); kernels that overlap on two streams count twice"),
+          help="Device time (wall time of ops without a device); kernels that overlap on two streams count twice"),
     Column(key="share", kind="share", value=lambda row, total: row["time"] / total if total > 0 else None,
            console="share", full="share %", page="Share", goes=7, sets="main time work", help="Of the total"),
     Column(key="lost_launches", kind="count", field="lost_launches"),  # where there are some, the time is a lower bound
     _time("fused", "fused_ns", zero=False, full="fused"),
-    _time("cpu", "cpu_time_ns", full="CPU", page="CPU", sets="time", help="CPU time of its ops"),
+    _time("cpu", "cpu_time_ns", full="CPU", page="CPU", sets="time", help="Wall time of its ops"),
     _time("attention", "attention_ns", zero=False, console="attention", full="attention", page="Attention", goes=11,
           spare=2, sets="main time", help="Of it in attention kernels"),
     Column(key="backend", kind="text", page="Backend", spare=9, sets="main time",

@@ -16,7 +16,7 @@ from profiler_wrapper.analysis.steps import step_times_ns
 from profiler_wrapper.analysis.work.roofline import peak_of
 from profiler_wrapper.reports.text import AT_LEAST, cells, clean, shorten
 from profiler_wrapper.trace.run_directory import KVCacheLayers
-from profiler_wrapper.units import file_size
+from profiler_wrapper.units import TIME_NAMES, file_size
 
 _LONGEST_NAME = 36
 _NEARLY_ALL = 0.9  # of the time of what has no layer: it is then called by it
@@ -257,14 +257,13 @@ def title_parts(analysis: Analysis, *, unicode: bool = False) -> list[str]:
     model = shorten(clean(root_names(analysis), unicode=unicode), _LONGEST_NAME)
     where = shorten(clean(machine(analysis), unicode=unicode), _LONGEST_NAME)
     total, outside_ns = time_text(analysis.time.total_ns / step_count(analysis)), outside_steps_ns(analysis)
-    what = "device time" if analysis.time_basis == "device" else "wall time of ops"
     least = clean(AT_LEAST, unicode=unicode) if analysis.lost_launches else ""
     parts = [
         f"{model} on {where}" if model else where,
         rank_in_words(analysis),
         steps_in_words(analysis),
         "" if analysis.complete else "INCOMPLETE",
-        f"{what} {least}{total} {per_step(analysis)}",
+        f"{TIME_NAMES[analysis.time_basis]} {least}{total} {per_step(analysis)}",
         f"{coverage_percent(analysis)} % attributed" if analysis.time.coverage < 1 else "",
         *_course(analysis, least),
         f"{time_text(outside_ns)} in no step" if outside_ns else "",

@@ -37,7 +37,7 @@ _CALLED = {"os_state": "optimizer state", "os_params": "optimizer's parameters"}
 
 def category_name(category: str) -> str:
     """A category as people read it."""
-    return _CALLED.get(category, category)
+    return _CALLED.get(category, category.replace("_", " "))
 
 
 NAMED: tuple[MemoryCategory, ...] = ("params", "grads", "os_params", "os_state")  # whose leaves are tensors, not ops

@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from profiler_wrapper.analysis.model import PHASES, Analysis
+from profiler_wrapper.analysis.model import CATEGORIES, PHASES, Analysis
 from profiler_wrapper.reports.columns import COLUMNS, Column, Scale, Values, scale_of, summed
 from profiler_wrapper.reports.describe import (
     attention_backends,
@@ -47,6 +47,7 @@ from profiler_wrapper.reports.folding import (
     relative_name,
     sibling_folds,
 )
+from profiler_wrapper.reports.memory import category_name
 from profiler_wrapper.reports.result_json import LISTS, NS_PER_US, plain, to_dict, to_plain
 from profiler_wrapper.reports.roofline import HOW_TO_GET_PEAKS, not_shown, roofline
 from profiler_wrapper.reports.table import (
@@ -59,7 +60,7 @@ from profiler_wrapper.reports.table import (
     unattributed_rows,
 )
 from profiler_wrapper.reports.text import clean, shorten
-from profiler_wrapper.units import MIB
+from profiler_wrapper.units import MIB, TIME_NAMES
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -277,6 +278,8 @@ def _page(analysis: Analysis, title: str, trace_href: str | None) -> dict[str, A
         "attributed": f"{coverage_percent(analysis)} %",
         "work_scale": work_scale(analysis),
         "use": use_line(analysis, _WIDE),
+        "time_name": TIME_NAMES[analysis.time_basis],
+        "category_names": {category: category_name(category) for category in CATEGORIES},
         "trace_href": _safe_link(trace_href),
         "phases": list(PHASES),
         "colors": {

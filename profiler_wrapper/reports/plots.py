@@ -40,7 +40,7 @@ from profiler_wrapper.reports.memory import (
 )
 from profiler_wrapper.reports.text import clean, shorten
 from profiler_wrapper.trace.recording import Int64
-from profiler_wrapper.units import MIB
+from profiler_wrapper.units import MIB, TIME_NAMES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -378,7 +378,7 @@ def draw_time(analysis: Analysis, path: str | os.PathLike[str]) -> None:
     Below stand the average time of a block, that of its attention and their ratio.
     """
     bars = layer_bars(analysis)
-    title = f"{_basis(analysis)} time by layer: {_what(analysis)}"
+    title = f"{TIME_NAMES[analysis.time_basis].capitalize()} by layer: {_what(analysis)}"
     if not bars or not analysis.time.total_ns:
         reasons = [f"{row.reason}: {row.time_ns / 1e6:.3f} ms" for row in analysis.unattributed]
         whole = f"None of the {analysis.time.total_ns / 1e6:.3f} ms has a layer, so there is nothing to draw by layer."
@@ -410,7 +410,7 @@ def draw_memory(analysis: Analysis, path: str | os.PathLike[str]) -> None:
     """
     bars = layer_bars(analysis)
     known = [bar for bar in bars if bar.entry_mib is not None and bar.exit_mib is not None]
-    title = f"{_basis(analysis)} memory by layer: {_what(analysis)}"
+    title = f"{'Device' if analysis.time_basis == 'device' else 'CPU'} memory by layer: {_what(analysis)}"
     if not known:
         figures.say(path, title, f"Memory by layer is not available, because {why_no_memory(analysis)}.")
         return
@@ -433,10 +433,6 @@ def draw_memory(analysis: Analysis, path: str | os.PathLike[str]) -> None:
     if notes:
         figure.supxlabel(figures.literal("; ".join(notes)), fontsize=figures.FONT_SIZE)
     figures.save(figure, path)
-
-
-def _basis(analysis: Analysis) -> str:
-    return "Device" if analysis.time_basis == "device" else "CPU"
 
 
 def _what(analysis: Analysis) -> str:

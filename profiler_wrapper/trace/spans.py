@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.errors import WrongUse, first_few, shown
 from profiler_wrapper.trace.run_directory import attempt_number, run_roots
 
 # --------------------------------------------------------------------------------------------------
@@ -84,8 +84,8 @@ def parts_of(numbers: Iterable[int]) -> list[range]:
     return parts
 
 
-def _ranges_text(parts: Sequence[range], most: int = 12) -> str:
-    return ", ".join(map(_part_text, parts[:most])) + (f" and {len(parts) - most} more" if len(parts) > most else "")
+def _ranges_text(parts: Iterable[range]) -> str:
+    return first_few([*map(_part_text, parts)], 12)
 
 
 def _part_text(part: range) -> str:
@@ -98,7 +98,7 @@ def parse_ranks(text: str, *, option: str = "--ranks") -> tuple[int, ...]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,7})\s*(?:-\s*(\d{1,7})\s*)?", part)
         if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise WrongUse(f"{option} {text[:100]}: say ranks as in 0-7 or 0,3,8-11")
+            raise WrongUse(f"{option} {shown(text)}: say ranks as in 0-7 or 0,3,8-11")
         found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return tuple(sorted(found))
 

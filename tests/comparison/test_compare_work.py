@@ -12,6 +12,7 @@ from profiler_wrapper.analysis.advice.advise import input_shapes
 from profiler_wrapper.analysis.model import Analysis, FlopRow, ProductRow, UncountedRow
 from profiler_wrapper.comparison.compare import compare
 from profiler_wrapper.comparison.text import compare_text, folded_rows
+from profiler_wrapper.units import TIME_NAMES
 from sample_results import llama
 
 BUSY = Noise(common=0.3, own=0.06)
@@ -202,8 +203,8 @@ def test_times_of_a_cpu_and_of_a_device_are_not_judged() -> None:
         assert all(total.change is None for total in found.totals if total.unit in ("ns", "count"))
         assert (found.culprits, found.work) == ((), ())
         assert "times are not judged, because they are of a CPU and of a device" in found.verdict
-        before, after = ("CPU", "device") if one.time_basis == "cpu" else ("device", "CPU")
-        assert re.search(rf"\(a [\d.]+ ms of {before} time a step, b [\d.]+ ms of {after} time\)", found.verdict)
+        before, after = (TIME_NAMES[run.time_basis] for run in (one, other))
+        assert re.search(rf"\(a [\d.]+ ms of {before} a step, b [\d.]+ ms of {after}\)", found.verdict)
         assert "%" not in compare_text(found).split("self time", 1)[1]
 
 

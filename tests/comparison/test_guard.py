@@ -191,7 +191,7 @@ def test_ops_that_are_called_more_often_are_named_waits_first() -> None:
     assert found.reason == "more calls a step: +1 aten::item (optimizer), +2 aten::linear (forward)"
     many = replace(run, operators=tuple(op_row(f"aten::op{i}", "forward", 20 - 2 * i) for i in range(6)))
     reason = check(judged(base, many), "kernels").reason
-    assert reason.endswith(", +7 aten::op3 (forward), 2 more")
+    assert reason.endswith(", +7 aten::op3 (forward) and 2 more")
 
 
 def test_one_more_kernel_in_every_step_of_one_layer() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+from profiler_wrapper.analysis.model import CATEGORIES
 from profiler_wrapper.reports import page
 from profiler_wrapper.reports.page import page_data
 from sample_results import llama
@@ -43,3 +45,13 @@ def test_what_cannot_be_made_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "layer_view", broken)
     failed = {"failed": "ZeroDivisionError: no steps"}
     assert page_data(llama(2))["views"] == {"layers": failed, "roofline": failed}
+
+
+def test_what_times_are_is_written_once_and_so_are_names_of_categories() -> None:
+    """The page asks for them: its own sources hold no word for either."""
+    data = page_data(full_analysis(4, odd=None))["page"]
+    assert data["time_name"] == "device time"
+    assert set(data["category_names"]) == set(CATEGORIES) and data["category_names"]["os_state"] == "optimizer state"
+    sources = [path.read_text(encoding="utf-8") for path in Path(page.__file__).with_suffix("").glob("*.js")]
+    assert len(sources) > 20
+    assert [word for word in ("CPU time", '"CPU"} time', 'optimizer state"') for text in sources if word in text] == []

@@ -17,9 +17,10 @@ from profiler_wrapper.analysis.classes import CLASSES, DeviceProperties, busiest
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, Finding, LayerRow, Phase, rows_by_layer
 from profiler_wrapper.analysis.statistics import OPEN, at, fill_numbers, in_order
 from profiler_wrapper.analysis.steps import StepWindows, step_windows
+from profiler_wrapper.errors import first_few
 from profiler_wrapper.trace.nesting import self_time
 from profiler_wrapper.trace.recording import Bool, Category, Int64
-from profiler_wrapper.units import file_size
+from profiler_wrapper.units import TIME_NAMES, file_size
 
 # --------------------------------------------------------------------------------------------------
 # Within the steps, the gaps in which a device runs nothing: what the CPU was doing that it waited for.
@@ -180,9 +181,7 @@ def cut(text: str, longest: int, *, end: bool = False) -> str:
 
 def where(layers: Iterable[str]) -> str:
     """Layers in a few words: `model.layers.{0..31}.mlp`; "code outside of all layers" for ""."""
-    folded = [name or "code outside of all layers" for name in fold_names(layers)]
-    more = len(folded) - _MOST_NAMES
-    return ", ".join(folded[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    return first_few([name or "code outside of all layers" for name in fold_names(layers)], _MOST_NAMES)
 
 
 NS_PER_US = 1000
@@ -209,13 +208,13 @@ class Facts:
 
     @property
     def on_device(self) -> bool:
-        """Whether times are of a device; else they are CPU time of ops."""
+        """Whether times are of a device; else they are wall time of ops."""
         return self.analysis.time_basis == "device"
 
     @property
     def time_name(self) -> str:
-        """What times of layers are: "device time" or "wall time of ops"."""
-        return "device time" if self.on_device else "wall time of ops"
+        """What times of layers are."""
+        return TIME_NAMES[self.analysis.time_basis]
 
     @property
     def work_name(self) -> str:

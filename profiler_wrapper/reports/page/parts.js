@@ -10,6 +10,7 @@
  *   page.mean(values)             of numbers
  *   page.grouped(rows, keyOf)     Map of key -> rows, in order of first appearance
  *   page.categoryName(name)       what memory is for, as people read it
+ *   page.timeName()               what times are: "Device time", or "Wall time of ops" without a device
  *   page.first(lists, most)       what stands in several lists, once each, at most so many
  *   page.UNKNOWN_IN_TRACE         why a value is missing that another trace has
  *   page.inOrder(layers)          names of layers, once each, in the order of the model
@@ -50,8 +51,8 @@
     return groups;
   };
 
-  const CATEGORY_NAMES = { os_state: "optimizer state", os_params: "optimizer's parameters" };
-  page.categoryName = name => CATEGORY_NAMES[name] || name.replaceAll("_", " ");
+  page.timeName = () => page.data.page.time_name.replace(/^./, letter => letter.toUpperCase());
+  page.categoryName = name => page.data.page.category_names[name] || name;
   page.first = (lists, most = 5) => [...new Set(lists.flat())].slice(0, most);
 
   let orders = null;

@@ -57,7 +57,7 @@
       { key: "dtype", title: "Type", kind: "text", missing: page.UNKNOWN_IN_TRACE, value: row => row.dtype || null },
       page.columns.count("count", "Count", `${page.per()}`),
       { key: "payload_bytes", title: "Bytes", kind: "bytes", help: `${page.per()}: the larger of what goes in and comes out`, missing: unknownBytes, value: row => page.perStep(row.payload_bytes) },
-      page.columns.time("time_us", page.data.time_basis === "device" ? "Time" : "CPU time", page.per()),
+      page.columns.time("time_us", page.timeName(), page.per()),
       page.columns.time("exposed_us", "Exposed", "with no compute beside it: this is what it costs", { like: "time_us", missing: noDevice }),
       page.columns.time("overlapped_us", "Overlapped", "with compute beside it", { like: "time_us", missing: noDevice }),
       { key: "exposed_share", title: "Exposed", kind: "share", bar: true, missing: noDevice, value: row => row.exposed_us === null || !row.time_us ? null : row.exposed_us / row.time_us },
@@ -76,7 +76,7 @@
     const step = took.label === "CPU span" ? "a step's CPU span" : "a step";
     const ofStep = us => span ? `${page.format.share(page.perStep(us) / span)} of ${step} of ${page.format.us(span)}` : "";
     page.figure(figures, onDevice ? { label: `Communication, ${page.per()}`, value: page.format.us(page.perStep(time)), help: ofStep(time) }
-      : { label: `CPU time of the calls, ${page.per()}`, value: page.format.us(page.perStep(time)), help: "without what other threads do for them, and without waiting" });
+      : { label: `Wall time of the calls, ${page.per()}`, value: page.format.us(page.perStep(time)), help: "without what other threads do for them, and without waiting" });
     page.figure(figures, {
       label: `Exposed, ${page.per()}`, value: exposed === null ? null : page.format.us(page.perStep(exposed)), missing: "no collective is seen to run",
       help: exposed === null ? "" : ["with no compute beside it, waiting for other ranks included", ofStep(exposed)].filter(Boolean).join(": "),
@@ -96,7 +96,7 @@
     if (!rows.length) return;
     const known = rows.every(row => row.exposed_us !== null);
     const names = rows.map(row => [row.collective.replaceAll("_", " "), row.group, row.dtype].filter(Boolean).join(", "));
-    const section = page.section(element, known ? `Exposed and overlapped ${page.per()}` : `CPU time of the calls ${page.per()}`);
+    const section = page.section(element, known ? `Exposed and overlapped ${page.per()}` : `Wall time of the calls ${page.per()}`);
     const [size, unit] = page.timeUnit(page.perStep(rows[0].time_us));
     const bar = (name, key, color) => ({
       type: "bar", orientation: "h", name, y: [...rows.keys()], x: rows.map(row => page.perStep(row[key]) / size), marker: { color },

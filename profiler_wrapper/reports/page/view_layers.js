@@ -34,7 +34,7 @@
 
   function drawTable(data, element) {
     const section = page.section(element, "Where the time goes");
-    const basis = data.time_basis === "device" ? "Device time" : "Wall time of ops (there is no device in this trace)";
+    const basis = page.timeName() + (data.time_basis === "device" ? "" : " (there is no device in this trace)");
     const per = data.page.like_steps ? data.page.per : "summed over the whole trace, as its steps are not alike or do not hold all of it";
     page.note(section, `${basis}, ${per}. A row holds everything below it; rows without indentation add up to the total.`);
     const own = page.segments(null, [

@@ -17,7 +17,7 @@
       drawLargest(element, byOp, total, onCpu);
       const section = page.section(element, "All operators");
       page.note(section, `Times are ${page.per()}, ${data.page.steps_in_words}. “Self” leaves out the ops that an op calls` +
-        (onCpu ? "; there are no device events in this trace, so all of it is CPU time." : "; device time is that of the kernels, copies and sets that it launches."));
+        (onCpu ? "; there are no device events in this trace, so all of it is " + data.page.time_name + "." : "; device time is that of the kernels, copies and sets that it launches."));
       const options = { op: byOp, phase: data.operators };
       const choice = page.segments(null, [["op", "By op"], ["phase", "By op and phase"]], "op", id => table.update({ rows: options[id] }));
       const all = columns(total, onCpu, data);
@@ -72,17 +72,17 @@
     ];
     if (onCpu) {
       found.push(
-        time("self_time_us", "Self", "CPU time in the op itself"),
-        share("self_time_us", "Share", "of all CPU time in ops", total),
-        time("time_us", "Total", "CPU time with the ops that it calls"),
+        time("self_time_us", "Self", "Wall time in the op itself"),
+        share("self_time_us", "Share", `of all ${data.page.time_name}`, total),
+        time("time_us", "Total", "Wall time with the ops that it calls"),
       );
     } else {
       found.push(
         time("self_time_us", "Device self", "Time of the device events that it launched itself"),
         share("self_time_us", "Share", "of all device time", total),
         time("time_us", "Device total", "with those of the ops that it calls"),
-        time("self_cpu_time_us", "CPU self", "CPU time in the op itself"),
-        time("cpu_time_us", "CPU total", "CPU time with the ops that it calls"),
+        time("self_cpu_time_us", "CPU self", "Wall time in the op itself"),
+        time("cpu_time_us", "CPU total", "Wall time with the ops that it calls"),
         count("device_events", "Device events", "Kernels, copies and sets that it launched itself"),
         {
           key: "tensor_cores", title: "Tensor cores", kind: "share",
@@ -106,7 +106,7 @@
     const rest = page.perStep(total) - parts.reduce((sum, part) => sum + part.value, 0);
     if (!parts.length) return;
     const [size, unit] = page.timeUnit(parts[0].value);
-    const section = page.section(element, `Largest operators, ${onCpu ? "CPU" : "device"} self time ${page.per()}`);
+    const section = page.section(element, `Largest operators, self ${page.data.page.time_name} ${page.per()}`);
     page.chartIn(section, () => [{
       type: "bar",
       orientation: "h",

@@ -134,7 +134,7 @@
   function drawClasses(data, element) {
     if (!data.classes.length) return;
     const section = page.section(element, "Classes of work by phase");
-    page.note(section, `${data.time_basis === "device" ? "Device" : "CPU"} time ${data.page.per}${data.page.like_steps && data.page.steps > 1 ? `, mean of ${data.page.steps} steps` : ""}.`);
+    page.note(section, `${page.timeName()} ${data.page.per}${data.page.like_steps && data.page.steps > 1 ? `, mean of ${data.page.steps} steps` : ""}.`);
     const rows = new Map();
     for (const row of data.classes) {
       if (!rows.has(row.class)) rows.set(row.class, { name: row.class, time: 0, count: 0, flops: null, phases: {} });
@@ -206,7 +206,7 @@
         { key: "step", title: "Step", kind: "text", value: row => row.step === null ? "in no step" : String(row.step) },
         ...(took.of.size ? [{ key: "wall_us", title: "Step time", kind: "us", missing: "it was not recorded whole", value: row => row.step === null ? undefined : wall(row), help: "Until both the CPU and the device are done with it" }] : []),
         ...(took.of.size && steps.every(row => row.span_us === wall(row)) ? [] : [{ key: "span_us", title: "CPU span", kind: "us", missing: "where it begins and ends is not known from the trace", value: row => row.step === null ? undefined : row.span_us, help: "From its begin to its end on the CPU" }]),
-        { key: "time_us", title: data.time_basis === "device" ? "Device time" : "CPU time", kind: "us", like: took.of.size ? "wall_us" : "span_us" },
+        { key: "time_us", title: page.timeName(), kind: "us", like: took.of.size ? "wall_us" : "span_us" },
         ...phases.map(phase => ({ key: phase, title: phase, kind: "us", like: took.of.size ? "wall_us" : "span_us", value: row => row.phases_us[phase] || undefined })),
         ...(steps.some(row => row.attention_us) ? [{ key: "attention_us", title: "attention", kind: "us", like: took.of.size ? "wall_us" : "span_us", value: row => row.attention_us || undefined }] : []),
         ...(steps.some(row => isKnown(row.peak_bytes)) ? [{ key: "peak_bytes", title: "Peak", kind: "bytes", missing: page.why("memory", "not available") || "no allocation was recorded in it", value: row => row.step === null ? undefined : row.peak_bytes }] : []),

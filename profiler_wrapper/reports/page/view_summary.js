@@ -70,7 +70,7 @@
     const mean = data.page.like_steps && data.page.steps > 1 ? `mean of ${data.page.steps} steps` : "";
     const outside = data.page.step_numbers.length && !data.page.like_steps ? page.sum(data.steps.filter(row => row.step === null), "time_us") : 0;
     const notes = [mean, outside ? `${page.format.us(outside)} of it in no step` : "", help];
-    page.figure(place, { label: `${onDevice ? "Device time" : "Wall time of ops"}, ${page.per()}`, value: page.format.us(page.perStep(data.time.total_us)), help: notes.filter(Boolean).join("; ") });
+    page.figure(place, { label: `${page.timeName()}, ${page.per()}`, value: page.format.us(page.perStep(data.time.total_us)), help: notes.filter(Boolean).join("; ") });
   }
 
   /** Of generation: what one call of the model takes, which no mean over both phases shows. */
@@ -78,7 +78,7 @@
     for (const row of data.layers.filter(row => row.depth === 0 && row.calls && ["prefill", "decode", "verify"].includes(row.phase))) {
       page.figure(place, {
         label: `${row.phase[0].toUpperCase()}${row.phase.slice(1)}, a call`, value: page.format.us(row.time_us / row.calls),
-        help: `${data.time_basis === "device" ? "device" : "CPU"} time of ${row.layer}, mean of ${page.format.count(row.calls)} ${row.calls === 1 ? "call" : "calls"}`,
+        help: `${page.timeName()} of ${row.layer}, mean of ${page.format.count(row.calls)} ${row.calls === 1 ? "call" : "calls"}`,
       });
     }
   }

@@ -44,7 +44,7 @@
           page.columns.layers("layer", "Layer"),
           page.columns.phase(),
           page.columns.count("count", "Waits", `Waits ${page.per()}`),
-          page.columns.time("wait_us", "Waited", `CPU time in the call, ${page.per()}`),
+          page.columns.time("wait_us", "Waited", `Wall time in the call, ${page.per()}`),
           { key: "each_us", title: "Each", kind: "us", help: "of one wait, in the mean", value: row => row.count ? row.wait_us / row.count : null },
           ...(rows.some(row => row.sources.length) ? [{ key: "sources", title: "Source", kind: "text", longest: 44, value: row => row.sources.length ? row.sources : undefined }] : []),
           { key: "cure", title: "What helps", kind: "text", longest: 130, shrinks: true, value: row => HELP[row.kind] },
