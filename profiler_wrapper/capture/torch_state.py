@@ -151,8 +151,7 @@ class Watch:
 def forwards_around(call: CodeType) -> list[nn.Module]:
     """Modules whose `forward` runs between this frame of `call`, the call of a module, and the call around it.
 
-    Outermost first, without the one that is called there. Locals are read only where there may be another one: before
-    Python 3.13 what they held is kept until the function ends.
+    Outermost first, without the one that is called there.
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code is not call:
@@ -163,9 +162,21 @@ def forwards_around(call: CodeType) -> list[nn.Module]:
             frames.append(frame)
     if frame is not None and len(frames) < 2:
         return []
-    owners = [one.f_locals.get(one.f_code.co_varnames[0]) for one in reversed(frames)]
+    owners = [_first_argument(one) for one in reversed(frames)]
     modules = [one for one in owners if isinstance(one, nn.Module)]
     return [one for one in modules if frame is None or one is not modules[0]]
+
+
+_REFERENCES_OF_OURS = 3  # the frame's, the variable's, the argument's of the call that counts
+
+
+def _first_argument(function: FrameType) -> object:
+    values = function.f_locals
+    found = values.get(function.f_code.co_varnames[0])
+    # Before Python 3.13 a copy, which the frame keeps, with tensors, until it ends, and which `locals()` gives.
+    if isinstance(values, dict) and sys.getrefcount(values) == _REFERENCES_OF_OURS:
+        values.clear()
+    return found
 
 
 # --------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -152,3 +153,25 @@ def test_recording_that_begins_within_a_call_names_no_call_that_was_open() -> No
     Net(begins)(X)
     scopes.detach()
     assert scopes.said() == []
+
+
+@pytest.mark.parametrize("uses_locals", [False, True])
+def test_looking_keeps_no_tensor_alive_and_takes_nothing_away(uses_locals: bool) -> None:
+    alive = []
+
+    class Frees(Decoder):
+        def forward(self, x: torch.Tensor) -> Any:
+            given = locals() if uses_locals else {"x": 0}
+            x = x + 1
+            freed = weakref.ref(x)
+            x = self[0](x)  # here frames are looked at
+            alive.append(freed() is not None)
+            assert "x" in given
+            return x
+
+    assert named_by(Net(by_forward), lambda net: net(X)) == "decoder"
+    net = Net(by_forward)
+    net.decoder = Frees()
+    with torch.no_grad():
+        assert named_by(net, lambda net: net(X)) == "decoder"
+    assert uses_locals or alive == [False, False]
