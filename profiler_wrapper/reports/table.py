@@ -301,17 +301,20 @@ def console_table(
         raise WrongUse(f"order={shown(order)}: give 'cost' or 'model'.")
     head = _joined(title_parts(analysis, unicode=unicode), width, _TITLE_LINES if rows >= _HIGH else 2)
     steps_in_parts = [parts_in_words(analysis), left_out_in_words(analysis)] if rows >= _HIGH else []
-    tail = [
+    about = [
         *(line for text in filter(None, steps_in_parts) for line in wrap(text, width, 2)),
         *(use_lines(analysis, width) if rows >= _HIGH else ()),
         *(expert_and_adapter_lines(analysis, width) if rows >= _HIGH else ()),
         *(memory_lines(analysis.memory, width) if rows >= _HIGH else ()),
         *(line for text in (kv_cache_lines(analysis)[:2] if rows >= _HIGH else ()) for line in wrap(text, width, 2)),
-        *_warning_lines(analysis, rows, width, unicode),
-        *_verdict_lines(analysis, rows, width, unicode),
     ]
+    closing = [*_warning_lines(analysis, rows, width, unicode), *_verdict_lines(analysis, rows, width, unicode)]
     followed = followed_lines(analysis, most=_FOLLOWED_LINES if rows >= _HIGH else 1, width=width, unicode=unicode)
-    most = rows - len(head) - 2 - len(followed) - len(tail)  # 2: the heading and its units
+    most = rows - len(head) - 2 - len(followed) - len(closing)  # 2: the heading and its units
+    room = max(0, most - rows // 3 - 1)  # the table itself comes first
+    if len(about) > room + 1:
+        about = [*about[:room], f"({len(about) - room} more lines in a higher table)"]
+    most -= len(about)
     for lines in range(3):  # that are left for the notes
         table = table_rows(analysis, most=most - lines, order=order, layer_rows=layer_rows)
         notes = [_SHARED] if any("shared" in row.after for row in table.rows) else []
@@ -320,7 +323,7 @@ def console_table(
         if len(notes) <= lines:
             break
     notes = [shorten(note, width) for note in notes]
-    return "\n".join([*head, *_draw(table.rows, analysis, width, unicode), *followed, *notes, *tail])
+    return "\n".join([*head, *_draw(table.rows, analysis, width, unicode), *followed, *notes, *about, *closing])
 
 
 def _joined(parts: Sequence[str], width: int, most: int) -> list[str]:

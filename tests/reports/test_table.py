@@ -648,6 +648,17 @@ def test_no_colour_codes_and_ascii() -> None:
     assert "\x1b" not in text
 
 
+def test_much_to_say_below_leaves_a_third_to_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    short = console_table(llama(12)).split("\n")
+    monkeypatch.setattr(f"{console_table.__module__}.use_lines", lambda *_: [f"use {i}" for i in range(20)])
+    lines = console_table(llama(12)).split("\n")
+    layers = [line for line in lines if "layers." in line]
+    assert layers[:3] == [line for line in short if "layers." in line][:3]
+    (more,) = (line for line in lines if line.endswith("more lines in a higher table)"))
+    assert int(more[1:].split()[0]) + sum(line.startswith("use ") for line in lines) >= 20
+    assert "use 19" in console_table(llama(12), rows=60)
+
+
 # ---- limits -----------------------------------------------------------------------------------
 
 
