@@ -7,8 +7,8 @@ attention: DeepSeek-V2, arXiv:2405.04434) and further tokens (DeepSeek-V3, arXiv
 arXiv:2212.09748, CogVideoX: arXiv:2408.06072, with the heads of transformers and the blocks of diffusers.
 
 `torch.utils.flop_counter` on the meta device gives the same for what it can run, and is no substitute: it needs torch
-and a model that can be built, so no Megatron arguments and no plain fields; routers read their data, which meta
-tensors lack; a recurrence counts as its reference code, not as its kernel.
+and a model that can be built, so no Megatron arguments and no plain fields; and routers read their data, which meta
+tensors lack.
 """
 
 from __future__ import annotations
@@ -337,7 +337,7 @@ _register_decoder(
 
 
 # --------------------------------------------------------------------------------------------------
-# Models whose tokens all see each other: BERT and ViT. Both conventions of attention are the same for them.
+# Models whose tokens all see each other: BERT, ViT and DiT. Both conventions of attention are the same for them.
 
 
 def _encoder(work: Work, fields: Fields, hidden: int, width: int, mlp: int, *, causal: bool = False) -> None:
@@ -361,13 +361,9 @@ def bert(fields: Fields, batch: Batch) -> Work:
     name = fields.architecture or ("BertForPreTraining" if fields.flag("bert_binary_head") else "BertForMaskedLM")
     words = {"BertForPreTraining", "BertForMaskedLM", "BertLMHeadModel"}
     per_token = {"BertForTokenClassification", "BertForQuestionAnswering"}
-    pooled = {  # outputs over the pooled first token; None: one for each class
-        "BertForPreTraining": 2,
-        "BertForNextSentencePrediction": 2,
-        "BertForMultipleChoice": 1,
-        "BertForSequenceClassification": None,
-        "BertModel": 0,
-    }
+    # Outputs over the pooled first token; None: one for each class.
+    pooled: dict[str, int | None] = dict.fromkeys(("BertForPreTraining", "BertForNextSentencePrediction"), 2)
+    pooled |= {"BertForMultipleChoice": 1, "BertForSequenceClassification": None, "BertModel": 0}
     if name not in words | per_token | pooled.keys():
         raise _unknown_head(name)
     if name in words:

@@ -312,12 +312,8 @@ def family_of(fields: Fields, name: str | None) -> Family:
     found = [one for one in newest_first if any(all(map(fields.has, group)) for group in one.marks)]
     if len(found) == 1:
         return found[0]
-    several = ", ".join(sorted(family.name for family in found))
-    has = (
-        f"fields of several families: {several}"
-        if found
-        else "no model_type, nor a class or fields that tell its family"
-    )
+    several = f"fields of several families: {', '.join(sorted(family.name for family in found))}"
+    has = several if found else "no model_type, nor a class or fields that tell its family"
     raise WrongUse(f"the config has {has}. Say which it is of with family=..., one of {', '.join(families())}")
 
 
