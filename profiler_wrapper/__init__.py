@@ -21,6 +21,7 @@ from profiler_wrapper.errors import (
     ProfilerWrapperWarning,
     UnknownLayer,
     WrongUse,
+    shown,
 )
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(f"module {shown(__name__)} has no attribute {shown(name)}")
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value

@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from profiler_wrapper.errors import shown
+
 if TYPE_CHECKING:
     import subprocess
 
@@ -54,7 +56,7 @@ def start_child(
 
     # A program that holds an interpreter is none: started once more it could do anything.
     if not Path(sys.executable or "").name.lower().startswith(("python", "pypy")):
-        raise OSError(f"{sys.executable!r} is no Python interpreter")
+        raise OSError(f"{shown(sys.executable)} is no Python interpreter")
     # Also where the working directory has changed; Python imports from texts alone.
     places = [*(place for place in sys.path if isinstance(place, str)), str(Path(__file__).resolve().parent.parent)]
     before = _BESIDE_TRAINING if beside_training else ""

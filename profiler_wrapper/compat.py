@@ -23,7 +23,7 @@ from profiler_wrapper.capture.runinfo import float32_matmul_precision
 from profiler_wrapper.capture.session import Annotation
 from profiler_wrapper.capture.torch_state import profiler_is_on
 from profiler_wrapper.config_flops.model_flops import model_flops
-from profiler_wrapper.errors import WrongUse, shown, warn
+from profiler_wrapper.errors import WrongUse, in_a_line, shown, warn
 from profiler_wrapper.integrations.common import Guarded, Outlets, guarded
 from profiler_wrapper.monitor.config import MonitorConfig, add_perf_monitor_arguments
 from profiler_wrapper.monitor.monitor import TrainingMonitor
@@ -135,7 +135,7 @@ class SimpleMemoryProfiler:
                 with replacing(self.log_folder / Path(file.name).name) as beside:
                     file.write(self.result, beside)
         except Exception as error:
-            warn(f"the files in {self.log_folder} could not be written: {type(error).__name__}: {error}")
+            warn(f"the files in {self.log_folder} could not be written: {in_a_line(error)}")
 
 
 def calculate_mfu_with_profiler(
@@ -184,12 +184,12 @@ def calculate_mfu_with_profiler(
         if peak is None:
             raise WrongUse(f"no peak of {name} is known: give peaks={{{shown(name)}: <TFLOP/s>}}")
     except Exception as error:
-        warn(f"MFU is not available: {type(error).__name__}: {error}")
+        warn(f"MFU is not available: {in_a_line(error)}")
         return math.nan
     mfu = flops / peak / float(step_time)
     if mfu > 1:
         warn(
-            f"MFU is {mfu:.2f}, more than the peak allows: either step_time={step_time!r} s ends before the device "
+            f"MFU is {mfu:.2f}, more than the peak allows: either step_time={step_time} s ends before the device "
             f"is done, or batch_size={batch_size} is that of all ranks, or the peak is not this device's"
         )
     return mfu

@@ -6,7 +6,7 @@ import os
 import reprlib
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
@@ -43,9 +43,8 @@ class SeveralProcesses(WrongUse):
     """A trace holds the events of several processes, whose `names` are given, and none of them was chosen."""
 
     def __init__(self, path: str, names: Sequence[str]) -> None:
-        listed = first_few(list(map(shown, names)), 16)
         cure = "choose one by process= (analyze --process), or see all ranks by `profiler-wrapper ranks FILE`"
-        super().__init__(f"{path}: it holds {len(names)} processes, as of several ranks: {listed}; {cure}")
+        super().__init__(f"{path}: it holds {len(names)} processes, as of several ranks: {listed(names)}; {cure}")
         self.names = tuple(names)
 
 
@@ -60,7 +59,7 @@ class ProfilerWrapperWarning(UserWarning):
 # --------------------------------------------------------------------------------------------------
 # A user's value in a message: at most a line of it, and no more of it is written out, as it may hold itself many times.
 
-_LINE = 100  # characters
+_LINE, _LONGEST_ERROR = 100, 300  # characters
 
 
 class _Short(reprlib.Repr):
@@ -79,6 +78,17 @@ def shown(value: object) -> str:
     """`repr(value)`, or the beginning of it."""
     text = " ".join(_short.repr(value).split())
     return text if len(text) <= _LINE else f"{text[: _LINE - 3]}..."
+
+
+def listed(values: Iterable[object]) -> str:
+    """`"'a', 'b' and 2 more"`: at most 16 of a user's values."""
+    return first_few([*map(shown, values)], 16)
+
+
+def in_a_line(error: BaseException) -> str:
+    """`"ValueError: what it says"`, or the beginning of that: some libraries say pages."""
+    text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+    return text if len(text) <= _LONGEST_ERROR else f"{text[: _LONGEST_ERROR - 3]}..."
 
 
 def first_few(names: Sequence[str], most: int, *, between: str = ", ") -> str:
@@ -127,15 +137,12 @@ def _caller() -> int:
     return level
 
 
-_LONGEST_NOTE = 300
-
-
 def attempt(what: str, ask: Callable[[], T], otherwise: T, notes: list[str]) -> T:
     """What `ask` returns; where it fails `otherwise`, and a note that says so: one part spoils no other."""
     try:
         return ask()
     except Exception as error:
-        notes.append(f"{what} not available, because that failed: {type(error).__name__}: {error}"[:_LONGEST_NOTE])
+        notes.append(f"{what} not available, because that failed: {in_a_line(error)}")
         return otherwise
 
 

@@ -16,7 +16,7 @@ from profiler_wrapper.capture.records import RecordedTrace, RunInfo, Window
 from profiler_wrapper.capture.runinfo import is_in_pipeline, run_info
 from profiler_wrapper.capture.scopes import LayerScopes, RootCall
 from profiler_wrapper.capture.torch_state import OptimizerSteps, profiler_is_on, records_here
-from profiler_wrapper.errors import warn
+from profiler_wrapper.errors import in_a_line, warn
 from profiler_wrapper.run.finishing import Finisher
 from profiler_wrapper.run.options import make_options
 from profiler_wrapper.trace.run_directory import Holding
@@ -160,7 +160,7 @@ def trace_handler(
                 finisher.append(Finisher(options, _run_info(), _marked_layers, _compiled_code))
             _handle(profiler, finisher[0], steps)
         except Exception as error:
-            warn(f"the reports of this trace were not written: {type(error).__name__}: {error}")
+            warn(f"the reports of this trace were not written: {in_a_line(error)}")
 
     return on_trace_ready
 

@@ -20,7 +20,7 @@ from profiler_wrapper.analysis.work.formulas import has_formula
 from profiler_wrapper.analysis.work.peaks import VARIABLE, Given
 from profiler_wrapper.analysis.work.roofline import WorkCount, work_of_recording
 from profiler_wrapper.capture.growth import free_bytes
-from profiler_wrapper.errors import UnknownLayer, WrongUse, shown, warn
+from profiler_wrapper.errors import UnknownLayer, WrongUse, in_a_line, shown, warn
 from profiler_wrapper.reports.full_table import full_table
 from profiler_wrapper.reports.page import result_html
 from profiler_wrapper.reports.result_json import data_frame, from_dict, to_dict, write_csv, write_csv_files
@@ -78,7 +78,7 @@ class ProfileResult(Analysis):
         if not found:
             layers = sorted({row.layer for row in self.layers if row.layer})
             near = difflib.get_close_matches(name, layers, n=1)
-            hint = f"\nDid you mean {near[0]!r}?" if near else ""
+            hint = f"\nDid you mean {shown(near[0])}?" if near else ""
             raise UnknownLayer(f"no layer {shown(name)} among the {len(layers)} recorded.{hint}")
         return found
 
@@ -166,7 +166,7 @@ def work_of_trace(
     try:
         return work_of_recording(attribute_trace(path, run=run, progress=progress), timed)
     except Exception as error:  # the times are known, and are worth more
-        return f"the trace with shapes could not be analysed ({type(error).__name__}: {error})"
+        return f"the trace with shapes could not be analysed ({in_a_line(error)})"
 
 
 @no_garbage_collection()

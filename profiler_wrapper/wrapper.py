@@ -154,7 +154,7 @@ class ProfilerWrapper:
         if isinstance(model, bool):
             if is_st is not None:
                 raise WrongUse(
-                    f"The first argument {model!r} is is_st, and is_st={shown(is_st)} was given too. Give one."
+                    f"The first argument {shown(model)} is is_st, and is_st={shown(is_st)} was given too. Give one."
                 )
             model, is_st = None, model
         options = make_options(**{name: value for name, value in locals().items() if name in OPTIONS})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections import OrderedDict, UserDict
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 import profiler_wrapper as pw
-from profiler_wrapper.errors import shown
+from profiler_wrapper.errors import in_a_line, listed, shown
 
 
 def nested() -> Any:
@@ -73,3 +74,35 @@ def test_no_option_of_the_profiler_writes_out_what_it_was_given(option: str) -> 
     with pytest.raises(pw.WrongUse) as refused:
         pw.ProfilerWrapper(None, **{option: nested()})
     assert len(str(refused.value)) < 600
+
+
+def test_of_a_list_at_most_16_are_shown_each_at_most_a_line() -> None:
+    assert listed(["a", "b"]) == "'a', 'b'"
+    text = listed(["x" * 1000] * 20)
+    assert text.endswith(" and 4 more") and len(text) < 16 * 103
+
+
+def test_of_what_a_library_says_the_beginning_is_shown_on_a_line() -> None:
+    assert in_a_line(ValueError("one\n  two")) == "ValueError: one two"
+    assert len(in_a_line(ValueError("x" * 10_000))) == 300
+
+
+def test_no_error_formats_a_value_as_it_is() -> None:
+    """In an f-string of a `raise` neither `{value!r}` nor `repr`: `shown` is the one way."""
+    package = Path(pw.__file__).parent
+    found = [
+        f"{path.relative_to(package)}:{part.lineno}"
+        for path in package.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Raise)
+        for part in ast.walk(node)
+        if (isinstance(part, ast.FormattedValue) and part.conversion == ord("r"))
+        or (isinstance(part, ast.Name) and part.id == "repr")
+    ]
+    assert found == []
+
+
+def test_only_one_place_says_of_what_type_an_error_is_and_what_it_says() -> None:
+    package = Path(pw.__file__).parent
+    sources = {path.name: path.read_text(encoding="utf-8") for path in package.rglob("*.py")}
+    assert [name for name, text in sources.items() if "__name__}: {error}" in text] == ["errors.py"]

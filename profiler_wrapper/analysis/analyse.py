@@ -30,7 +30,7 @@ from profiler_wrapper.analysis.views.products import ShapeRows
 from profiler_wrapper.analysis.views.waits import synchronisation_rows
 from profiler_wrapper.analysis.work.peaks import Given
 from profiler_wrapper.analysis.work.roofline import WorkCount, work_of_recording
-from profiler_wrapper.errors import attempt, first_few
+from profiler_wrapper.errors import attempt, first_few, in_a_line
 from profiler_wrapper.trace.recording import Recording
 from profiler_wrapper.trace.run_directory import Holding, Run, read_holdings
 from profiler_wrapper.trace.spans import ranges
@@ -145,7 +145,7 @@ def _work(attributed: Attributed) -> WorkCount | str:
     try:
         return work_of_recording(attributed)
     except Exception as error:  # the times are known, and are worth more
-        return f"that failed: {type(error).__name__}: {error}"
+        return f"that failed: {in_a_line(error)}"
 
 
 def _with_views(analysis: Analysis, attributed: Attributed, shaped: ShapeRows, owned: OwnedMemory | None) -> Analysis:

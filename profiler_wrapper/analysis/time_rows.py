@@ -41,7 +41,7 @@ from profiler_wrapper.analysis.work.roofline import (
     utilization,
     work_by_layer,
 )
-from profiler_wrapper.errors import first_few
+from profiler_wrapper.errors import first_few, in_a_line, shown
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Bool, Category, Int64, Recording
 
@@ -402,7 +402,7 @@ def tracked_series(
     for name, ids in wanted.items():
         if not ids:
             series[name] = (None,) * count
-            notes.append(f"the tracked {name!r} is the name of nothing in the timed trace")
+            notes.append(f"the tracked {shown(name)} is the name of nothing in the timed trace")
             continue
         chosen = _inside(attributed, ids) & (place >= 0)
         series[name] = tuple((sum_by_key(place[chosen], charges.time_ns[chosen], count) / 1000).tolist())
@@ -471,7 +471,7 @@ def _number(function: TrackFunction, name: str, events: list[LayerEvent] | None,
     try:
         return float(function(events))
     except Exception as error:
-        note = f"the tracked {name} has gaps, because it raised {type(error).__name__}: {error}"
+        note = f"the tracked {name} has gaps, because it raised {in_a_line(error)}"
         if not any(before.startswith(f"the tracked {name} has gaps") for before in notes):
             notes.append(note)
         return None

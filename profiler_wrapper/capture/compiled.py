@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from profiler_wrapper.capture.steps import is_off
+from profiler_wrapper.errors import in_a_line
 from profiler_wrapper.trace.marks import ALL_GRAPHS
 
 if TYPE_CHECKING:
@@ -237,7 +238,7 @@ def _note_kernel(made_from: Any = None, name: Any = None, *_: Any, **__: Any) ->
     except ForeignModule as error:
         _here.failure = f"they run a module that was not compiled with them ({error})"
     except Exception as error:
-        _here.failure = f"their kernels could not be noted ({type(error).__name__}: {error})"
+        _here.failure = f"their kernels could not be noted ({in_a_line(error)})"
 
 
 # -- when a graph is compiled, or comes from a cache -------------------------------------------------
@@ -278,7 +279,7 @@ def _keep_notes(compiled: Any, graph: Any) -> None:
         vars(compiled)[_ATTRIBUTE] = (_VERSION, failure if failure is not None else plain)
         _here.fresh = id(compiled)
     except Exception as error:
-        vars(compiled)[_ATTRIBUTE] = (_VERSION, f"their kernels could not be kept ({type(error).__name__}: {error})")
+        vars(compiled)[_ATTRIBUTE] = (_VERSION, f"their kernels could not be kept ({in_a_line(error)})")
 
 
 def _register(compiled: Any, arguments: Iterable[Any]) -> None:
@@ -294,7 +295,7 @@ def _register(compiled: Any, arguments: Iterable[Any]) -> None:
             traced = frozenset() if graph is None else frozenset(modules_of(graph))
         _traced[key] = _traced.get(key, traced) & traced
     except Exception as error:
-        known = f"their kernels could not be read ({type(error).__name__}: {error})"
+        known = f"their kernels could not be read ({in_a_line(error)})"
     before = _graphs.get(key, known)
     _graphs[key] = before if before == known or isinstance(before, str) else OTHER_MODULES
 
@@ -458,7 +459,7 @@ def _apply(patch: Patch, module: ModuleType) -> None:
     try:
         patch(module)
     except Exception as error:
-        _unavailable = f"this version of torch is not known ({type(error).__name__}: {error})"
+        _unavailable = f"this version of torch is not known ({in_a_line(error)})"
 
 
 class _Finder(MetaPathFinder):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from profiler_wrapper.capture.owned_tensors import dtype_name, plain_parts, tensors_in
+from profiler_wrapper.errors import first_few
 from profiler_wrapper.trace.run_directory import KVCache
 
 _CONTEXTS = (4096, 32768, 131072)  # tokens
@@ -214,7 +215,7 @@ def _read(layer: Any, attention: str) -> Iterator[_Held]:
     fields, name = vars(layer), type(layer).__name__
     strange = [key for key in fields if key not in (*_KEYS, *_STATES, *_NUMBERS) and _has_tensors(fields[key])]
     if strange or not {"keys", "conv_states"} & {*fields}:
-        raise TypeError(f"what {name} holds is not known: {', '.join(strange) or 'neither keys nor states'}")
+        raise TypeError(f"what {name} holds is not known: {first_few(strange, 3) or 'neither keys nor states'}")
     keys, states = ([*_tensors([fields.get(key) for key in side])] for side in (_KEYS, _STATES))
     if keys:
         yield _keys(layer, attention, [one for one in keys if one.numel()])

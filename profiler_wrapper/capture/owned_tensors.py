@@ -20,7 +20,7 @@ from torch import nn
 
 from profiler_wrapper.capture.layers import Root, all_modules, module_paths
 from profiler_wrapper.capture.torch_state import in_backward
-from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.errors import WrongUse, in_a_line
 from profiler_wrapper.trace.marks import ROOT_PATH
 from profiler_wrapper.trace.run_directory import HeldTensor, Holding
 
@@ -451,10 +451,8 @@ class OwnedTensors:
             with torch._C.DisableTorchFunction():  # what a mode or a subclass makes of reading an attribute is not ours
                 action(session)
         except Exception as error:
-            self.problem = (
-                "what the model and its optimizers hold is not known, because listing it failed: "
-                f"{type(error).__name__}: {error}"
-            )
+            what = "what the model and its optimizers hold is not known, because listing it failed"
+            self.problem = f"{what}: {in_a_line(error)}"
 
     def _everything(self, session: _Session) -> Listing:
         listing, names = Listing(), self._names

@@ -15,6 +15,7 @@ from torch import nn
 
 from profiler_wrapper.capture.session import Session
 from profiler_wrapper.capture.torch_state import capturing, in_backward
+from profiler_wrapper.errors import in_a_line
 
 _MOST_HELD_BYTES = 64 << 20
 _MOST_HELD_NUMBERS = 1 << 19  # tokens of one expert in one call, which run.json holds
@@ -64,7 +65,7 @@ class RoutedTokens:
                 tokens = [_tokens_of(one, experts) for one, experts, _ in calls]
                 self._tokens[target] = "the tensor that tells them was changed afterwards" if changed else tokens
             except Exception as error:
-                self._tokens[target] = f"it could not be read: {type(error).__name__}: {error}"
+                self._tokens[target] = f"it could not be read: {in_a_line(error)}"
 
     def of(self, target: object) -> dict[str, Any]:
         """What is known, as an entry of `describe`: tokens by call and expert, or why they are not known."""

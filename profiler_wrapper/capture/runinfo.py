@@ -19,6 +19,7 @@ from profiler_wrapper.capture.growth import free_bytes
 from profiler_wrapper.capture.layers import Stage, all_modules, all_parameters
 from profiler_wrapper.capture.owned_tensors import dtype_name
 from profiler_wrapper.capture.records import DIMENSIONS, WRITTEN_ALWAYS, RunInfo, in_order
+from profiler_wrapper.errors import shown
 from profiler_wrapper.trace.run_directory import attempt_number
 
 # Variables that hold rank, size of the job and rank on its host, of torchrun, SLURM, Open MPI, other launchers of MPI.
@@ -87,7 +88,7 @@ def _of_launcher(environment: Mapping[str, str], warnings: list[str]) -> tuple[i
         if re.fullmatch(r"[0-9]{1,9}", environment[name].strip()):
             numbers[name] = int(environment[name])
         else:
-            warnings.append(f"{name}={environment[name]!r} in the environment is no number; ignored")
+            warnings.append(f"{name}={shown(environment[name])} in the environment is no number; ignored")
     rank, world_size, local_rank = (
         next((numbers[name] for name in column if name in numbers), None) for column in zip(*_LAUNCHERS, strict=True)
     )

@@ -51,7 +51,7 @@ from profiler_wrapper.capture.torch_state import (
     query_tokens,
     recorder_is_taken,
 )
-from profiler_wrapper.errors import WrongUse, first_few, shown
+from profiler_wrapper.errors import WrongUse, first_few, in_a_line, shown
 from profiler_wrapper.trace.marks import ROOT_PATH, expert_number, format_mark
 
 # --------------------------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ class LayerScopes(Listener):
             raise
         except Exception as error:  # of the model's own code: a property of a pipeline, say
             self.warnings.append(
-                f"the modules of {type(model).__name__} could not be listed ({type(error).__name__}: {error}); "
+                f"the modules of {type(model).__name__} could not be listed ({in_a_line(error)}); "
                 "the outermost modules that are called are taken instead"
             )
             return ()
@@ -551,7 +551,7 @@ class LayerScopes(Listener):
     def _give_up(self, error: Exception) -> None:
         self._entrances.clear()
         self._finds_roots = False
-        self.warnings.append(f"layers are no longer marked, since marking one failed: {type(error).__name__}: {error}")
+        self.warnings.append(f"layers are no longer marked, since marking one failed: {in_a_line(error)}")
 
 
 class _Target:

@@ -32,6 +32,7 @@ from profiler_wrapper.capture.torch_state import (
     profiler_is_on,
     release_recorder,
 )
+from profiler_wrapper.errors import in_a_line
 from profiler_wrapper.trace.joined import JoinedTrace
 from profiler_wrapper.trace.marks import GARBAGE
 from profiler_wrapper.trace.run_directory import Holding
@@ -323,7 +324,7 @@ class Session:
             _switch_off()
             if not isinstance(error, Exception):
                 raise
-            raise SessionLost(f"torch.profiler failed to stop: {type(error).__name__}: {error}") from error
+            raise SessionLost(f"torch.profiler failed to stop: {in_a_line(error)}") from error
 
     def export(self, path: Path) -> None:
         """Write the trace to `path`; `problem` says if its JSON is not valid. Raises SessionLost: no whole file."""
@@ -351,7 +352,7 @@ class Session:
         try:
             self._profiler.export_chrome_trace(str(path), **options)
         except Exception as error:
-            raise SessionLost(f"torch.profiler failed to export: {type(error).__name__}: {error}") from error
+            raise SessionLost(f"torch.profiler failed to export: {in_a_line(error)}") from error
         if not ends_whole(path):
             raise SessionLost(f"{path} was not written to its end (is the disk full, the directory writable?)")
 
@@ -490,7 +491,7 @@ class SessionSequence:
         try:
             session.write_out(lambda: self._write(session))
         except Exception as error:
-            lost = error if isinstance(error, SessionLost) else SessionLost(f"{type(error).__name__}: {error}")
+            lost = error if isinstance(error, SessionLost) else SessionLost(in_a_line(error))
             self._let_go()
             session.stop()
             self._lose(session, lost, self._held.end())
@@ -623,7 +624,7 @@ class SessionSequence:
                 with contextlib.suppress(OSError):
                     torn.unlink(missing_ok=True)
             if isinstance(error, Exception) and not isinstance(error, SessionLost):
-                raise SessionLost(f"it could not be joined to what was written before: {error!r}") from error
+                raise SessionLost(f"it could not be joined to what was written before: {in_a_line(error)}") from error
             raise
         return self._whole.path
 

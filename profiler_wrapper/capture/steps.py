@@ -15,7 +15,7 @@ from enum import Enum
 from itertools import pairwise
 from typing import Any, Literal
 
-from profiler_wrapper.errors import WrongUse, shown
+from profiler_wrapper.errors import WrongUse, in_a_line, shown
 
 WARM_UP_STEPS = 2
 MOST_WARM_UP_STEPS = 10  # while torch.compile is still compiling
@@ -190,7 +190,7 @@ def make_plan(
         try:
             made = schedule(0)  # as torch.profiler asks too when it is made
         except Exception as error:
-            raise _no_schedule(schedule, f"asked for step 0 it raises {type(error).__name__}: {error}") from error
+            raise _no_schedule(schedule, f"asked for step 0 it raises {in_a_line(error)}") from error
         if getattr(made, "name", None) not in _ACTIONS:
             raise _no_schedule(schedule, f"asked for step 0 it gives {shown(made)}, which is no ProfilerAction")
         return SchedulePlan(lambda step: str(getattr(schedule(step), "name", "")), full_step_before)

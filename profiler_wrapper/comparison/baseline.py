@@ -20,7 +20,7 @@ from profiler_wrapper.analysis.model import Analysis, LayerRow, Phase
 from profiler_wrapper.comparison.compare import Source
 from profiler_wrapper.comparison.match import Side, backends_of, match_names, shown_names, side_of, traits
 from profiler_wrapper.comparison.times import FEWEST_STEPS
-from profiler_wrapper.errors import BrokenTrace, WrongUse, shown
+from profiler_wrapper.errors import BrokenTrace, WrongUse, first_few, shown
 from profiler_wrapper.reports.describe import peak_bytes
 from profiler_wrapper.reports.result_json import from_dict, to_dict
 from profiler_wrapper.result import load
@@ -131,7 +131,7 @@ def _baseline_of(analyses: tuple[Analysis, ...], sources: tuple[str, ...]) -> Ba
     sides = [replace(_measured(one), results=(one,)) for one in analyses]
     models = {str(one.traits.get("model")) for one in sides}
     if len(models) > 1:
-        raise WrongUse(f"a baseline is of runs of one thing, but these are of {', '.join(sorted(models))}")
+        raise WrongUse(f"a baseline is of runs of one thing, but these are of {first_few(sorted(models), 8)}")
     named = [sides[0], *(side.renamed_like(sides[0]) for side in sides[1:])]
     return replace(_together(named), sources=sources, results=analyses)
 

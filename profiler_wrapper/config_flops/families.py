@@ -20,7 +20,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from profiler_wrapper.config_flops.model_flops import Batch, Fields, Work, register_family, whole_number
-from profiler_wrapper.errors import WrongUse, shown
+from profiler_wrapper.errors import WrongUse, listed, shown
 
 # --------------------------------------------------------------------------------------------------
 # The names under which configs of Hugging Face and Megatron have a field.
@@ -139,8 +139,7 @@ def _windows(fields: Fields, layers: int) -> list[int | None]:
     width = fields.whole("sliding_window", default=0, least=0) if slides else 0
     if types is not None:
         if unknown := sorted(set(types) - {"full_attention", "sliding_attention"}):
-            names = ", ".join(map(repr, unknown))
-            raise WrongUse(f"the config has layers of type {names}, which no formula here counts")
+            raise WrongUse(f"the config has layers of type {listed(unknown)}, which no formula here counts")
         has = [kind == "sliding_attention" for kind in _one_a_layer(layers, "layer_types", types)]
     elif fields.get("window_size"):  # Megatron's: tokens before the query and after it, -1 for all
         width = whole_number("window_size[0] of the config", fields.get("window_size")[0], least=-1) + 1

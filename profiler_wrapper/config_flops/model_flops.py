@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, get_args
 
-from profiler_wrapper.errors import WrongUse, shown
+from profiler_wrapper.errors import WrongUse, first_few, shown
 
 # --------------------------------------------------------------------------------------------------
 # A config's fields under whichever of their names it has them: Hugging Face's, diffusers' or Megatron's.
@@ -290,7 +290,7 @@ def family_of(fields: Fields, name: str | None) -> Family:
             fields.taken_as = name
             return types[name]
         close = difflib.get_close_matches(str(name), [*FAMILIES, *types], n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        hint = f" Did you mean {shown(close[0])}?" if close else ""
         raise WrongUse(f"no family {shown(name)} is registered.{hint} Registered: {', '.join(families())}")
     newest_first = list(reversed(FAMILIES.values()))
     model_type = fields.model_type
@@ -404,7 +404,7 @@ def model_flops(
     found = family_of(read, family)
     work = found.formula(read, _batch(batch_size, seq_length, sequence_lengths, convention))
     if unread := read.unread():
-        raise WrongUse(f"{', '.join(unread)}: the formula of the family {shown(found.name)} reads no such field")
+        raise WrongUse(f"{first_few(unread, 8)}: the formula of the family {shown(found.name)} reads no such field")
     return ModelFlops(
         family=found.name,
         convention=convention,

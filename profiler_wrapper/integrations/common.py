@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from profiler_wrapper.errors import warn
+from profiler_wrapper.errors import in_a_line, warn
 from profiler_wrapper.monitor.batches import BatchSize
 from profiler_wrapper.monitor.config import MonitorConfig
 from profiler_wrapper.monitor.logs import sinks_of
@@ -62,10 +62,7 @@ def guarded(method: T) -> T:
             method(self, *args, **kwargs)
         except Exception as error:
             self.failed = True
-            warn(
-                f"{type(self).__name__} is off from now on, because {method.__name__} failed: "
-                f"{type(error).__name__}: {error}"
-            )
+            warn(f"{type(self).__name__} is off from now on, because {method.__name__} failed: {in_a_line(error)}")
             with contextlib.suppress(Exception):  # of no use to anybody after the first
                 self.abandon()
 
@@ -86,7 +83,7 @@ class Outlets:
             action()
         except Exception as error:
             self._dropped.add(name)
-            warn(f"{name} gets no more of the monitor's numbers, because it failed: {type(error).__name__}: {error}")
+            warn(f"{name} gets no more of the monitor's numbers, because it failed: {in_a_line(error)}")
 
 
 class MonitoredTraining(Guarded):

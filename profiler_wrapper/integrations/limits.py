@@ -48,7 +48,7 @@ def read_limits(given: Mapping[str, Any], *, root: Path, test: str, update: bool
         raise WrongUse(f"there is no {shown(unknown[0])}. Give some of: {', '.join(_NAMES)}.")
     baseline = given.get("baseline")
     if baseline is not None and not isinstance(baseline, (str, os.PathLike)):
-        raise WrongUse(f"baseline={baseline!r} is no path. Give that of a file, or of a directory of them.")
+        raise WrongUse(f"baseline={shown(baseline)} is no path. Give that of a file, or of a directory of them.")
     path = None if baseline is None else root / baseline
     if path is not None and (str(baseline).endswith(("/", os.sep)) or path.is_dir()):
         path = path / f"{safe_name(test, 'test')}.json"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from profiler_wrapper.errors import WrongUse, shown
+from profiler_wrapper.errors import WrongUse, in_a_line, shown
 from profiler_wrapper.monitor.records import Convention
 
 DEFAULT_LOG_DIR = "logs/perf_monitor"  # below the monitor's output directory
@@ -129,7 +129,7 @@ class MonitorConfig:
         try:
             content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
         except (yaml.YAMLError, ValueError) as error:  # ValueError: no UTF-8, or a path that can be none
-            raise WrongUse(f"{shown(os.fspath(path))} is no YAML: {error}") from error
+            raise WrongUse(f"{shown(os.fspath(path))} is no YAML: {in_a_line(error)}") from error
         if content is None:
             return cls()
         if not isinstance(content, Mapping):
@@ -178,7 +178,7 @@ def _options(config: Any, depth: int) -> Iterator[tuple[str, Any]]:
 
 def _nearest(name: str, known: Collection[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    return f" Did you mean {shown(near[0])}?" if near else ""
 
 
 def _whole(*, least: int) -> _Check:

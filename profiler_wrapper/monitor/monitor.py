@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from profiler_wrapper.capture.steps import is_off
-from profiler_wrapper.errors import Notices, WrongUse, shown
+from profiler_wrapper.errors import Notices, WrongUse, in_a_line, shown
 from profiler_wrapper.monitor.config import DEFAULT_LOG_DIR, MonitorConfig
 from profiler_wrapper.monitor.records import RunStatistics, StepRecord
 from profiler_wrapper.monitor.sinks import Sink
@@ -320,7 +320,7 @@ class TrainingMonitor:
         self._finish.detach()
         self._notices.quiet = False
         self._notices.warn_once(
-            "failed", f"the monitor is off, because {what} failed: {type(error).__name__}: {error}; training goes on"
+            "failed", f"the monitor is off, because {what} failed: {in_a_line(error)}; training goes on"
         )
         self._watch.close(wait=False)
 

@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from threading import Event, Thread, current_thread
 from typing import Any, TypeAlias
 
-from profiler_wrapper.errors import warn
+from profiler_wrapper.errors import in_a_line, warn
 from profiler_wrapper.monitor.records import GB, Interval, Row, RunStatistics, Session, StepRecord, times
 
 WAIT_S = 1.0  # what the training waits in all for a sink to write its steps
@@ -195,7 +195,7 @@ class _Worker:
                 self.sink.flush()
 
     def _fail(self, error: BaseException) -> None:
-        self.trouble = f"raised {type(error).__name__}: {error}"
+        self.trouble = f"raised {in_a_line(error)}"
 
 
 # --------------------------------------------------------------------------------------------------

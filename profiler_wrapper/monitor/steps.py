@@ -24,7 +24,7 @@ from profiler_wrapper.capture.owned_tensors import find_optimizers
 from profiler_wrapper.capture.records import RunInfo
 from profiler_wrapper.capture.runinfo import float32_matmul_precision, mesh_of, run_info
 from profiler_wrapper.capture.torch_state import profiler_is_on
-from profiler_wrapper.errors import Notices, WrongUse, occupy_closed_streams, shown
+from profiler_wrapper.errors import Notices, WrongUse, in_a_line, occupy_closed_streams, shown
 from profiler_wrapper.monitor.batches import (
     AsyncScalars,
     Batch,
@@ -579,7 +579,7 @@ class StepWatch:
             try:
                 action()
             except Exception as error:
-                self._notices.warn_once("closing", f"closing the monitor: {type(error).__name__}: {error}")
+                self._notices.warn_once("closing", f"closing the monitor: {in_a_line(error)}")
 
     def _now(self) -> _Point:
         return _Point(self._clock.mark(), profiler_is_on())

@@ -24,7 +24,7 @@ from profiler_wrapper.analysis.work.flops import flops_of_recording
 from profiler_wrapper.analysis.work.formulas import has_formula
 from profiler_wrapper.analysis.work.peaks import Peaks
 from profiler_wrapper.analysis.work.roofline import RECOMPUTE_IS_HIDDEN, StepWork, hides_recompute, work_of_count
-from profiler_wrapper.errors import EmptyRecording, Notices, ProfilerWrapperError, first_few
+from profiler_wrapper.errors import EmptyRecording, Notices, ProfilerWrapperError, first_few, in_a_line
 from profiler_wrapper.monitor.records import FLOPS, Convention, FlopsSource, StepRecord
 from profiler_wrapper.trace.reader import read_with_shapes
 
@@ -71,7 +71,7 @@ def main(trace: str, run: str) -> None:
 
 def error_text(error: Exception) -> str:
     """The error in words; those that say what is wrong without their type."""
-    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, ValueError) else in_a_line(error)
 
 
 class Measurement(NamedTuple):
@@ -245,7 +245,7 @@ class StepWorks:
             self.notices.warn_once(
                 "formula",
                 f"FLOPs by the model's config are not available for a batch of {sequences}: "
-                f"{error if isinstance(error, ProfilerWrapperError) else repr(error)}",
+                f"{error if isinstance(error, ProfilerWrapperError) else in_a_line(error)}",
             )
             return None
 

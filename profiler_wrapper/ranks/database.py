@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from profiler_wrapper.errors import MissingPackage, WrongUse, shown
+from profiler_wrapper.errors import MissingPackage, WrongUse, listed, shown
 from profiler_wrapper.ranks.model import Float, Int
 from profiler_wrapper.trace.spans import (
     ALL,
@@ -276,7 +276,7 @@ def find_columns(there: Iterable[str], mapping: Mapping[str, str], *, table: str
     found: dict[str, Column] = {}
     for theirs, ours in mapping.items():
         if theirs not in of_name:
-            raise WrongUse(f"{table}: no column {shown(theirs)}, which --columns names. There are: {', '.join(there)}")
+            raise WrongUse(f"{table}: no column {shown(theirs)}, which --columns names. There are: {listed(there)}")
         target, unit_ns = _OURS[ours]
         found[target] = Column(of_name[theirs], unit_ns)
     names = [*_OURS.items(), *_TIME_ALIASES.items()]
@@ -290,7 +290,7 @@ def find_columns(there: Iterable[str], mapping: Mapping[str, str], *, table: str
     if lacking:
         raise WrongUse(
             f"{table}: cannot be read as a table of spans: no column for {', '.join(lacking)}. "
-            f"It has: {', '.join(there) or 'no columns'}. Needed are rank, name (or kind), start and duration (or "
+            f"It has: {listed(there) or 'no columns'}. Needed are rank, name (or kind), start and duration (or "
             "end), and step: name them by --columns THEIRS=OURS, as in --columns took=duration_ms,worker=rank"
         )
     return found

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from profiler_wrapper.errors import BrokenTrace, WrongUse
+from profiler_wrapper.errors import BrokenTrace, WrongUse, first_few
 from profiler_wrapper.ranks import database as db
 from profiler_wrapper.ranks.database import Database, LoadedSpans
 from profiler_wrapper.ranks.model import RanksReport
@@ -502,8 +502,8 @@ def find_sources(path: Path) -> SpanSources:
         if len(inner) == 1:
             return find_sources(inner[0])
         if inner:
-            names = ", ".join(run.name for run in inner[:8])
-            raise BrokenTrace(f"{path}: {len(inner)} runs are in it; name one: {names}")
+            names = [run.name for run in inner]
+            raise BrokenTrace(f"{path}: {len(names)} runs are in it; name one: {first_few(names, 8)}")
         traces = [file for file in sorted(root.iterdir()) if _may_be_trace(file)]
         if not traces:
             raise BrokenTrace(f"{path}: no rank's files in it: no timers/, no rank<k>/ and no trace")

@@ -25,7 +25,7 @@ from profiler_wrapper.analysis.charges import union
 from profiler_wrapper.analysis.time_rows import exposed_communication
 from profiler_wrapper.analysis.views.collectives import collective_of, element_bytes, payload_bytes_of
 from profiler_wrapper.child import start_child
-from profiler_wrapper.errors import MissingPackage, SeveralProcesses, WrongUse
+from profiler_wrapper.errors import MissingPackage, SeveralProcesses, WrongUse, in_a_line
 from profiler_wrapper.ranks import from_trace
 from profiler_wrapper.ranks.database import INSTALL, available_cores
 from profiler_wrapper.ranks.from_trace import Row, Steps
@@ -443,7 +443,7 @@ def _reduced(reduce: Reduce, task: Task) -> Reduced:
     except SeveralProcesses as error:
         return Reduced(task.trace, "", task.rank, failure=str(error), processes=error.names)
     except Exception as error:
-        return Reduced(task.trace, "", task.rank, failure=f"{type(error).__name__}: {error}")
+        return Reduced(task.trace, "", task.rank, failure=in_a_line(error))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -546,5 +546,5 @@ def _on_dask(tasks: Sequence[Task], scheduler: str, reduce: Reduce) -> Iterator[
             else:
                 raised = future.exception()
                 killed = type(raised).__name__ == "KilledWorker"
-                why = _KILLED if killed else f"{type(raised).__name__}: {raised}"
+                why = _KILLED if killed else in_a_line(raised)
                 yield i, Reduced(tasks[i].trace, "", tasks[i].rank, failure=why)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profiler_wrapper.analysis.model import CATEGORIES, PHASES, Analysis
+from profiler_wrapper.errors import in_a_line
 from profiler_wrapper.reports.columns import COLUMNS, Column, Scale, Values, scale_of, summed
 from profiler_wrapper.reports.describe import (
     attention_backends,
@@ -297,7 +298,7 @@ def _contained(make: Callable[[Analysis], dict[str, Any]], analysis: Analysis) -
     try:
         return make(analysis)
     except Exception as error:
-        return {"failed": f"{type(error).__name__}: {error}"}
+        return {"failed": in_a_line(error)}
 
 
 def _safe_link(href: str | None) -> str | None:

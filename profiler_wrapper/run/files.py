@@ -14,7 +14,7 @@ from typing import Any
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.calls import layer_lanes
 from profiler_wrapper.capture.records import FULL_SET_WORLD_SIZE, RunInfo
-from profiler_wrapper.errors import warn
+from profiler_wrapper.errors import in_a_line, warn
 from profiler_wrapper.reports.page import write_page
 from profiler_wrapper.reports.write import REPORTS, ReportFile
 from profiler_wrapper.result import ProfileResult
@@ -194,7 +194,7 @@ class WindowFiles:
             write()
         except Exception as error:
             self._whole = False
-            warn(f"{what} could not be written: {type(error).__name__}: {error}")
+            warn(f"{what} could not be written: {in_a_line(error)}")
             return False
         return True
 

@@ -26,7 +26,7 @@ from typing import Any, Literal
 from profiler_wrapper.capture.compiled import graph_breaks
 from profiler_wrapper.capture.records import OutOfMemory, RecordedTrace, RunInfo, Window
 from profiler_wrapper.capture.session import safe_name
-from profiler_wrapper.errors import attempt, occupy_closed_streams, say, warn
+from profiler_wrapper.errors import attempt, in_a_line, occupy_closed_streams, say, warn
 from profiler_wrapper.result import ProfileResult
 from profiler_wrapper.run.allocator_history import AllocatorHistory, SnapshotUnavailable, snapshot_name
 from profiler_wrapper.run.options import Options
@@ -399,7 +399,7 @@ class Finisher:
                 child = Child(task, beside_training=True)
             except Exception as error:
                 task.run["warnings"].append(
-                    f"no process could be started to make the reports ({type(error).__name__}: {error}), so they were "
+                    f"no process could be started to make the reports ({in_a_line(error)}), so they were "
                     "made when the block was left"
                 )
         self.place.hand_over(task.parts)
@@ -476,4 +476,4 @@ def _finish_all() -> None:
         except KeyboardInterrupt:
             finisher.warn_of_what_goes_on()
         except Exception as error:
-            warn(f"a recorded window could not be finished: {type(error).__name__}: {error}")
+            warn(f"a recorded window could not be finished: {in_a_line(error)}")

@@ -15,7 +15,7 @@ from profiler_wrapper.analysis.memory.blocks import op_tree
 from profiler_wrapper.analysis.model import Change, MemoryUse, Owner
 from profiler_wrapper.analysis.statistics import OPEN, fill_numbers, split_number
 from profiler_wrapper.capture.records import OutOfMemory
-from profiler_wrapper.errors import say, warn
+from profiler_wrapper.errors import in_a_line, say, warn
 from profiler_wrapper.reports.text import clean, shorten
 from profiler_wrapper.result import ProfileResult
 from profiler_wrapper.trace.nesting import innermost_around
@@ -186,7 +186,7 @@ def explain_oom(
             files=str(directory) if directory is not None else "",
         )
     except Exception as error:
-        warn(f"the out-of-memory could not be explained: {type(error).__name__}: {error}")
+        warn(f"the out-of-memory could not be explained: {in_a_line(error)}")
         return False
     say(f"{text}\n", on="stderr")
     return True

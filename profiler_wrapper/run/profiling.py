@@ -23,7 +23,7 @@ from profiler_wrapper.capture.torch_state import (
     records_elsewhere,
     records_here,
 )
-from profiler_wrapper.errors import Notices, warn
+from profiler_wrapper.errors import Notices, in_a_line, warn
 from profiler_wrapper.run.finishing import Finisher
 from profiler_wrapper.run.options import Options
 
@@ -261,7 +261,7 @@ class Profiling:
     def _failure(self, what: str, error: Exception) -> None:
         if not self._failed:
             self._failed = True
-            warn(f"profiling ended, because {what} failed: {type(error).__name__}: {error}")
+            warn(f"profiling ended, because {what} failed: {in_a_line(error)}")
 
     def _new_session(self, mode: Mode) -> Session:
         options = self._options

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from profiler_wrapper.capture.compiled import after_import
 from profiler_wrapper.capture.steps import is_off
 from profiler_wrapper.child import start_child
-from profiler_wrapper.errors import WrongUse, say, shown
+from profiler_wrapper.errors import WrongUse, in_a_line, say, shown
 
 if TYPE_CHECKING:
     from torch import nn
@@ -201,7 +201,7 @@ class _Profile:
             others.install()
             self._problem = "no module was called in this process"
         except Exception as error:
-            self._problem = f"{type(error).__name__}: {error}"
+            self._problem = in_a_line(error)
 
     def _begin(self, module: nn.Module) -> None:
         self._stop_waiting()
@@ -215,7 +215,7 @@ class _Profile:
             self._profiling = Profiling(None, options)
             self._profiling.enter(module)
         except Exception as error:
-            self._problem = f"{type(error).__name__}: {error}"
+            self._problem = in_a_line(error)
 
     def _give_way(self) -> None:
         self._stop_waiting()

@@ -30,7 +30,7 @@ from profiler_wrapper.analysis.compiled import only_called
 from profiler_wrapper.capture.growth import control_group_free_bytes, free_bytes_below_own_limit
 from profiler_wrapper.capture.records import OutOfMemory, RecordedTrace, RunInfo
 from profiler_wrapper.child import raise_priority, start_child
-from profiler_wrapper.errors import EmptyRecording, ProfilerWrapperWarning, say, warn
+from profiler_wrapper.errors import EmptyRecording, ProfilerWrapperWarning, in_a_line, say, warn
 from profiler_wrapper.reports.table import console_table
 from profiler_wrapper.result import ProfileResult, as_result, attribute_trace, work_of_trace
 from profiler_wrapper.run.files import WindowFiles
@@ -111,7 +111,7 @@ def finish_window(task: WindowTask) -> FinishedWindow:
         return FinishedWindow(result=None, nothing_recorded=True)
     except Exception as error:
         files.write_traces(main=task.main.path, full=task.full)
-        warn(f"what was recorded could not be analysed ({type(error).__name__}: {error}); {files.summary()}")
+        warn(f"what was recorded could not be analysed ({in_a_line(error)}); {files.summary()}")
         return FinishedWindow(result=None)
     except BaseException:  # Ctrl-C; the traces are whole, and moving them takes no time
         files.write_traces(main=task.main.path, full=task.full)
@@ -169,7 +169,7 @@ def finish_window_in_child(task: WindowTask) -> FinishedWindow:
         child = Child(task)
         finished, problem = child.finished(_PATIENCE_S), child.problem
     except Exception as error:
-        finished, problem = None, f"{type(error).__name__}: {error}"
+        finished, problem = None, in_a_line(error)
     if finished is not None:
         return finished
     return keep_traces(task, f"hardly any memory is left, and what was recorded could not be analysed ({problem})")

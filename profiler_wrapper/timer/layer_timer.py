@@ -21,7 +21,7 @@ from profiler_wrapper.capture.layers import find_stages
 from profiler_wrapper.capture.owned_tensors import find_optimizers
 from profiler_wrapper.capture.runinfo import run_info
 from profiler_wrapper.capture.steps import is_off
-from profiler_wrapper.errors import Notices, WrongUse
+from profiler_wrapper.errors import Notices, WrongUse, in_a_line
 from profiler_wrapper.timer.device_events import (
     Accelerator,
     EventPool,
@@ -409,7 +409,7 @@ class LayerTimer:
         if not self._off:
             self._notices.warn_once(
                 "failed",
-                f"layers are timed no more, because {what} failed: {type(error).__name__}: {error}; training goes on",
+                f"layers are timed no more, because {what} failed: {in_a_line(error)}; training goes on",
             )
             self.close()
 
@@ -419,4 +419,4 @@ def _finish(watch: LayerWatch, pid: int, notices: Notices) -> None:
         try:
             watch.close()
         except Exception as error:
-            notices.warn_once("closing", f"the times of layers could not be ended: {type(error).__name__}: {error}")
+            notices.warn_once("closing", f"the times of layers could not be ended: {in_a_line(error)}")

@@ -18,7 +18,7 @@ from typing import Any, Final, TypedDict, get_type_hints
 import msgspec
 
 from profiler_wrapper.capture.torch_state import keep_dynamo_off
-from profiler_wrapper.errors import Notices, shown
+from profiler_wrapper.errors import Notices, in_a_line, shown
 from profiler_wrapper.timer.device_events import Accelerator, Event, EventPool, find_accelerator
 from profiler_wrapper.timer.log import PENDING_END, SpanPlace, json_name, span_log, text_line, text_name
 from profiler_wrapper.trace.spans import KINDS, kind_of_span
@@ -202,7 +202,7 @@ class SpanRecorder:
             stack.append(innermost)
             span = stack.take(wanted) or (None if wanted is None else self._take_elsewhere(wanted))
         if span is None:
-            called = repr(wanted.label.name if isinstance(wanted, OpenSpan) else wanted)[:200]
+            called = shown(wanted.label.name if isinstance(wanted, OpenSpan) else wanted)
             self._notices.warn_once("stop", f"the timer was to stop {called}, which it was not told to start")
         else:
             self._end(span, end_ns)
@@ -270,9 +270,7 @@ class SpanRecorder:
             accelerator: Accelerator | None = find_accelerator(self._device)
         except Exception as error:
             accelerator = None
-            self._notices.warn_once(
-                "device", f"the timer tells no times on the device: {type(error).__name__}: {error}"
-            )
+            self._notices.warn_once("device", f"the timer tells no times on the device: {in_a_line(error)}")
         if accelerator is not None:
             self.events = EventPool(accelerator, self._notices)
         if self._watch_garbage:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from torch.compiler import is_dynamo_compiling
 
 from profiler_wrapper.capture.steps import is_off
-from profiler_wrapper.errors import Notices, WrongUse, shown
+from profiler_wrapper.errors import Notices, WrongUse, first_few, in_a_line, shown
 from profiler_wrapper.timer.log import SpanPlace
 from profiler_wrapper.timer.spans import About, OpenSpan, SpanRecorder
 
@@ -198,7 +198,7 @@ class Timer:
         """
         unknown = sorted(arguments.keys() - self._arguments.keys())
         if unknown:
-            raise WrongUse(f"a timer has no {', '.join(unknown)}. It takes {', '.join(self._arguments)}.")
+            raise WrongUse(f"a timer has no {first_few(unknown, 3)}. It takes {', '.join(self._arguments)}.")
         changed = {**self._arguments, **arguments}
         place = _place_of(changed)
         before, self._arguments = self._arguments, changed
@@ -231,7 +231,7 @@ class Timer:
         if not self._off and not isinstance(error, RecursionError):  # the program is too deep here, and soon is not
             self._off = True
             self._notices.warn_once(
-                "failed", f"the timer is off, because {what} failed: {type(error).__name__}: {error}; training goes on"
+                "failed", f"the timer is off, because {what} failed: {in_a_line(error)}; training goes on"
             )
 
 
@@ -296,7 +296,7 @@ def _finish(recorder: SpanRecorder, notices: Notices) -> None:
     try:
         recorder.finish()
     except Exception as error:
-        notices.warn_once("failed", f"the timer could not end its files: {type(error).__name__}: {error}")
+        notices.warn_once("failed", f"the timer could not end its files: {in_a_line(error)}")
 
 
 def _after_fork() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.errors import WrongUse, shown
 
 _PIECE_BYTES = 1 << 20
 
@@ -51,9 +51,9 @@ def check_path(path: str | os.PathLike[str]) -> None:
     """Raises WrongUse where no file can have this name."""
     try:
         if b"\0" in os.fsencode(path):
-            raise WrongUse(f"{path!r} is no path: there is a NUL in it.")
+            raise WrongUse(f"{shown(path)} is no path: there is a NUL in it.")
     except UnicodeEncodeError as error:
-        raise WrongUse(f"{path!r} is no path: {error}.") from error
+        raise WrongUse(f"{shown(path)} is no path: {error}.") from error
 
 
 def check_replaceable(path: Path) -> None:
@@ -85,7 +85,7 @@ def _check_end(path: Path) -> None:
         "html": end.rstrip().endswith(b"</html>"),
     }
     if not whole.get(kind, True):
-        raise OSError(f"its end is missing (the last bytes are {end[-12:]!r}); is the disk full?")
+        raise OSError(f"its end is missing (the last bytes are {shown(end[-12:])}); is the disk full?")
 
 
 def json_bytes(value: Any) -> bytes:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from profiler_wrapper.errors import BrokenTrace
+from profiler_wrapper.errors import BrokenTrace, listed, shown
 
 # --------------------------------------------------------------------------------------------------
 # One event, and what to do where the types do not fit.
@@ -274,7 +274,8 @@ class TraceEvents:
                 raise self._broken(*self._why_no_events())
             self._take(len(self._data) - len(self._data.lstrip()))
             if self._data[:1] not in b"{[\xef":
-                raise self._broken(0, f"not JSON: starts with {self._data[:12]!r}. Give the exported Chrome trace.")
+                begins = shown(self._data[:12])
+                raise self._broken(0, f"not JSON: starts with {begins}. Give the exported Chrome trace.")
         self._head = begin[0]
         self._take(len(self._head))
 
@@ -290,7 +291,7 @@ class TraceEvents:
             return 0, "the JSON ends before any traceEvents. It is no Chrome trace, or a torn one."
         if "traceEvents" in keys:
             return self._data.index(b'"traceEvents"'), "traceEvents is not a list"
-        found = ", ".join(map(repr, keys[:8])) or "none"
+        found = listed(keys) or "none"
         return 0, f"the JSON has no traceEvents; keys found: {found}. It is no Chrome trace. {EXPORT}"
 
     def _slice(self) -> list[Event]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, cast
 
-from profiler_wrapper.errors import BrokenTrace, WrongUse
+from profiler_wrapper.errors import BrokenTrace, WrongUse, shown
 from profiler_wrapper.trace.atomic import replacing
 from profiler_wrapper.trace.events import EVENTS_BEGIN
 from profiler_wrapper.trace.recording import OUR_CATEGORY
@@ -88,7 +88,8 @@ def _events(spans: Sequence[LaneSpan]) -> Iterator[str]:
     by_device: dict[int | None, dict[str, list[LaneSpan]]] = {}
     for span in spans:
         if span.duration_ns < 0:
-            raise WrongUse(f"lane {span.lane!r}: {span.name!r} has a negative duration ({span.duration_ns} ns)")
+            lane, name = shown(span.lane), shown(span.name)
+            raise WrongUse(f"lane {lane}: {name} has a negative duration ({span.duration_ns} ns)")
         by_device.setdefault(span.device, {}).setdefault(span.lane, []).append(span)
     first_ns = min(span.start_ns for span in spans)
     numbers = itertools.count(_FIRST_ID)

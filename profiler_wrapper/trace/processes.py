@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from profiler_wrapper.errors import BrokenTrace, SeveralProcesses, WrongUse
+from profiler_wrapper.errors import BrokenTrace, SeveralProcesses, WrongUse, listed, shown
 from profiler_wrapper.trace.recording import DEVICE_CATEGORIES, Bool, Category, Int8, Int32, Int64, Lane
 
 Pid = int | str
@@ -61,7 +61,7 @@ def find_processes(
     known = (calls | runs) & (correlation >= 0)
     shared = _are_shared(group[pid_of[known]], pid_of[known], correlation[known], runs[known])
     if shared or len(set(group[stepping].tolist())) < len(stepping):
-        raise BrokenTrace(_INSEPARABLE.format(", ".join(sorted(map(str, hosts)))))
+        raise BrokenTrace(_INSEPARABLE.format(listed(sorted(hosts, key=str))))
     works = next((mask for mask in (calls | runs, names_model, on_cpu) if mask.any()), on_cpu)
     events = np.bincount(pid_of[on_cpu | runs], minlength=len(pids)).tolist()
     found = []
@@ -72,7 +72,7 @@ def find_processes(
     if len(found) < 2:
         return [Process(found[0].name if found else "", frozenset(pids))]
     if {pids[i] for i in np.unique(pid_of[runs]).tolist()} - {pid for one in found for pid in one.pids}:
-        raise BrokenTrace(_INSEPARABLE.format(", ".join(sorted(map(str, hosts)))))
+        raise BrokenTrace(_INSEPARABLE.format(listed(sorted(hosts, key=str))))
     return found
 
 
@@ -91,7 +91,7 @@ def choose(path: str, found: Sequence[Process], asked: Pid | None) -> tuple[Proc
     chosen = [i for i, name in enumerate(names) if name == str(asked)]
     chosen = chosen or [i for i, name in enumerate(names) if str(asked) in name]
     if len(chosen) != 1:
-        raise WrongUse(f"{path}: process {asked!r}: give one of {', '.join(map(repr, names))}")
+        raise WrongUse(f"{path}: process {shown(asked)}: give one of {listed(names)}")
     return found[chosen[0]], chosen[0]
 
 

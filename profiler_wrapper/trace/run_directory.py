@@ -25,7 +25,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from profiler_wrapper.errors import BrokenTrace, WrongUse, shown
+from profiler_wrapper.errors import BrokenTrace, WrongUse, first_few, in_a_line, shown
 from profiler_wrapper.trace.atomic import check_path, json_bytes, replacing
 
 # --------------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ def carry(files: Iterable[Path], source: Path, target: Path) -> Carried:
             path.unlink()
         except OSError as error:
             left.append(path)
-            problem = problem or f"{type(error).__name__}: {error}"
+            problem = problem or in_a_line(error)
         else:
             there.append(copy)
     return Carried(tuple(there), tuple(left), problem)
@@ -544,7 +544,7 @@ def find_result(path: Path, *, rank: int | None = None, with_trace: bool = False
     runs = sorted({place.relative_to(path).parts[0] for place in ranks if place.parent != path})
     runs = [run for run in runs if not run.startswith("attempt")]
     if len(runs) > 1 and not any(path.glob("rank*/")):
-        raise BrokenTrace(f"{path}: {len(runs)} runs are in it; name one: {', '.join(runs[:8])}")
+        raise BrokenTrace(f"{path}: {len(runs)} runs are in it; name one: {first_few(runs, 8)}")
     places = (path, *ranks)
     if rank is not None:
         places = tuple(place for place in (*ranks, path.resolve()) if rank_number(place.name) == rank)

@@ -34,7 +34,7 @@ def test_of_chosen_ranks_with_all_analysed(table: Path, tmp_path: Path, capsys: 
     ("arguments", "said"),
     [
         (["--lanes", "8-9", "-o", "timeline.png"], "none of these ranks is there; there are 0-3"),
-        (["--lanes", "x", "-o", "timeline.png"], "--lanes x: say ranks as in 0-7"),
+        (["--lanes", "x", "-o", "timeline.png"], "--lanes 'x': say ranks as in 0-7"),
         (["--lanes", "0"], "say where it goes by -o"),
     ],
 )

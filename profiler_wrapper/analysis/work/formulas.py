@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attention_ops import ATTENTIONS, flex_attention
+from profiler_wrapper.errors import shown
 from profiler_wrapper.trace.recording import OpShapes
 
 Sizes = Sequence[int]
@@ -186,7 +187,7 @@ def flags_in(text: str) -> list[bool]:
 def flag_of(text: str) -> bool:
     """`"True"` or `"False"`."""
     if text not in ("True", "False"):
-        raise ValueError(f"{text!r} is neither True nor False")
+        raise ValueError(f"{shown(text)} is neither True nor False")
     return text == "True"
 
 

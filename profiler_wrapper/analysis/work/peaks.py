@@ -146,7 +146,8 @@ def find_peaks(
     else:
         return known, None if known else _unknown(device_name)
     if device_name and peaks.device and peaks.device != device_name:
-        return peaks, f"the peaks used are of {peaks.device!r} ({peaks.source}), but this device is {device_name!r}"
+        theirs, this = shown(peaks.device), shown(device_name)
+        return peaks, f"the peaks used are of {theirs} ({peaks.source}), but this device is {this}"
     return peaks, None
 
 
