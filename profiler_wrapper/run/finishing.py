@@ -48,6 +48,7 @@ from profiler_wrapper.units import unicode_terminal
 _COMMAND = "profiler-wrapper snapshot"
 _NO_OP = "no op of torch ran in the block, on the thread that entered it"
 _OVERLOAD = 0.2  # of the timed steps, in which a thread waits for a core: their times are then those of the machine
+_MOST_CHILDREN = 8  # at once, of which one has its turn; further windows are left to who waits
 _MOST_TRIES = 100  # to make a file in a directory that somebody else removes
 Describe = Callable[[], Sequence[dict[str, Any]]]
 _unfinished: list[Finisher] = []  # with windows that the end of the process waits for
@@ -386,11 +387,12 @@ class Finisher:
 
     def _finish_later(self, task: WindowTask) -> bool:
         """Whether it is left to a child, or to who waits: the traces are still needed."""
-        for _, earlier in self._later:
-            if earlier is not None:
-                earlier.let_go()
+        children = [child for _, child in self._later if child is not None]
+        for earlier in children:
+            earlier.let_go()
         child = None
-        if not any(callable(item) for item in task.options.track):
+        has_place = sum(earlier.works for earlier in children) < _MOST_CHILDREN
+        if has_place and not any(callable(item) for item in task.options.track):
             lack = lack_of_memory(task)
             if lack:
                 keep_traces(task, lack)

@@ -211,6 +211,24 @@ def test_children_take_turns(case: Case, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.full
+def test_windows_that_come_faster_than_they_are_finished_start_few_children(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("profiler_wrapper.child._BESIDE_TRAINING", POLITELY)
+    monkeypatch.setattr(finishing, "_MOST_CHILDREN", 2)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    with (tmp_path / f"profiler_wrapper-{os.getuid()}.lock").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        with profiler(case, tmp_path, run_name="job", background=True, files=("result",), steps="1,3,5,7") as prof:
+            models.train(case, steps=8)
+            assert prof._profiling.finisher is not None
+            started = [child is not None for _, child in prof._profiling.finisher._later]
+    assert started == [True, True, False, False]
+    assert [result.run["timed_steps"] for result in prof.results] == [[1], [3], [5], [7]]
+
+
+@pytest.mark.full
 def test_ctrl_c_ends_one_wait_and_a_forked_process_waits_for_nothing(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
