@@ -393,14 +393,9 @@ class LayerScopes(Listener):
 
     def said(self) -> list[str]:
         """The warnings, and one of what was called so that it has no row."""
-        if not self._forward_called:
-            return self.warnings
         names = first_few([*self._forward_called], 3)
-        return [
-            *self.warnings,
-            f"forward of {names} was called directly, which has no row: its time counts for the layer around it. "
-            "Call layer(x), not layer.forward(x)",
-        ]
+        what = f"forward of {names} was called directly, which has no row: its time counts for the layer around it"
+        return [*self.warnings, *([f"{what}. Call layer(x), not layer.forward(x)"] if names else [])]
 
     def roots(self) -> tuple[Root, ...]:
         """The models known so far, those that are still there."""
@@ -522,14 +517,12 @@ class LayerScopes(Listener):
         return self._entrances[id(module)]
 
     def _look_for_forwards(self) -> None:
+        running = [one[0] for one in self._thread.open]
         for module in forwards_around(_call.__code__):
-            entrance = self._entrances.get(id(module))
-            if self._finds_roots and not self._thread.open if entrance is None else not self._is_open(entrance.target):
-                path = ROOT_PATH if entrance is None else entrance.target.layer.mark.path
+            target = entrance.target if (entrance := self._entrances.get(id(module))) else None
+            if target not in running if target else self._finds_roots and not running:
+                path = target.layer.mark.path if target else ROOT_PATH
                 self._forward_called[class_name(module) if path == ROOT_PATH else path] = None
-
-    def _is_open(self, target: _Target) -> bool:
-        return any(one[0] is target for one in self._thread.open)
 
     def _add_layers(self, root: Root, layers: Iterable[Layer]) -> None:
         self._not_called.update(module_paths(root))
