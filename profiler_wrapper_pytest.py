@@ -5,6 +5,7 @@ Imports neither torch nor profiler_wrapper before a marked test runs, so that it
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
@@ -40,20 +41,33 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.fixturenames.append("tmp_path_factory")
 
 
+def _given(item: pytest.Item) -> dict[str, Any]:
+    """What the marks of a test say; the nearest one counts."""
+    given: dict[str, Any] = {}
+    for mark in reversed(list(item.iter_markers(_MARK))):
+        given |= {**dict.fromkeys(map(repr, mark.args)), **mark.kwargs}
+    return given
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Read the mark, before the test's fixtures are made."""
-    if not (marks := list(item.iter_markers(_MARK))):
+    if item.get_closest_marker(_MARK) is None:
         return
     from profiler_wrapper.errors import WrongUse
-    from profiler_wrapper.integrations.limits import begin_test, read_limits
+    from profiler_wrapper.integrations.limits import baseline_path, begin_test, read_limits
 
-    given: dict[str, Any] = {}
-    for mark in reversed(marks):  # the nearest one counts
-        given |= {**dict.fromkeys(map(repr, mark.args)), **mark.kwargs}
-    update = item.config.getoption("profile_layers_update")
-    problem = None
+    update, root, problem = item.config.getoption("profile_layers_update"), item.config.rootpath, None
     try:
-        item.stash[_LIMITS] = read_limits(given, root=item.config.rootpath, test=item.name, update=update)
+        item.stash[_LIMITS] = limits = read_limits(_given(item), root=root, test=item.name, update=update)
+        for other in item.session.items if update and limits.baseline is not None else ():
+            theirs = _given(other).get("baseline") if other is not item else None
+            if not isinstance(theirs, (str, os.PathLike)):
+                continue
+            if baseline_path(theirs, root=root, test=other.name) == limits.baseline:
+                raise WrongUse(
+                    f"{limits.baseline} is the baseline of {other.nodeid} too, and one would overwrite the other. "
+                    'Give each a file or a directory of its own ("perf/" has a file for each name of a test).'
+                )
     except WrongUse as error:
         problem = f"@pytest.mark.{_MARK}: {error}"
     if problem is not None:

@@ -49,13 +49,18 @@ def read_limits(given: Mapping[str, Any], *, root: Path, test: str, update: bool
     baseline = given.get("baseline")
     if baseline is not None and not isinstance(baseline, (str, os.PathLike)):
         raise WrongUse(f"baseline={shown(baseline)} is no path. Give that of a file, or of a directory of them.")
-    path = None if baseline is None else root / baseline
-    if path is not None and (str(baseline).endswith(("/", os.sep)) or path.is_dir()):
-        path = path / f"{safe_name(test, 'test')}.json"
+    path = None if baseline is None else baseline_path(baseline, root=root, test=test)
     if path is not None and not update and not path.is_file():
         raise WrongUse(f"there is no baseline {path}. Write it with: pytest --profile-layers-update")
     most = {name: _number(name, value) for name, value in given.items() if name != "baseline" and value is not None}
     return Limits(most, path, update)
+
+
+def baseline_path(baseline: str | os.PathLike[str], *, root: Path, test: str) -> Path:
+    """The file of a test's baseline: as given, or in the directory that is given."""
+    path = root / baseline
+    in_directory = str(baseline).endswith(("/", os.sep)) or path.is_dir()
+    return path / f"{safe_name(test, 'test')}.json" if in_directory else path
 
 
 def _number(name: str, value: object) -> float:

@@ -285,6 +285,17 @@ def test_a_baseline_is_written_and_names_what_is_worse(
         assert "guard_baseline_version" in said(report)
 
 
+def test_tests_of_one_baseline_do_not_overwrite_each_other(pytester: pytest.Pytester) -> None:
+    """As those of several processes of pytest-xdist, each of which knows all tests."""
+    same = "import pytest, torch\n@pytest.mark.profile_layers(baseline='perf/')\ndef test_same(): torch.ones(2).neg()\n"
+    one_file = same.replace("perf/", "one.json").replace("test_same", "test_{}")
+    pytester.makepyfile(test_a=same, test_b=same, test_c=one_file.format("c"), test_d=one_file.format("d"))
+    written = run(pytester, "--profile-layers-update").getreports("pytest_runtest_logreport")
+    said = {report.nodeid: report.longreprtext for report in written if report.when == "setup"}
+    assert [list(said)[n] in text for n, text in zip((1, 0, 3, 2), said.values(), strict=True)] == [True] * 4
+    assert not (pytester.path / "perf").exists() and not (pytester.path / "one.json").exists()
+
+
 def test_the_page(pytester: pytest.Pytester) -> None:
     page = (ROOT / "docs/how-to/pytest.md").read_text("utf-8")
     source = "\n\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
