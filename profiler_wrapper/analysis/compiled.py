@@ -57,6 +57,7 @@ class Graph:
 
     kernels: tuple[Kernel, ...]
     inside: Mapping[tuple[str, str], Sequence[str]]  # (root, path) of a layer it may run in -> names of modules
+    callers: Mapping[int, Sequence[int]]  # by module: those that called it, the innermost first; older runs do not tell
 
 
 def only_called(compiled: Mapping[str, Any], recording: Recording) -> dict[str, Any]:
@@ -90,11 +91,12 @@ def _read_graph(described: Mapping[str, Any]) -> Graph | str:
     try:
         kernels = tuple(_read_kernel(*kernel) for kernel in described["kernels"])
         inside = {(str(root), str(path)): [str(name) for name in names] for root, path, names in described["inside"]}
-        numbers = {number for kernel in kernels for number in kernel.modules}
+        callers = {i: [int(number) for number in above] for i, above in enumerate(described.get("callers", ()))}
+        numbers = {number for one in (*(kernel.modules for kernel in kernels), *callers.values()) for number in one}
         nameless = any(not 0 <= number < len(names) for names in inside.values() for number in numbers)
     except (KeyError, TypeError, ValueError):
         return DAMAGED
-    return DAMAGED if nameless else Graph(kernels, inside)
+    return DAMAGED if nameless else Graph(kernels, inside, callers)
 
 
 def _read_kernel(name: str, is_extern: bool, phase: str, modules: Iterable[int]) -> Kernel:
@@ -332,7 +334,7 @@ def place_regions(regions: Regions, parent: Int32, tree: LayerTree, attribution:
         return SharedKernels(frozenset(), np.empty(0, np.int32), {})
     new_place = np.full(len(parent), -1, dtype=np.int32)  # of the pieces
     old_place = np.full(len(parent), -1, dtype=np.int32)
-    layers_of = cache(partial(_layers_of_modules, tree))
+    chains_of = cache(partial(_chains_of_modules, tree))
     ran: set[tuple[int, Phase]] = set()
     sharers = {}
     placed, joined, unplaced = [], set(), set()
@@ -340,24 +342,20 @@ def place_regions(regions: Regions, parent: Int32, tree: LayerTree, attribution:
         if not any(kernel.modules for kernel in piece.graph.kernels):
             continue  # a compiled function
         around = attribution.place(piece.call)
-        layers = layers_of(piece.graph, around.layer)
-        if layers is None:
+        chains = chains_of(piece.graph, around.chain)
+        if chains is None:
             unplaced.add(piece.call)
             continue
         placed.append(piece)
         if piece.call not in joined:
             joined.add(piece.call)
-            ran |= _ran(tree, piece.graph, layers, around)
-        served = {layers[module] for kernel in piece.kernels for module in kernel.modules}
-        common = tree.common_ancestor(served)
-        charged = common if common >= 0 else around.layer
-        below = {layer for one in served for layer in tree.layers[one].ancestors}
-        if below := below.difference(tree.layers[charged].ancestors):
+            ran |= _ran(piece.graph, chains, around)
+        served = [chains[module] for kernel in piece.kernels for module in kernel.modules] or [around.chain]
+        chain = tuple(layer for layer in served[0] if all(layer in other for other in served))
+        if below := {layer for one in served for layer in one}.difference(chain):
             sharers[piece.span] = frozenset(below)
-        chain = around.chain[around.chain.index(charged) :] if charged in around.chain else ()
-        chain = chain or tree.called_by(charged, around.chain)
         phase = _phase(piece.kernels, around)
-        new_place[piece.span] = attribution.index_of(Place(charged, phase, around.reason, chain))
+        new_place[piece.span] = attribution.index_of(Place(chain[0], phase, around.reason, chain))
         old_place[piece.span] = attribution.place_of[piece.call]
     regions.pieces = placed
     if unplaced:
@@ -372,25 +370,34 @@ def _phase(kernels: Sequence[Kernel], around: Place) -> Phase:
     return "recompute" if all(kernel.phase == "recompute" for kernel in kernels) else around.phase
 
 
-def _layers_of_modules(tree: LayerTree, graph: Graph, layer: int) -> list[int] | None:
-    """Layer by number of module, the innermost that is known; None where the graph was not made for this layer."""
+def _chains_of_modules(tree: LayerTree, graph: Graph, around: tuple[int, ...]) -> list[tuple[int, ...]] | None:
+    """By number of module its layer, the innermost that is known, and what called that, up to the root.
+
+    None where the graph was not made for the layer that it ran in.
+    """
     of_mark = tree.layer_of_mark
-    mark = next((mark for mark, marked in of_mark.items() if marked == layer), None)
+    mark = next((mark for mark, marked in of_mark.items() if marked in around[:1]), None)
     names = graph.inside.get(mark) if mark is not None else None
     if mark is None or names is None:
         return None
     holders = ([(mark[0], path) for path in (name, *paths_above(name))] for name in names)
-    return [next((of_mark[key] for key in keys if key in of_mark), layer) for keys in holders]
+    layers = [next((of_mark[key] for key in keys if key in of_mark), around[0]) for keys in holders]
+    chains = []
+    for module in range(len(layers)):
+        chain = around
+        for layer in (layers[one] for one in (*reversed(graph.callers.get(module, ())), module)):
+            chain = chain if layer in chain else tree.called_by(layer, chain)
+        chains.append(chain)
+    return chains
 
 
-def _ran(tree: LayerTree, graph: Graph, layers: Sequence[int], around: Place) -> set[tuple[int, Phase]]:
-    """The layers inside a call of `graph` in the place `around`, and in which phase; `layers`: of its modules."""
+def _ran(graph: Graph, chains: Sequence[tuple[int, ...]], around: Place) -> set[tuple[int, Phase]]:
+    """The layers inside a call of `graph` in the place `around`, and in which phase; `chains`: of its modules."""
     at_work = {(module, _phase((kernel,), around)) for kernel in graph.kernels for module in kernel.modules}
-    idle = set(range(len(layers))).difference(module for module, _ in at_work)
-    above = tree.layers[around.layer].ancestors
+    idle = set(range(len(chains))).difference(module for module, _ in at_work)
     return {
         (layer, phase)
         for module, phase in at_work.union((module, around.phase) for module in idle)
-        for layer in tree.layers[layers[module]].ancestors
-        if layer not in above
+        for layer in chains[module]
+        if layer not in around.chain
     }

@@ -53,6 +53,7 @@ class Module(NamedTuple):
     path: str  # below the compiled module; "" for that one itself
     class_name: str
     root: str  # the compiled module in its own code: L['self']
+    callers: tuple[tuple[str, str], ...] = ()  # path and class of each that called it, the innermost first
 
 
 OWN = Module("", "", "")  # the compiled module
@@ -72,10 +73,12 @@ def module_of(node: Any) -> Module | None:
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     if not stack:
         return None
-    source, cls = list(stack.values())[-1][:2]
-    name = cls.__name__ if isinstance(cls, type) else str(cls).rpartition(".")[2]
-    root, path = split_source(source)
-    return Module(path, name, root) if path else None
+    entered = [(source, cls.__name__ if isinstance(cls, type) else str(cls).rpartition(".")[2])
+               for source, cls, *_ in stack.values()]  # fmt: skip
+    root, path = split_source(entered[-1][0])
+    known = [(*split_source(source), name) for source, name in entered[-2::-1] if _SOURCE.fullmatch(source)]
+    callers = tuple((above, name) for its_root, above, name in known if its_root == root and above)
+    return Module(path, entered[-1][1], root, callers) if path else None
 
 
 def modules_of(graph_module: Any) -> set[Module]:
@@ -159,7 +162,7 @@ def is_recomputed(nodes: Iterable[Any]) -> bool:
 
 _ATTRIBUTE = "_profiler_wrapper_kernels"
 _TRACING = "set_kernel_post_grad_provenance_tracing"
-_VERSION = 2  # of what is pickled with a graph
+_VERSION = 3  # of what is pickled with a graph
 
 MADE_WITHOUT_US = (
     "their code comes from Inductor's cache, where a process without profiler_wrapper had put it "
@@ -417,20 +420,27 @@ def _names_below(place: CompiledModule, full_names: Mapping[int, str]) -> dict[t
 def _describe(
     kernels: tuple[Kernel, ...], traced: frozenset[Module], names: dict[CompiledModule, dict[tuple[str, str], str]]
 ) -> dict[str, Any] | str:
-    working = dict.fromkeys(m[:2] for k in kernels for m in k.modules)
-    fitting = {place: below for place, below in names.items() if all(module in below for module in working)}
-    if not fitting and working.keys() <= {OWN[:2]}:  # a function: its kernels belong where it is called
+    working = dict.fromkeys(one for k in kernels for m in k.modules for one in _with_callers(m))
+    fitting = {place: below for place, below in names.items() if all(module[:2] in below for module in working)}
+    if not fitting and working.keys() <= {OWN}:  # a function: its kernels belong where it is called
         return {"kernels": [[k.name, k.is_extern, k.phase, []] for k in kernels], "inside": []}
     if not fitting:
         return NO_SUCH_MODULES
-    idle = sorted({m[:2] for m in traced}.difference(working))
-    idle = [module for module in idle if all(module in below for below in fitting.values())]
+    idle = sorted({one for m in traced for one in _with_callers(m)}.difference(working))
+    idle = [m for m in idle if all(one[:2] in below for below in fitting.values() for one in _with_callers(m))]
     modules = {module: i for i, module in enumerate([*working, *idle])}
-    inside = {place[:2]: [below[module] for module in modules] for place, below in fitting.items()}
+    inside = {place[:2]: [below[module[:2]] for module in modules] for place, below in fitting.items()}
     return {
-        "kernels": [[k.name, k.is_extern, k.phase, [modules[module[:2]] for module in k.modules]] for k in kernels],
+        "kernels": [[k.name, k.is_extern, k.phase, [modules[_with_callers(m)[0]] for m in k.modules]] for k in kernels],
         "inside": [[*place, full_names] for place, full_names in inside.items()],
+        "callers": [[modules[above] for above in _with_callers(module)[1:]] for module in modules],
     }
+
+
+def _with_callers(module: Module) -> list[Module]:
+    """It and what called it, the innermost first, whatever the compiled code calls the root."""
+    chain = (module[:2], *module.callers)
+    return [Module(*one, "", chain[i + 1 :]) for i, one in enumerate(chain)]
 
 
 # --------------------------------------------------------------------------------------------------

@@ -255,3 +255,20 @@ def test_each_block_has_its_own_layers_though_the_code_is_one() -> None:
     run = {**run_of(extern("extern_kernels.mm", [0]), inside=inside), "layers": layers}
     times = self_times(analyse(trace.recording(), run=run))
     assert (times["layers.0.mlp", "forward"], times["layers.1.mlp", "forward"]) == (60, 61)
+
+
+def test_calls_inside_a_graph_count_for_the_parent_that_made_them() -> None:
+    paths = (".", "first", "first.0", "second")
+    layers = [layer(path) | {"shared": path == "first.0"} for path in paths]
+    kernels = [extern("extern_kernels.mm", [0]), extern("extern_kernels.mm", [1]), extern("extern_kernels.mm", [0, 1])]
+    inside = [["Net#0", ".", ["first.0", "first.0", "first", "second"]]]
+    trace = Trace().mark(".", 0, 1000, class_name="Net", flags=("compiled",)).op(CALL, 100, 900)
+    trace.op("aten::mm", 200, 300).op("aten::mm", 400, 430).op("aten::mm", 500, 507)
+    run = run_of(*kernels, inside=inside) | {"layers": layers}
+    found = {}
+    for callers in ([[2], [3], [], []], []):  # an older version's run does not tell
+        run["compiled"]["key"]["callers"] = callers
+        rows = analyse(trace.recording(), run=run).layers
+        found[len(callers)] = {row.layer: (row.time_ns, row.fused_ns) for row in rows}
+    assert found[4] == {"Net": (800, 0), "first": (100, 7), "first.0": (137, 0), "second": (30, 7)}
+    assert found[0] == {"Net": (800, 0), "first.0": (137, 0), "first": (0, 0), "second": (0, 0)}

@@ -264,3 +264,18 @@ def test_flops_count_for_who_called(build: Callable[[], nn.Module], tmp_path: Pa
         if row.layer and row.phase in ("forward", "backward", "recompute"):
             times_more = 2 if row.phase == "backward" else 1
             assert row.flops_per_step == times_more * wanted[row.layer], (row.layer, row.phase)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_flops_inside_one_compiled_graph_count_for_who_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    model, x = shared_block(), torch.randn(WIDTH, WIDTH)
+    wanted = flops_by_caller(model, x)
+    compiled = torch.compile(model)
+    with ProfilerWrapper(compiled, layers="*", files=("result",), output_dir=tmp_path) as prof:
+        for _ in range(3):
+            compiled(x).sum().backward()
+            prof.step()
+    found = {row.layer: row.flops_per_step for row in result_of(prof).layers if row.phase == "forward"}
+    assert {layer: found.get(layer) for layer in wanted} == wanted

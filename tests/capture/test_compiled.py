@@ -142,7 +142,7 @@ def test_notes_are_plain_tuples_and_come_back_from_a_cache() -> None:
     graph = finished(MM)
     assert vars(graph)[compiled._ATTRIBUTE] == (
         compiled._VERSION,
-        ((MM.name, True, "forward", (("up", "Linear", SELF),)),),
+        ((MM.name, True, "forward", (("up", "Linear", SELF, ()),)),),
     )
     assert type(vars(graph)[compiled._ATTRIBUTE][1][0][3][0]) is tuple
     compiled._register(graph, [])
@@ -219,7 +219,23 @@ def test_one_graph_may_run_in_every_block_that_has_its_modules() -> None:
         "key": {
             "kernels": [["mm", True, "forward", [0, 1]]],
             "inside": [["Sequential#0", "0", ["0.0", "0"]], ["Sequential#0", "1", ["1.0", "1"]]],
+            "callers": [[], []],
         }
+    }
+
+
+def test_a_module_is_known_by_what_called_it() -> None:
+    stack = {
+        "a": (SELF, nn.Sequential), "b": (f"{SELF}.1", nn.Sequential), "c": ("G['other']", nn.ReLU),
+        "d": (f"{SELF}.0@1", nn.Sequential), "e": (f"{SELF}.0.0@1", nn.Linear),
+    }  # fmt: skip
+    module = compiled.module_of(SimpleNamespace(meta={"nn_module_stack": stack}))
+    assert module == Module("0.0", "Linear", SELF, (("0", "Sequential"), ("1", "Sequential")))
+    compiled._graphs["key"] = (Kernel("mm", True, "forward", (module, Module("0.0", "Linear", SELF))),)
+    assert described(two_blocks(), ".")["key"] == {
+        "kernels": [["mm", True, "forward", [0, 3]]],
+        "inside": [["Sequential#0", ".", ["0.0", "0", "1", "0.0"]]],
+        "callers": [[1, 2], [2], [], []],
     }
 
 
