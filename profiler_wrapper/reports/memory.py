@@ -25,7 +25,7 @@ from profiler_wrapper.analysis.statistics import OPEN, fill_numbers, split_numbe
 from profiler_wrapper.reports.describe import machine, rank_in_words, steps_in_words
 from profiler_wrapper.reports.folding import LayerBar, layer_bars
 from profiler_wrapper.reports.text import cells, clean, grid, shorten
-from profiler_wrapper.units import MIB, percent
+from profiler_wrapper.units import MIB, mebibytes, percent
 
 # --------------------------------------------------------------------------------------------------
 # Who holds memory as a tree: below each category the model's names, and at the end a tensor's name or an op.
@@ -166,16 +166,13 @@ def _reason(analysis: Analysis) -> str:
 # --------------------------------------------------------------------------------------------------
 # Memory as InternLM's memory.log lays it out: a summary for each moment, the layout by layer for the peak.
 
-# What InternLM calls the part of each category, and its root there; ours where it has no such category.
-_LAYOUTS: Mapping[MemoryCategory, tuple[str, str]] = {
-    "params": ("params_layout", "param_mem"),
-    "grads": ("grads_layout", "grad_mem"),
-    "os_params": ("os_params_layout", "os_params_mem"),
-    "os_state": ("os_state_layout", "os_state_mem"),
-    "activation": ("activation_base_layout", "activation_base"),
-    "communication": ("communication_layout", "communication"),
-    "workspace": ("workspace_layout", "workspace"),
-    "other": ("other_layout", "other"),
+# What InternLM calls the root of each of its categories.
+_ROOTS: Mapping[MemoryCategory, str] = {
+    "params": "param_mem",
+    "grads": "grad_mem",
+    "os_params": "os_params_mem",
+    "os_state": "os_state_mem",
+    "activation": "activation_base",
 }
 
 
@@ -227,13 +224,13 @@ def _layout(analysis: Analysis, use: MemoryUse) -> Iterator[str]:
     """InternLM's five parts always, ours where they hold anything."""
     order = layer_order(analysis)
     yield "---Layout---"
-    for category, (title, root_name) in _LAYOUTS.items():
-        root = category_tree(use.peak_owners, category, root_name)
-        if not root.total_bytes and category in ("communication", "workspace", "other"):
+    for category in CATEGORIES:
+        root = category_tree(use.peak_owners, category, _ROOTS.get(category, category))
+        if not root.total_bytes and category not in _ROOTS:
             continue
-        yield f"{title}:"
+        yield f"{root.label if category == 'activation' else category}_layout:"
         for path, node in walk(root, order):
-            name = clean(".".join((root_name, *path)), unicode=True)
+            name = clean(".".join((root.label, *path)), unicode=True)
             yield f"layer: {name}, layer_mem: {_mb(node.own_bytes)}, total_mem: {_mb(node.total_bytes)}"
 
 
@@ -339,25 +336,32 @@ def memory_lines(memory: Mapping[str, Any], width: int) -> list[str]:
     return lines
 
 
-def memory_use_sections(use: MemoryUse) -> list[tuple[str, str]]:
-    """Titles and texts, all sizes in MiB."""
-    return [
-        (f"Memory of {clean(use.device)} at the peak, by category: MiB", _peak_table(use)),
-        ("Who holds it at the peak: MiB", _owner_table(use)),
-        ("Memory by category over time: MiB", _moment_table(use)),
-        ("Memory from step to step", "\n".join(_trend(use))),
-        ("What would lower the peak", "\n".join(map(_change_text, use.changes))),
-    ]
+def memory_sections(analysis: Analysis) -> list[tuple[str, str]]:
+    """Titles and texts of what is known of the whole device's memory: all of it, or what `result.json` holds."""
+    use, found = analysis.memory_use, analysis.memory
+    if use is not None:
+        return [
+            (f"Memory of {clean(use.device)} at the peak, by category: MiB", _peak_table(use)),
+            ("Who holds it at the peak: MiB", _owner_table(use)),
+            ("Memory by category over time: MiB", _moment_table(use)),
+            ("Memory from step to step", "\n".join(_trend(use))),
+            ("What would lower the peak", "\n".join(map(_change_text, use.changes))),
+        ]
+    sizes: dict[str, Any] = {f"{name} at the end": found.get(f"{name}_bytes") for name in ("allocated", "reserved")}
+    peak: Mapping[str, Any] = found.get("peak") or {}
+    sizes |= {f"highest {name}": peak.get(f"{name}_bytes") for name in ("allocated", "reserved")}
+    sizes |= {f"of it {clean(name)}": size for name, size in (found.get("categories") or {}).items()}
+    lines = [f"{name}: {mebibytes(size)} MiB" for name, size in sizes.items() if size is not None]
+    if not found.get("categories"):
+        lines.append(f"by category: not available, because {clean(why_no_memory_use(analysis))}")
+    return [("Memory: MiB", "\n".join(lines))]
 
 
 def _peak_table(use: MemoryUse) -> str:
     peak = use.peak
-    rows = [
-        [category_name(name), _mib(peak.categories[name]), percent(peak.categories[name], peak.total_bytes)]
-        for name in CATEGORIES
-        if peak.categories.get(name)
-    ]
-    rows.append(["TOTAL", _mib(peak.total_bytes), percent(peak.total_bytes, peak.total_bytes)])
+    sizes = {category_name(name): size for name in CATEGORIES if (size := peak.categories.get(name))}
+    sizes["TOTAL"] = peak.total_bytes
+    rows = [[name, _mib(size), percent(size, peak.total_bytes)] for name, size in sizes.items()]
     lines = [f"highest allocated {moment_in_words(use)}".rstrip(), "", grid(("category", "MiB", "share %"), rows), ""]
     for moment in (peak, use.reserved_peak):
         if moment is not None and moment.reserved_bytes:
@@ -368,27 +372,21 @@ def _peak_table(use: MemoryUse) -> str:
 
 def _owner_table(use: MemoryUse) -> str:
     """Like layers in one row; the rest is counted, so that the rows add up."""
+
+    def row(groups: Sequence[OwnerGroup], *names: str) -> list[str]:
+        size = sum(group.size_bytes for group in groups)
+        count = sum(group.count for group in groups)
+        return [*names, _mib(size), percent(size, use.peak.total_bytes), str(count)]
+
     groups = owner_groups(use.peak_owners)
-    total = use.peak.total_bytes
-    rows = [
-        [
-            category_name(group.category),
-            shorten(clean(group.place or "-"), _LONGEST_PLACE),
-            group.phase or "-",
-            clean(group.op or "-"),
-            _mib(group.size_bytes),
-            percent(group.size_bytes, total),
-            str(group.count),
-        ]
-        for group in groups[:_MOST_OWNERS]
-    ]
+    rows = []
+    for one in groups[:_MOST_OWNERS]:
+        place, op = shorten(clean(one.place or "-"), _LONGEST_PLACE), clean(one.op or "-")
+        rows.append(row([one], category_name(one.category), place, one.phase or "-", op))
     if rest := groups[_MOST_OWNERS:]:
-        size = sum(group.size_bytes for group in rest)
-        rows.append(
-            [f"({len(rest)} more)", "", "", "", _mib(size), percent(size, total), str(sum(g.count for g in rest))]
-        )
+        rows.append(row(rest, f"({len(rest)} more)", "", "", ""))
     titles = ("category", "layer or tensor", "phase", "op", "MiB", "share %", "allocations")
-    return grid(titles, rows, left_columns=4) if rows else ""
+    return grid(titles, rows, left_columns=4)
 
 
 def _moment_table(use: MemoryUse) -> str:

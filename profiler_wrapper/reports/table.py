@@ -11,7 +11,17 @@ from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, PHASES, Analysis, P
 from profiler_wrapper.analysis.statistics import sum_if_all_known
 from profiler_wrapper.analysis.work.peaks import NO_PEAK
 from profiler_wrapper.errors import WrongUse, shown
-from profiler_wrapper.reports.columns import COLUMNS, SUMMED, Scale, Values, layer_values, most, scale_of, summed
+from profiler_wrapper.reports.columns import (
+    COLUMNS,
+    SUMMED,
+    Column,
+    Scale,
+    Values,
+    layer_values,
+    most,
+    scale_of,
+    summed,
+)
 from profiler_wrapper.reports.describe import (
     SECONDS_NS,
     expert_and_adapter_lines,
@@ -356,7 +366,7 @@ def _verdict_lines(analysis: Analysis, rows: int, width: int, unicode: bool) -> 
 
 def _draw(rows: Sequence[TableRow], analysis: Analysis, width: int, unicode: bool) -> list[str]:
     """The heading, its units and one line per row."""
-    formats = _formats(rows)
+    formats = formats_for(rows)
     milliseconds = formats["time"].text
     fixed = [sum(map(cells, _fixed_text(row, milliseconds))) for row in rows]
     needed = max([_NAME_WIDTH, *(size + min(12, cells(row.label)) for size, row in zip(fixed, rows, strict=True))])
@@ -406,7 +416,7 @@ def _fixed_text(row: TableRow, milliseconds: Callable[[float], str]) -> tuple[st
     return "  " * min(row.depth, _DEEPEST_INDENT) + row.before, after
 
 
-def _columns(rows: Sequence[TableRow], formats: Mapping[str, _Format], unicode: bool) -> list[_Drawn]:
+def _columns(rows: Sequence[TableRow], formats: Mapping[str, Format], unicode: bool) -> list[_Drawn]:
     """The columns that hold anything, those of phases first."""
     total = next((row.values for row in rows if row.kind == "total"), {})
     drawn = []
@@ -416,14 +426,8 @@ def _columns(rows: Sequence[TableRow], formats: Mapping[str, _Format], unicode: 
         texts = [formats["time"].of(row.values.get(phase)) for row in rows]
         drawn.append(_Drawn(phase_title(phase), formats["time"].unit, 99 if little else max(1, 6 - i), texts))
     for column in (column for column in COLUMNS if column.console):
-        values = [row.values[column.key] for row in rows]
-        texts = [formats[column.kind].of(value) for value in values]
-        if column.key == "time":
-            texts = [at_least(text, row.values, unicode=unicode) for text, row in zip(texts, rows, strict=True)]
-        if column.key == "flops":
-            known = [row.values["known_flops"] for row in rows]
-            texts = [_work_text(*both, formats["flops"], unicode) for both in zip(values, known, strict=True)]
-            values += known
+        texts = [cell_text(column, row.values, formats[column.kind], unicode=unicode) for row in rows]
+        values = texts if column.key == "flops" else [row.values[column.key] for row in rows]
         if column.key == "time" or any(values):
             drawn.append(_Drawn(column.console, formats[column.kind].unit, column.goes, texts))
     return drawn
@@ -434,14 +438,15 @@ def at_least(time: str, values: Values, *, unicode: bool = False) -> str:
     return clean(AT_LEAST, unicode=unicode) + time if values["lost_launches"] else time
 
 
-def _work_text(flops: float | None, known: float | None, form: _Format, unicode: bool) -> str:
-    """Of a row in which an op tells no FLOPs, those that are known, as a lower bound."""
-    if flops is None and known:
-        return clean(AT_LEAST, unicode=unicode) + form.text(known)
-    return form.of(flops or None)
+def cell_text(column: Column, values: Values, form: Format, *, unicode: bool = False) -> str:
+    """A value of a row; where an op tells no FLOPs, those that are known, as a lower bound."""
+    if column.key == "flops" and values["flops"] is None and values["known_flops"]:
+        return clean(AT_LEAST, unicode=unicode) + form.text(values["known_flops"])
+    text = form.of(values[column.key])
+    return at_least(text, values, unicode=unicode) if column.key == "time" else text
 
 
-class _Format(NamedTuple):
+class Format(NamedTuple):
     """How values of one kind are written, and in what unit."""
 
     unit: str
@@ -451,24 +456,25 @@ class _Format(NamedTuple):
         return "" if value is None else self.text(value)
 
 
-def _formats(rows: Sequence[TableRow]) -> dict[str, _Format]:
+def formats_for(rows: Sequence[TableRow]) -> dict[str, Format]:
     """By the kind of a column: units that fit the largest value, and as many digits as it leaves room for."""
 
     def largest(*keys: str) -> float:
         return max((row.values[key] or 0 for row in rows for key in keys), default=0)
 
     time, flops, rate = largest("time"), largest("flops", "known_flops"), largest("rate")
-    unit, size = ("TFLOP", 1e12) if flops >= 1e13 else ("GFLOP", 1e9) if flops >= 1e7 else ("MFLOP", 1e6)
+    work_unit, work_size = ("TFLOP", 1e12) if flops >= 1e13 else ("GFLOP", 1e9) if flops >= 1e7 else ("MFLOP", 1e6)
     rate_unit, rate_size = ("TFLOP/s", 1e12) if rate >= 1e12 else ("GFLOP/s", 1e9) if rate >= 1e7 else ("MFLOP/s", 1e6)
+    work = _number(flops, work_size)
     return {
-        "time": _Format("s", _number(time, 1e9)) if time >= SECONDS_NS else _Format("ms", _number(time, 1e6)),
-        "share": _Format("%", lambda share: f"{100 * share:.1f}"),
-        "flops": _Format(unit, _number(flops, size)),
-        "rate": _Format(rate_unit, _number(rate, rate_size)),
-        "bytes": _Format("MiB", _number(largest("retained", "peak"), MIB, 2)),
-        "count": _Format("", _calls),
-        "number": _Format("", lambda number: f"{number:.4g}"),
-        "text": _Format("by", str),
+        "time": Format("s", _number(time, 1e9)) if time >= SECONDS_NS else Format("ms", _number(time, 1e6)),
+        "share": Format("%", lambda share: f"{100 * share:.1f}"),
+        "flops": Format(work_unit, lambda value: work(value) if value else ""),
+        "rate": Format(rate_unit, _number(rate, rate_size)),
+        "bytes": Format("MiB", _number(largest("retained", "peak"), MIB, 2)),
+        "count": Format("", _calls),
+        "number": Format("", lambda number: f"{number:.4g}"),
+        "text": Format("by", str),
     }
 
 

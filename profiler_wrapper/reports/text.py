@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from functools import cache
+from itertools import accumulate
 
 # tabulate and wcwidth are imported where text is made: `load()` makes none, and they are a twentieth of its CPU time.
 
@@ -58,13 +59,7 @@ def _head(text: str, width: int) -> str:
     """The longest start of `text` within `width` columns."""
     if text.isascii():
         return text[:width]
-    used, kept = 0, []
-    for char in text:
-        used += _char_cells(char)
-        if used > width:
-            break
-        kept.append(char)
-    return "".join(kept)
+    return text[: sum(used <= width for used in accumulate(map(_char_cells, text)))]
 
 
 def wrap(text: str, width: int, lines: int) -> list[str]:
@@ -83,8 +78,10 @@ def grid(
 ) -> str:
     """A plain table: the first `left_columns` columns to the left, numbers to the right, two spaces between.
 
-    Columns without any text are left out. With `left_last` the last column is to the left too.
+    Columns without any text are left out; no text without rows. With `left_last` the last column is to the left too.
     """
+    if not rows:
+        return ""
     used = [i for i in range(len(header)) if any(row[i] for row in rows)]
     aligned = ["left" if i < left_columns or (left_last and i == len(header) - 1) else "right" for i in used]
     return "\n".join(
@@ -97,19 +94,10 @@ def aligned_lines(lines: Sequence[Sequence[str] | None], aligned: Sequence[str],
     from tabulate import SEPARATING_LINE, DataRow, Line, TableFormat, tabulate
 
     between = " " * gap
-    plain = TableFormat(
-        lineabove=None,
-        linebelowheader=Line("", "-", between, ""),
-        linebetweenrows=None,
-        linebelow=None,
-        headerrow=None,
-        datarow=DataRow("", between, ""),
-        padding=0,
-        with_header_hide=None,
-    )
+    rule, row = Line("", "-", between, ""), DataRow("", between, "")
     drawn = tabulate(
         [[SEPARATING_LINE] if line is None else line for line in lines],
-        tablefmt=plain,
+        tablefmt=TableFormat(None, rule, None, None, None, row, padding=0, with_header_hide=None),
         colalign=aligned,
         disable_numparse=True,
         preserve_whitespace=True,
