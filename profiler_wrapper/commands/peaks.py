@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
-from pathlib import Path
 
 from profiler_wrapper.commands.common import (
     Commands,
@@ -15,7 +15,7 @@ from profiler_wrapper.commands.common import (
     settle_format,
     write_text,
 )
-from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.errors import WrongUse, shown
 from profiler_wrapper.units import terminal_width
 
 
@@ -31,6 +31,7 @@ def add(commands: Commands) -> None:
 
 def peaks(options: argparse.Namespace) -> None:
     """Say what this machine's device can do at most: as its maker says, or measured."""
+    from profiler_wrapper.analysis.work.peaks import VARIABLE
     from profiler_wrapper.trace.atomic import replacing
 
     if options.seconds is not None and not options.measure:
@@ -46,15 +47,12 @@ def peaks(options: argparse.Namespace) -> None:
         return
     with replacing(output) as beside:
         write_text(beside, json_text(data) if as_json else text)
-    print(f"{text}\n\n{_how_to_use(output)}" if options.measure else output)
+    use = f"  analyze --peaks {output}\n  peaks={str(output)!r} in code\n  {VARIABLE}={output}"
+    print(f"{text}\n\nWritten to {output}. To use it:\n{use}" if options.measure else output)
 
 
 def _said(options: argparse.Namespace) -> tuple[str, object]:
-    """The text, and the data of the JSON: of all devices, of this one, or as measured, as `find_peaks` reads it.
-
-    Raises:
-        WrongUse: there is no such device, no time to measure in, or the environment says what means no peak.
-    """
+    """The text, and the data of the JSON, which `find_peaks` reads where it was measured. Raises WrongUse."""
     from msgspec import to_builtins
 
     from profiler_wrapper.analysis.work.peaks import find_peaks, known_peaks, peaks_of
@@ -63,32 +61,19 @@ def _said(options: argparse.Namespace) -> tuple[str, object]:
     width = terminal_width()
     if options.all:
         return reports.all_peaks_text(known_peaks(), width=width), to_builtins(known_peaks())
-    from profiler_wrapper.capture.ceilings import (
-        DEFAULT_SECONDS,
-        check_seconds,
-        device_name,
-        find_device,
-        measure_ceilings,
-    )
+    from profiler_wrapper.capture import ceilings
 
+    seconds = 15.0 if options.seconds is None else options.seconds
+    if not 0 < seconds < math.inf:
+        raise WrongUse(f"seconds={shown(seconds)}: a time above 0 is needed to measure anything.")
+    device = ceilings.find_device(options.device)
     if options.measure:
-        seconds = DEFAULT_SECONDS if options.seconds is None else options.seconds
-        check_seconds(seconds)
-        device = find_device(options.device)
         print(f"measuring on {device}, for about {seconds:g} s ...", file=sys.stderr, flush=True)
-        measured = measure_ceilings(device, seconds=seconds)
+        measured = ceilings.measure_ceilings(device, seconds=seconds)
         maker = peaks_of(measured.device)
-        return reports.measured_text(measured, maker, width=width), reports.measured_dict(measured, maker)
-    device = find_device(options.device)
-    name = device_name(device)
+        data = {**to_builtins(measured), "maker": to_builtins(maker)}
+        return reports.measured_text(measured, maker, width=width), data
+    name = ceilings.device_name(device)
     found, warning = find_peaks(None if device.type == "cpu" else name)
     data = {"device": name, "peaks": to_builtins(found), "warning": warning}
     return reports.peaks_text(name, found, warning, width=width), data
-
-
-def _how_to_use(path: Path) -> str:
-    """What a written measurement is good for."""
-    from profiler_wrapper.analysis.work.peaks import VARIABLE
-
-    ways = (f"analyze --peaks {path}", f"peaks={str(path)!r} in code", f"{VARIABLE}={path}")
-    return "\n".join([f"Written to {path}. To use it:", *(f"  {way}" for way in ways)])

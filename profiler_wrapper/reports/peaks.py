@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from typing import Any
-
-import msgspec
 
 from profiler_wrapper.analysis.work.peaks import TYPES, Peaks
 from profiler_wrapper.reports.text import clean, grid
-from profiler_wrapper.trace.measured_peaks import Ceiling, MeasuredPeaks
+from profiler_wrapper.trace.measured_peaks import MeasuredPeaks
 from profiler_wrapper.units import percent
 
 _LONGEST_NAME = 26  # in the whole table; a longer one has a line of its own
@@ -23,7 +20,7 @@ def peaks_text(device: str, peaks: Peaks | None, warning: str | None, *, width: 
     """What is known of one device, or what to do where nothing is."""
     lines = [clean(device)]
     if peaks is not None:
-        rows = [(kind, _flops(peaks.flops_per_s.get(kind))) for kind in TYPES if kind in peaks.flops_per_s]
+        rows = [(kind, _flops(peaks.flops_per_s[kind])) for kind in TYPES if kind in peaks.flops_per_s]
         rows += [("memory", _bytes(peaks.bandwidth_bytes_per_s))]
         lines += [grid(("type", "peak"), rows), "", *_wrapped(f"Source: {clean(peaks.source)}.", width)]
         lines += ["Dense matmuls, two FLOPs for a multiply-add; float32 is without TF32."]
@@ -35,79 +32,57 @@ def peaks_text(device: str, peaks: Peaks | None, warning: str | None, *, width: 
 def all_peaks_text(known: Sequence[Peaks], *, width: int) -> str:
     """The whole table: dense TFLOP/s by type, GB/s, and the number of the source below."""
     sources = list(dict.fromkeys(peaks.source for peaks in known))
-    header = ["TFLOP/s, dense", *(_SHORT[kind] for kind in TYPES), "GB/s", "from"]
-    head, rule, *rows = grid(header, [_figures(peaks, sources) for peaks in known]).splitlines()
-    lines = [head, rule]
-    for peaks, row in zip(known, rows, strict=True):
-        lines += [*([peaks.device] if len(peaks.device) > _LONGEST_NAME else []), row]
-    lines += [
-        "",
-        *_wrapped(
-            "A dash: the maker gives no figure, or there is no such type. fp32 is without TF32; fp16 and"
-            " fp8 accumulate in fp32. Devices of other names have no entry: measure them with --measure.",
-            width,
-        ),
+    rows = [
+        [
+            (peaks.device if len(peaks.device) <= _LONGEST_NAME else "").ljust(_LONGEST_NAME),
+            *(_short_number(peaks.flops_per_s.get(kind), 1e12) for kind in TYPES),
+            _short_number(peaks.bandwidth_bytes_per_s, 1e9),
+            f"[{sources.index(peaks.source) + 1}]",
+        ]
+        for peaks in known
     ]
+    header = ["TFLOP/s, dense", *(_SHORT[kind] for kind in TYPES), "GB/s", "from"]
+    head, rule, *written = grid(header, rows).splitlines()
+    lines = [head, rule]
+    for peaks, row in zip(known, written, strict=True):
+        lines += [peaks.device, row] if len(peaks.device) > _LONGEST_NAME else [row]
+    note = (
+        "A dash: the maker gives no figure, or there is no such type. fp32 is without TF32; fp16 and"
+        " fp8 accumulate in fp32. Devices of other names have no entry: measure them with --measure."
+    )
+    lines += ["", *_wrapped(note, width)]
     for number, source in enumerate(sources, 1):
         lines += _wrapped(f"[{number}] {source}", width, indent="     ")
     return "\n".join(lines)
-
-
-def _figures(peaks: Peaks, sources: Sequence[str]) -> list[str]:
-    name = peaks.device if len(peaks.device) <= _LONGEST_NAME else ""
-    return [
-        name.ljust(_LONGEST_NAME),
-        *(_short_number(peaks.flops_per_s.get(kind), 1e12) for kind in TYPES),
-        _short_number(peaks.bandwidth_bytes_per_s, 1e9),
-        f"[{sources.index(peaks.source) + 1}]",
-    ]
 
 
 def measured_text(measured: MeasuredPeaks, maker: Peaks | None, *, width: int) -> str:
     """The best of each type, how far the median was from it, and the maker's figure where there is one."""
     ceilings = {**measured.flops, **({"copy": measured.copy} if measured.copy else {})}
     of_maker = {**maker.flops_per_s, "copy": maker.bandwidth_bytes_per_s} if maker else {}
-    rows = [_row(kind, ceiling, of_maker.get(kind)) for kind, ceiling in ceilings.items()]
+    rows = []
+    for kind, ceiling in ceilings.items():
+        written, makers = _bytes if kind == "copy" else _flops, of_maker.get(kind)
+        beside = (written(makers), f"{percent(ceiling.per_s, makers)} %") if makers else ("", "")
+        rows.append((kind, written(ceiling.per_s), written(ceiling.median_per_s), *beside, ceiling.size))
     header = ("type", "best", "median", "maker's", "best of it", "size")
-    when = f"measured {measured.date[:16]} UTC, torch {measured.torch}"
     notes = ["Square matmuls, 2 n^3 FLOPs; a copy counts the bytes that it reads and those that it writes."]
-    noisy = [kind for kind, ceiling in ceilings.items() if ceiling.median_per_s < _NOISY * ceiling.per_s]
-    if noisy:
+    if noisy := [kind for kind, ceiling in ceilings.items() if ceiling.median_per_s < _NOISY * ceiling.per_s]:
         notes.append(
             f"The times of {', '.join(noisy)} vary: something else may run on this machine, and the roof be higher. "
             "Measure again when it is idle."
         )
     if measured.left_out:
-        left_out = "; ".join(f"{kind} ({clean(why)})" for kind, why in measured.left_out.items())
-        notes.append(f"Not measured: {left_out}.")
+        notes.append(f"Not measured: {'; '.join(f'{kind} ({clean(why)})' for kind, why in measured.left_out.items())}.")
     if maker:
         notes.append(f"Maker's: {clean(maker.source)}.")
-    table = grid(header, rows, left_last=True)
+    first = clean(f"{measured.device}, measured {measured.date[:16]} UTC, torch {measured.torch}")
     wrapped = (line for note in notes for line in _wrapped(note, width))
-    return "\n".join([f"{clean(measured.device)}, {clean(when)}", table, "", *wrapped])
+    return "\n".join([first, grid(header, rows, left_last=True), "", *wrapped])
 
 
-def measured_dict(measured: MeasuredPeaks, maker: Peaks | None) -> dict[str, Any]:
-    """A measurement as the file that `find_peaks` reads, with the maker's figures beside it."""
-    return {**msgspec.to_builtins(measured), "maker": msgspec.to_builtins(maker)}
-
-
-def _row(kind: str, ceiling: Ceiling, makers: float | None) -> tuple[str, ...]:
-    written = _bytes if kind == "copy" else _flops
-    return (
-        kind,
-        written(ceiling.per_s),
-        written(ceiling.median_per_s),
-        written(makers) if makers else "",
-        f"{percent(ceiling.per_s, makers)} %" if makers else "",
-        ceiling.size,
-    )
-
-
-def _flops(per_s: float | None) -> str:
+def _flops(per_s: float) -> str:
     """`"989.4 TFLOP/s"`, `"152.3 GFLOP/s"`."""
-    if per_s is None:
-        return "-"
     return f"{per_s / 1e12:.1f} TFLOP/s" if per_s >= 1e12 else f"{per_s / 1e9:.1f} GFLOP/s"
 
 

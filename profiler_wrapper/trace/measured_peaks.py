@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from pathlib import Path
 
@@ -48,16 +47,15 @@ def read_measured_peaks(path: str | os.PathLike[str]) -> MeasuredPeaks:
         found = msgspec.json.decode(Path(path).read_bytes(), type=MeasuredPeaks)
     except OSError as error:
         raise WrongUse(f"{name}: measured peaks cannot be read: {error.strerror or error}. {_AGAIN}.") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise WrongUse(f"{name} holds no measured peaks: {error}. {_AGAIN}.") from error
     if found.measured_peaks_version != FILE_VERSION:
-        raise WrongUse(
-            f"{name} is of version {found.measured_peaks_version}, and this package reads {FILE_VERSION}. {_AGAIN}."
-        )
+        version = found.measured_peaks_version
+        raise WrongUse(f"{name} is of version {version}, and this package reads {FILE_VERSION}. {_AGAIN}.")
     figures = {**found.flops, **({"copy": found.copy} if found.copy else {})}
     if not figures:
         raise WrongUse(f"{name} holds no figure. {_AGAIN}.")
     for key, ceiling in figures.items():
-        if not math.isfinite(ceiling.per_s) or ceiling.per_s <= 0:
+        if ceiling.per_s <= 0:
             raise WrongUse(f"{name} says {ceiling.per_s:g} a second for {key}; peaks are above 0. {_AGAIN}.")
     return found

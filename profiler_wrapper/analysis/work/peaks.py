@@ -27,22 +27,9 @@ from profiler_wrapper.trace.measured_peaks import read_measured_peaks
 VARIABLE = "PROFILER_WRAPPER_PEAK_TFLOPS"
 TYPES = ("float64", "float32", "tfloat32", "float16", "bfloat16", "float8", "float4", "int8", "int4")
 
-_ALIASES = {
-    "fp64": "float64",
-    "double": "float64",
-    "fp32": "float32",
-    "float": "float32",
-    "tf32": "tfloat32",
-    "fp16": "float16",
-    "half": "float16",
-    "bf16": "bfloat16",
-    "fp8": "float8",
-    "fp4": "float4",
-    "uint8": "int8",
-    "uint4": "int4",
-    "qint8": "int8",
-    "quint8": "int8",
-}
+_ALIASES = {"fp64": "float64", "double": "float64", "fp32": "float32", "float": "float32", "tf32": "tfloat32",
+            "fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp8": "float8", "fp4": "float4",
+            "uint8": "int8", "qint8": "int8", "quint8": "int8", "uint4": "int4"}  # fmt: skip
 _BANDWIDTH = "bandwidth"
 # A thousand times the fastest device: FLOP/s or bytes a second given in the place of TFLOP/s or GB/s.
 _LARGEST_TFLOPS = 1e7
@@ -113,10 +100,7 @@ Given = float | Mapping[str, float] | str | os.PathLike[str] | Peaks
 
 
 def find_peaks(
-    device_name: str | None,
-    *,
-    given: Given | None = None,
-    environment: Mapping[str, str] | None = None,
+    device_name: str | None, *, given: Given | None = None, environment: Mapping[str, str] | None = None
 ) -> tuple[Peaks | None, str | None]:
     """The roof to measure against, and a warning: what is `given`, else PROFILER_WRAPPER_PEAK_TFLOPS, else the table.
 
