@@ -103,7 +103,7 @@ def ranks(options: argparse.Namespace) -> None:
     columns = parse_mapping(options.columns)
     chosen = None if options.ranks is None else parse_ranks(options.ranks)
     if options.lanes is not None and options.lanes != "all":
-        options.lanes = parse_ranks(options.lanes, option="--lanes")
+        options.lanes = parse_ranks(options.lanes, option="--lanes ")
     writers = output_files(options, _files(options))
     from profiler_wrapper.ranks.load import Choice, open_ranks
 

@@ -92,13 +92,13 @@ def _part_text(part: range) -> str:
     return str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}"
 
 
-def parse_ranks(text: str, *, option: str = "--ranks") -> tuple[int, ...]:
+def parse_ranks(text: str, *, option: str = "--ranks ") -> tuple[int, ...]:
     """`"0-2,5"` -> `(0, 1, 2, 5)`; `option` is what errors name. Raises WrongUse: that is no list of ranks."""
     found: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,7})\s*(?:-\s*(\d{1,7})\s*)?", part)
         if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise WrongUse(f"{option} {shown(text)}: say ranks as in 0-7 or 0,3,8-11")
+            raise WrongUse(f"{option}{shown(text)}: say ranks as in 0-7 or 0,3,8-11")
         found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return tuple(sorted(found))
 

@@ -129,7 +129,7 @@ def recompute_not_needed(facts: Facts) -> Iterator[Finding]:
     )
     room = device - peak - _ROOM_LEFT * device
     needs = _kept_without(facts, layers)
-    saved = max(spent, facts.saved_at_most_ns(_recomputes(facts)))
+    saved = max(spent, facts.saved_at_most_ns(_recomputes(facts))) if facts.on_device else spent
     fix = "turn checkpointing off (no model.activation_checkpointing_enable(), no checkpoint() around blocks)"
     if needs is not None and needs > room:
         part = max(0.0, room) / needs
