@@ -216,9 +216,10 @@ def outside_ops(facts: Facts) -> Iterator[Finding]:
     moment = 2 * at(spans.name, span, -1).astype(np.int64) + is_end + 2
     _, first, pair = np.unique(moment[:-1] * (moment.max() + 1) + moment[1:], return_index=True, return_inverse=True)
     sums = sum_by_key(pair, free.overlap(times[order][:-1], times[order][1:]), len(first))
-    most, place = facts.wall_per_step_ns(int(sums.max())), int(first[sums.argmax()])
+    longest = int(sums.argmax())
+    most, place = facts.wall_per_step_ns(int(sums[longest])), int(first[longest])
     edges = (_edge(facts, *edge) for edge in zip(span[place:][:2].tolist(), is_end[place:][:2].tolist(), strict=True))
-    one_wait = sums.max() >= LONGEST_LAUNCH_NS * np.count_nonzero(pair == sums.argmax())
+    one_wait = sums[longest] >= LONGEST_LAUNCH_NS * np.count_nonzero(pair == longest)
     yield facts.finding(
         "outside-ops",
         f"{share(facts.share_of_step(spent))} of {facts.step_text} runs no op: {duration(spent)}, {duration(most)} of "
