@@ -9,6 +9,7 @@ from profiler_wrapper.commands.common import (
     Commands,
     add_command,
     add_output,
+    json_text,
     output_files,
     settle_format,
     write,
@@ -26,7 +27,7 @@ def snapshot(options: argparse.Namespace) -> None:
     """Say where the memory is: what a torch memory snapshot holds, who holds it, and how it came to that."""
     from profiler_wrapper.snapshot.analyse import allocator_report
     from profiler_wrapper.snapshot.read import read_snapshot
-    from profiler_wrapper.snapshot.reports import SNAPSHOT_REPORTS, console_text, snapshot_json
+    from profiler_wrapper.snapshot.reports import SNAPSHOT_REPORTS, console_text, to_dict
 
     settle_format(options, others=[".png"])
     stem = Path(options.path).stem
@@ -35,6 +36,6 @@ def snapshot(options: argparse.Namespace) -> None:
     if writers:
         write(writers, report)
     elif options.format == "json":
-        print(snapshot_json(report))
+        print(json_text(to_dict(report)))
     else:
         print(console_text(report, unicode=unicode_output(), width=terminal_width()))

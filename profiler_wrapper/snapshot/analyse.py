@@ -1,20 +1,21 @@
-"""A memory snapshot in numbers: what is held, by whom, what is lost to fragmentation, and how it came to this."""
+"""A memory snapshot in numbers: what is held, by whom, what is lost to fragmentation, and how it came to this.
+
+Times are microseconds since 1970. State k of a history is that after k entries.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
-from profiler_wrapper.snapshot.read import ACTIONS, UNKNOWN, AllocatorEvents, Frame, MemorySnapshot, Segment, Stack
+from profiler_wrapper.snapshot.read import SEGMENT_SIGNS, AllocatorEvent, Block, Frame, MemorySnapshot, Segment, Stack
 from profiler_wrapper.trace.recording import Bool, Int64
-
-# -- which line of a stack asked for memory ---------------------------------------------------------
 
 Origin = Literal["forward", "backward", "optimizer", "other", "no stack"]
 
@@ -22,10 +23,12 @@ NO_LINE = "(no Python stack)"  # autograd's own threads and C++ have none
 BEFORE_HISTORY = "(allocated before the history begins)"
 _TORCH = re.compile(r"(?:^|(?:site|dist)-packages/|/pytorch/)(torch/.*)")
 _INSTALLED = re.compile(r".*/(?:site|dist)-packages/(.*)")
-_STANDARD_LIBRARY = re.compile(r"/lib/python3\.\d+/(?!site-packages/|dist-packages/)")
-_OWN = re.compile(r"(?:^|/)profiler_wrapper/(?:capture/|\w+\.py)")
 _COMPILED = re.compile(r"/torchinductor_[^/]*/")
 _GENERATED = "<eval_with_key"  # by torch.fx
+_NOBODYS = re.compile(  # compiled and generated code, the standard library, this package
+    rf"{_COMPILED.pattern}|^{_GENERATED}|/lib/python3\.\d+/(?!site-packages/|dist-packages/)"
+    r"|(?:^|/)profiler_wrapper/(?:capture/|\w+\.py)"
+)
 _PLUMBING = ("torch/nn/modules/module.py", "torch/nn/modules/container.py", "torch/utils/_", "torch/_", "torch/fx/")
 
 
@@ -47,10 +50,10 @@ def place(stack: Stack) -> Place:
         return Place(NO_LINE, metadata=stack.metadata)
     files = [frame.file.replace("\\", "/") for frame in python]
     torch = [match[1] if (match := _TORCH.search(file)) else "" for file in files]
-    outside = [i for i, file in enumerate(files) if not torch[i] and not _is_plumbing(file)]
+    outside = [i for i, file in enumerate(files) if not torch[i] and not _NOBODYS.search(file)]
     own = next((i for i in outside if not _INSTALLED.match(files[i])), None)
-    below = outside[0] if outside else 0
-    line, caller = _text(python[below]), _text(python[own]) if own is not None else ""
+    below, texts = outside[0] if outside else 0, [*map(_text, python)]
+    line, caller = texts[below], texts[own] if own is not None else ""
     if source := next((frame.source for frame in python if frame.source), ""):
         file, _, rest = source.rpartition(":")
         line, below = f"{short_file(file)}:{rest}", len(python)
@@ -59,8 +62,8 @@ def place(stack: Stack) -> Place:
     layers = [i for i in forwards if i in outside] or modules
     return Place(
         line=line,
-        inside=_inside(python[:below], files, torch),
-        layer=_text(python[layers[0]]) if layers else "",
+        inside=_inside(texts[:below], files, torch),
+        layer=texts[layers[0]] if layers else "",
         caller=caller if caller != line else "",
         origin=_origin(python, torch),
         metadata=stack.metadata,
@@ -74,21 +77,13 @@ def _is_python(frame: Frame) -> bool:
     return frame.file.endswith((".py", ".ipynb", ".pyx"))
 
 
-def _is_plumbing(file: str) -> bool:
-    patterns = (_STANDARD_LIBRARY, _OWN, _COMPILED)
-    return file.startswith(_GENERATED) or any(pattern.search(file) for pattern in patterns)
-
-
-def _inside(below: Sequence[Frame], files: Sequence[str], torch: Sequence[str]) -> str:
+def _inside(below: Sequence[str], files: Sequence[str], torch: Sequence[str]) -> str:
     """Of the frames below the user's line, the one that says most: a module or an optimizer before any other."""
     telling = [i for i in range(len(below)) if torch[i] and not torch[i].startswith(_PLUMBING)]
     compiled = [i for i in range(len(below)) if _COMPILED.search(files[i])]
     best = [i for i in telling if torch[i].startswith(("torch/nn/modules/", "torch/optim/"))]
-    for chosen in (compiled, best, telling):
-        if chosen:
-            text = _text(below[chosen[0]])
-            return f"compiled code, {text}" if chosen is compiled else text
-    return ""
+    text = next((below[i] for i in (*compiled, *best, *telling)), "")
+    return f"compiled code, {text}" if compiled else text
 
 
 def _origin(python: Sequence[Frame], torch: Sequence[str]) -> Origin:
@@ -115,9 +110,6 @@ def short_file(file: str) -> str:
     return "/".join(file.split("/")[-2:])
 
 
-# -- the rows, in bytes and microseconds since 1970 -------------------------------------------------
-
-
 class Reserved(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Bytes of segments. `reserved` = `allocated` + `awaiting_free` + `free`."""
 
@@ -138,14 +130,14 @@ class PoolMemory(Reserved, frozen=True, kw_only=True, eq=False):
     segments: int
 
 
-class MemoryOwner(msgspec.Struct, frozen=True, kw_only=True):
-    """What one line of code holds at one moment. `frames` is the whole stack of its largest part."""
+class MemoryOwner(msgspec.Struct, frozen=True):
+    """What one line of code holds at one moment. `stack` is the whole one of its largest part."""
 
     place: Place
     size_bytes: int
     blocks: int
     largest_bytes: int
-    frames: tuple[Frame, ...]
+    stack: tuple[Frame, ...]
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,41 +149,36 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     reserved_bytes: int | None
     owners: tuple[MemoryOwner, ...]  # largest first
 
+    @property
+    def unallocated_bytes(self) -> int | None:
+        """Reserved but not allocated then."""
+        return None if self.reserved_bytes is None else max(0, self.reserved_bytes - self.allocated_bytes)
+
 
 class FailedAllocation(msgspec.Struct, frozen=True, kw_only=True):
     """An allocation that could not be met, and what there was at that moment."""
 
     requested_bytes: int
     device_free_bytes: int | None
-    place: Place
+    fragmented: bool  # as much as was asked for was reserved and free, but in pieces
+    line: str  # that asked for it
     moment: Moment
-
-    @property
-    def unallocated_bytes(self) -> int | None:
-        """Reserved but not allocated then."""
-        reserved_bytes = self.moment.reserved_bytes
-        return None if reserved_bytes is None else max(0, reserved_bytes - self.moment.allocated_bytes)
-
-    @property
-    def fragmented(self) -> bool:
-        """As much as was asked for was reserved and free, but in pieces."""
-        return (self.unallocated_bytes or 0) >= self.requested_bytes
 
 
 class MemoryHistory(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A device's history. Courses have one value more than there are entries: the state before the first."""
+    """A device's history. Courses have a value for each state: that before the first entry and those after each."""
 
     entries: int
-    time_us: Int64 | None  # of each entry, since 1970
-    allocated_bytes: Int64  # as asked for
-    reserved_bytes: Int64 | None  # None where it cannot be counted back from the end
     before_bytes: int  # allocated before the first entry
     before_unknown_bytes: int  # of them, what was freed within the history, so that its stack is not known
-    peak: Moment
-    failed: int  # allocations that could not be met
-    failures: tuple[FailedAllocation, ...]  # the last of them, in order
-    bands: tuple[tuple[Place, Int64], ...]  # what the largest owners at `worst` held, by state
     inconsistent: int  # entries and blocks that contradict one another
+    failed: int  # allocations that could not be met
+    peak: Moment
+    failures: tuple[FailedAllocation, ...]  # the last of them, in order
+    time_us: Int64 | None  # since 1970; None where entries do not say, or where the clock went backwards
+    allocated_bytes: Int64  # as asked for
+    reserved_bytes: Int64 | None  # None where it cannot be counted back from the end
+    bands: tuple[tuple[Place, Int64], ...]  # what the largest owners at `worst` held
 
     @property
     def worst(self) -> Moment:
@@ -208,6 +195,7 @@ class DeviceMemory(Reserved, frozen=True, kw_only=True, eq=False):
     pools: tuple[PoolMemory, ...]  # largest first
     owners: tuple[MemoryOwner, ...]  # of what is allocated, largest first; they add up to `allocated_bytes`
     history: MemoryHistory | None  # None: none was recorded
+    layers: list[dict[str, Any]]  # of the owners: see `layer_rows`
 
     @property
     def failure(self) -> FailedAllocation | None:
@@ -215,7 +203,7 @@ class DeviceMemory(Reserved, frozen=True, kw_only=True, eq=False):
         return self.history.failures[-1] if self.history and self.history.failures else None
 
 
-class AllocatorReport(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class AllocatorReport(msgspec.Struct, frozen=True, eq=False):
     """All of a snapshot."""
 
     name: str
@@ -225,19 +213,11 @@ class AllocatorReport(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     notes: tuple[str, ...]
 
 
-# -- lifetimes: what a history says -----------------------------------------------------------------
-
 BEFORE = -1  # the number of the stack of what was allocated before the history and freed within it
-_ALLOC, _FREE_REQUESTED, _FREE_COMPLETED = (ACTIONS.index(name) for name in ACTIONS[:3])
-_GAINS = [ACTIONS.index(name) for name in ("segment_alloc", "segment_map")]
-_LOSSES = [ACTIONS.index(name) for name in ("segment_free", "segment_unmap")]
 
 
-class Lifetimes(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Every allocation that a history or its end knows, as columns. State k is that after k entries.
-
-    Alive in the states `born` <= k < `died`.
-    """
+class Lifetimes(NamedTuple):
+    """Every allocation that a history or its end knows, as columns: alive in the states `born` <= k < `died`."""
 
     born: Int64  # 0 for what was there before the first entry
     died: Int64  # number of entries + 1 for what is alive at the end
@@ -249,59 +229,42 @@ class Lifetimes(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """Bytes alive in the states 0, 1, ..., `states` - 1, of all or of those chosen."""
         change = np.zeros(states + 1, np.int64)
         np.add.at(change, self.born[which], self.size_bytes[which])
-        np.subtract.at(change, np.minimum(self.died, states)[which], self.size_bytes[which])
+        np.subtract.at(change, self.died[which], self.size_bytes[which])
         return np.cumsum(change[:states])
 
 
-def lifetimes(events: AllocatorEvents, segments: Iterable[Segment]) -> Lifetimes:
-    """From the history of a device and its segments at the end.
+def lifetimes(events: Sequence[AllocatorEvent], blocks: Iterable[Block]) -> Lifetimes:
+    """From the history of a device and its blocks at the end.
 
     What is freed without having been allocated was there before; so was what is alive at the end and was never
     allocated. Memory is alive until its free is completed, unless such entries were not recorded.
     """
     end = len(events) + 1
-    completes = bool((events.action == _FREE_COMPLETED).any())
-    free = _FREE_COMPLETED if completes else _FREE_REQUESTED
+    completes = any(event.action == "free_completed" for event in events)
+    free = "free_completed" if completes else "free_requested"
     rows: list[tuple[int, int, int, int]] = []  # the columns of Lifetimes
     live: dict[int, tuple[int, int, int]] = {}  # by address: born, size, stack
     inconsistent = 0
-    columns = (events.action, events.address, events.size_bytes, events.stack)
-    for state, (action, address, size, stack) in enumerate(zip(*(c.tolist() for c in columns), strict=True), 1):
-        if action not in (_ALLOC, free):
+    for state, event in enumerate(events, 1):
+        if event.action not in ("alloc", free):
             continue
-        known = live.pop(address, None)
-        if action == _ALLOC:
-            live[address] = (state, size, stack)
-            inconsistent += known is not None
-        if known is not None:
+        if known := live.pop(event.address, None):
             rows.append((known[0], state, *known[1:]))
-        elif action == free:
-            rows.append((0, state, size, BEFORE))
-    for block in (block for segment in segments for block in segment.blocks):
+        elif event.action == free:
+            rows.append((0, state, event.size_bytes, BEFORE))
+        if event.action == "alloc":
+            live[event.address] = (state, event.size_bytes, event.stack)
+            inconsistent += known is not None
+    for block in blocks:
         if block.state == "free" or (block.state == "awaiting_free" and not completes):
             continue
         born, size, stack = live.pop(block.address, (0, block.requested_bytes, 0))
         rows.append((born, end, size, block.stack or stack))
     rows += [(born, end, size, stack) for born, size, stack in live.values()]  # not freed, and in no block
-    born, died, size_bytes, stacks = np.array(rows, np.int64).reshape(-1, 4).T.copy()
-    inconsistent += len(live)
-    return Lifetimes(born=born, died=died, size_bytes=size_bytes, stack=stacks, inconsistent=inconsistent)
+    born, died, sizes, stacks = np.array(rows, np.int64).reshape(-1, 4).T.copy()
+    return Lifetimes(born, died, sizes, stacks, inconsistent + len(live))
 
 
-def reserved(events: AllocatorEvents, reserved_at_end: int) -> Int64 | None:
-    """Bytes that the allocator holds of the device in the states 0, 1, ..., counted back from the end.
-
-    None where that would be negative: the history is not that of these segments.
-    """
-    sign = np.isin(events.action, _GAINS).astype(np.int64) - np.isin(events.action, _LOSSES)
-    change = np.concatenate([[0], np.cumsum(sign * events.size_bytes)])
-    course: Int64 = reserved_at_end - change[-1] + change
-    return course if course.min() >= 0 else None
-
-
-# -- the report -------------------------------------------------------------------------------------
-
-_OOM = ACTIONS.index("oom")
 _FAILURES = 8  # the last ones, each with its owners
 _BANDS = 6  # owners that the plot shows each in its own colour
 
@@ -313,62 +276,62 @@ def allocator_report(snapshot: MemorySnapshot) -> AllocatorReport:
     for segment in snapshot.segments:
         of_device[segment.device].append(segment)
     numbers = sorted(of_device.keys() | snapshot.events.keys())
-    devices = [_device(number, of_device[number], snapshot.events.get(number), stacks) for number in numbers]
-    return AllocatorReport(
-        name=snapshot.name,
-        file_bytes=snapshot.file_bytes,
-        devices=tuple(sorted(devices, key=lambda one: (one.failure is None, -one.reserved_bytes))),
-        settings=snapshot.settings,
-        notes=(*snapshot.notes, *_notes(devices)),
-    )
+    devices = [_device(number, of_device[number], snapshot.events.get(number, []), stacks) for number in numbers]
+    notes = (*snapshot.notes, *_notes(devices))
+    devices.sort(key=lambda one: (one.failure is None, -one.reserved_bytes))
+    return AllocatorReport(snapshot.name, snapshot.file_bytes, tuple(devices), snapshot.settings, notes)
 
 
 class _Stacks:
     """The places of all stacks, each worked out once, and the owners that follow."""
 
     def __init__(self, snapshot: MemorySnapshot) -> None:
-        self._stacks = snapshot.stacks
-        numbers: dict[Place, int] = {}
-        places = [*map(place, snapshot.stacks), Place(BEFORE_HISTORY)]  # BEFORE is -1: the last
-        self.of_stack = np.array([numbers.setdefault(one, len(numbers)) for one in places], np.int64)
-        self.places = tuple(numbers)
+        self._stacks = (*snapshot.stacks, Stack())  # BEFORE is -1: the last
+        of_stack = [*map(place, snapshot.stacks), Place(BEFORE_HISTORY)]
+        self.places = tuple(dict.fromkeys(of_stack))
+        numbers = {one: number for number, one in enumerate(self.places)}
+        self.numbers = [numbers[one] for one in of_stack]
 
-    def owners(self, stacks: Int64, sizes: Int64) -> tuple[MemoryOwner, ...]:
-        """Largest first; of equal size in the order of their places."""
-        groups: dict[int, list[tuple[int, int]]] = defaultdict(list)  # sizes and stacks
-        for number, size, stack in zip(self.of_stack[stacks].tolist(), sizes.tolist(), stacks.tolist(), strict=True):
-            groups[number].append((size, stack))
+    def owners(self, held: Iterable[tuple[int, int]]) -> tuple[MemoryOwner, ...]:
+        """By the numbers of stacks and sizes. Largest first; of equal size in the order of their places."""
+        groups: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for stack, size in held:
+            groups[self.numbers[stack]].append((stack, size))
         owners = []
         for number, blocks in sorted(groups.items()):
-            largest, example = max(blocks, key=itemgetter(0))
-            owners.append(
-                MemoryOwner(
-                    place=self.places[number],
-                    size_bytes=sum(size for size, _ in blocks),
-                    blocks=len(blocks),
-                    largest_bytes=largest,
-                    frames=self._stacks[example].frames if example >= 0 else (),
-                )
-            )
+            example, largest = max(blocks, key=itemgetter(1))
+            total, frames = sum(size for _, size in blocks), self._stacks[example].frames
+            owners.append(MemoryOwner(self.places[number], total, len(blocks), largest, frames))
         return tuple(sorted(owners, key=lambda owner: -owner.size_bytes))
 
 
-# -- now ------------------------------------------------------------------------------------------
-
-
-def _device(number: int, segments: Sequence[Segment], events: AllocatorEvents | None, stacks: _Stacks) -> DeviceMemory:
-    held = [block for segment in segments for block in segment.blocks if block.state == "allocated"]
-    of_stacks, sizes = (np.array([getattr(one, name) for one in held], np.int64) for name in ("stack", "size_bytes"))
-    sums = _sums(segments)
+def _device(
+    number: int, segments: Sequence[Segment], events: Sequence[AllocatorEvent], stacks: _Stacks
+) -> DeviceMemory:
+    blocks = [block for segment in segments for block in segment.blocks]
+    held = [block for block in blocks if block.state == "allocated"]
+    sums, owners = _sums(segments), stacks.owners((block.stack, block.size_bytes) for block in held)
     return DeviceMemory(
         device=number,
         **sums,
         rounding_bytes=sum(block.size_bytes - block.requested_bytes for block in held),
         blocks=len(held),
         pools=_pools(segments),
-        owners=stacks.owners(of_stacks, sizes),
-        history=_history(events, segments, sums["reserved_bytes"], stacks) if events else None,
+        owners=owners,
+        history=_history(events, blocks, sums["reserved_bytes"], stacks) if events else None,
+        layers=layer_rows(owners),
     )
+
+
+def layer_rows(owners: Iterable[MemoryOwner]) -> list[dict[str, Any]]:
+    """By the line of the innermost `forward`; what has none, by where it came from. Largest first."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for one in owners:
+        layer, origin = one.place.layer if one.place.origin == "forward" else "", one.place.origin
+        row = rows.setdefault((layer, origin), {"layer": layer, "origin": origin, "size_bytes": 0, "blocks": 0})
+        row["size_bytes"] += one.size_bytes
+        row["blocks"] += one.blocks
+    return sorted(rows.values(), key=lambda row: -row["size_bytes"])
 
 
 def _sums(segments: Sequence[Segment]) -> dict[str, int]:
@@ -383,9 +346,8 @@ def _sums(segments: Sequence[Segment]) -> dict[str, int]:
 
 def _pools(segments: Iterable[Segment]) -> tuple[PoolMemory, ...]:
     groups: dict[tuple[tuple[int, int], int, str, bool], list[Segment]] = defaultdict(list)
-    for segment in segments:
-        pool = segment.pool or (0, 0)
-        groups[pool, segment.stream, segment.kind, bool(segment.expandable)].append(segment)
+    for one in segments:
+        groups[one.pool or (0, 0), one.stream, one.kind, bool(one.expandable)].append(one)
     rows = [
         PoolMemory(pool=pool, stream=stream, kind=kind, expandable=expandable, segments=len(members), **_sums(members))
         for (pool, stream, kind, expandable), members in groups.items()
@@ -393,80 +355,74 @@ def _pools(segments: Iterable[Segment]) -> tuple[PoolMemory, ...]:
     return tuple(sorted(rows, key=lambda row: -row.reserved_bytes))
 
 
-# -- before ---------------------------------------------------------------------------------------
-
-
 def _history(
-    events: AllocatorEvents, segments: Sequence[Segment], reserved_bytes: int, stacks: _Stacks
+    events: Sequence[AllocatorEvent], blocks: Iterable[Block], reserved_bytes: int, stacks: _Stacks
 ) -> MemoryHistory:
-    lives = lifetimes(events, segments)
-    states = len(events) + 1
-    allocated, course = lives.allocated(states), reserved(events, reserved_bytes)
-    # None where entries do not say when they were made, or where the clock went backwards.
-    times = events.time_us if (events.time_us > 0).all() and (np.diff(events.time_us) >= 0).all() else None
+    lives, states = lifetimes(events, blocks), len(events) + 1
+    allocated = lives.allocated(states)
+    gains = [event.size_bytes * SEGMENT_SIGNS.get(event.action or "", 0) for event in events]
+    course = reserved_bytes - np.cumsum([0, *gains[::-1]], dtype=np.int64)[::-1]  # counted back from the end
+    of_these_segments = course.min() >= 0
+    times = np.array([events[0].time_us, *(event.time_us for event in events)], np.int64)
+    timed = times[0] > 0 and (np.diff(times) >= 0).all()
 
     def moment(state: int) -> Moment:
         alive = (lives.born <= state) & (state < lives.died)
         return Moment(
             state=state,
-            time_us=int(times[max(0, state - 1)]) if times is not None else None,
+            time_us=int(times[state]) if timed else None,
             allocated_bytes=int(allocated[state]),
-            reserved_bytes=int(course[state]) if course is not None else None,
-            owners=stacks.owners(lives.stack[alive], lives.size_bytes[alive]),
+            reserved_bytes=int(course[state]) if of_these_segments else None,
+            owners=stacks.owners(zip(lives.stack[alive].tolist(), lives.size_bytes[alive].tolist(), strict=True)),
         )
 
-    peak = moment(int(allocated.argmax()))
-    failed = np.flatnonzero(events.action == _OOM)
-    unknown = lives.size_bytes[(lives.born == 0) & (lives.died < states)]
-    failures = tuple(
-        FailedAllocation(
-            requested_bytes=int(events.size_bytes[i]),
-            device_free_bytes=int(free) if (free := events.device_free_bytes[i]) != UNKNOWN else None,
-            place=stacks.places[stacks.of_stack[events.stack[i]]],
-            moment=moment(i + 1),
+    def failure(state: int) -> FailedAllocation:
+        event, then = events[state - 1], moment(state)
+        return FailedAllocation(
+            requested_bytes=event.size_bytes,
+            device_free_bytes=event.device_free_bytes,
+            fragmented=(then.unallocated_bytes or 0) >= event.size_bytes,
+            line=stacks.places[stacks.numbers[event.stack]].line,
+            moment=then,
         )
-        for i in failed[-_FAILURES:].tolist()
-    )
+
+    failed = [state for state, event in enumerate(events, 1) if event.action == "oom"]
+    failures, peak = tuple(map(failure, failed[-_FAILURES:])), moment(int(allocated.argmax()))
+    worst, numbers = failures[-1].moment if failures else peak, np.array(stacks.numbers)[lives.stack]
+    largest = [(one.place, numbers == stacks.places.index(one.place)) for one in worst.owners[:_BANDS]]
     return MemoryHistory(
         entries=len(events),
-        time_us=times,
-        allocated_bytes=allocated,
-        reserved_bytes=course,
         before_bytes=int(allocated[0]),
-        before_unknown_bytes=int(unknown.sum()),
-        peak=peak,
-        failed=len(failed),
-        failures=failures,
-        bands=_bands(lives, failures[-1].moment if failures else peak, stacks, states),
+        before_unknown_bytes=int(lives.size_bytes[(lives.born == 0) & (lives.died < states)].sum()),
         inconsistent=lives.inconsistent,
+        failed=len(failed),
+        peak=peak,
+        failures=failures,
+        time_us=times if timed else None,
+        allocated_bytes=allocated,
+        reserved_bytes=course if of_these_segments else None,
+        bands=tuple((place, lives.allocated(states, which)) for place, which in largest),
     )
 
 
-def _bands(lives: Lifetimes, worst: Moment, stacks: _Stacks, states: int) -> tuple[tuple[Place, Int64], ...]:
-    owners, places = worst.owners[:_BANDS], stacks.of_stack[lives.stack]
-    return tuple((one.place, lives.allocated(states, places == stacks.places.index(one.place))) for one in owners)
-
-
-def _notes(devices: Iterable[DeviceMemory]) -> list[str]:
-    notes = []
+def _notes(devices: Iterable[DeviceMemory]) -> Iterator[str]:
     for one in devices:
         name, history = f"cuda:{one.device}", one.history
         if history is None:
-            notes.append(
+            yield (
                 f"{name} has no history, so there is no peak and no curve: call "
                 "torch.cuda.memory._record_memory_history() before the allocations"
             )
             continue
         if history.before_bytes:
-            notes.append(
+            yield (
                 f"{name}: {history.before_bytes / 2**20:.1f} MiB were allocated before the first of the "
                 f"{history.entries} entries: recording began later, or it dropped its oldest entries (max_entries)"
             )
         if history.inconsistent:
-            notes.append(
+            yield (
                 f"{name}: {history.inconsistent} allocations of the history do not fit what came after: "
                 "entries are missing, or the history ended before the snapshot"
             )
         if history.reserved_bytes is None:
-            notes.append(f"{name}: reserved memory over time is not available: the history is not of these segments")
-    return notes
+            yield f"{name}: reserved memory over time is not available: the history is not of these segments"

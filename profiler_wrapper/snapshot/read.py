@@ -11,34 +11,22 @@ import pickle
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import msgspec
-import numpy as np
 
 from profiler_wrapper.errors import BrokenSnapshot
+from profiler_wrapper.reports.text import clean
 from profiler_wrapper.trace.events import no_garbage_collection
-from profiler_wrapper.trace.recording import Int64
 from profiler_wrapper.units import file_size
 
-# -- what a snapshot holds ------------------------------------------------------------------------
-
-# What an entry of a history says, by the number that stands for it in `AllocatorEvents.action`.
-ACTIONS = (
-    "alloc",
-    "free_requested",
-    "free_completed",
-    "segment_alloc",
-    "segment_free",
-    "segment_map",
-    "segment_unmap",
-    "oom",
-    "snapshot",
-)
-UNKNOWN = -1  # where a time, the address of an entry or the free memory is not given
+# What an entry of a history says was done; of segments, whether the allocator then holds more or less of the device.
+SEGMENT_SIGNS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+ACTIONS = {"alloc", "free_requested", "free_completed", "oom", "snapshot", *SEGMENT_SIGNS}
+UNKNOWN = -1  # where a time or an address is not given
 
 
 class Frame(msgspec.Struct, frozen=True):
@@ -87,21 +75,19 @@ class Stack(msgspec.Struct, frozen=True):
     metadata: str = ""  # of `torch.cuda.memory._set_memory_metadata`
 
 
-class AllocatorEvents(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What a device's allocator did, oldest first, as columns of equal length.
+_OF_EVENT = {"address": "addr", "size_bytes": "size", "device_free_bytes": "device_free", "metadata": "user_metadata"}
 
-    Sizes of alloc and free are those asked for; of an oom too, and its address is UNKNOWN.
-    """
 
-    action: Int64  # into ACTIONS
-    address: Int64
-    size_bytes: Int64
-    device_free_bytes: Int64  # of an oom, else UNKNOWN
-    time_us: Int64  # since 1970, UNKNOWN in old files
-    stack: Int64  # into MemorySnapshot.stacks
+class AllocatorEvent(msgspec.Struct, rename={**_OF_EVENT, "stack": "frames"}):
+    """An entry of a device's history. Sizes of alloc, free and oom are those asked for."""
 
-    def __len__(self) -> int:
-        return len(self.action)
+    action: str | None = None  # of ACTIONS
+    address: _Int = UNKNOWN
+    size_bytes: _Size = 0
+    device_free_bytes: _Int | None = None  # of an oom
+    time_us: _Int = UNKNOWN  # since 1970; not in old files
+    stack: Any = None  # as a block's
+    metadata: str | None = None
 
 
 class MemorySnapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -109,14 +95,12 @@ class MemorySnapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     name: str  # of the file
     file_bytes: int
-    segments: tuple[Segment, ...]
-    events: Mapping[int, AllocatorEvents]  # by device, those with any
+    segments: list[Segment]
+    events: Mapping[int, list[AllocatorEvent]]  # by device, those with any; oldest first
     stacks: tuple[Stack, ...]  # the first is empty
     settings: Mapping[str, str]  # of the allocator, as far as the file has them
     notes: tuple[str, ...]  # what was missing or odd
 
-
-# -- reading a file -------------------------------------------------------------------------------
 
 _MAKE_ONE = "make one with torch.cuda.memory._dump_snapshot(path)"
 _COPY_AGAIN = "Copy it again whole, or write a new one with torch.cuda.memory._dump_snapshot(path)."
@@ -152,34 +136,25 @@ def read_snapshot(path: str | os.PathLike[str]) -> MemorySnapshot:
             if start.startswith(other):
                 raise BrokenSnapshot(f"{path} is no memory snapshot: {what}")
         file.seek(0)
-        return read_pickle(file, status.st_size, path)
-
-
-def read_pickle(file: BinaryIO, file_bytes: int, path: Path) -> MemorySnapshot:
-    """What a file of a snapshot holds; `path` is for its name and for errors.
-
-    Raises:
-        BrokenSnapshot: as `read_snapshot`.
-    """
-    try:
-        with no_garbage_collection(), _limited_memory(file_bytes):
-            return snapshot_of(_PlainUnpickler(file).load(), file_bytes=file_bytes, name=path.name)
-    except MemoryError:
-        much = f"more memory than a snapshot of {file_size(file_bytes)} should, or than there is"
-        error = f"asks for {much}. {_COPY_AGAIN}"
-    except _Refused as refused:
-        error = f"is no readable memory snapshot: {_plain_text(refused)}: refused, none of it was run. {_DO_NOT_OPEN}"
-    except (msgspec.ValidationError, UnicodeEncodeError) as other:  # the latter: a key that is no text
-        error = f"is a pickle, but no memory snapshot: {_plain_text(other)}; {_MAKE_ONE}"
-    except Exception as broken:
-        said = f"{_plain_text(broken)} ({type(broken).__name__})"
-        error = f"is no readable memory snapshot: {said}; it was cut short or damaged. {_COPY_AGAIN}"
+        try:
+            with no_garbage_collection(), _limited_memory(status.st_size):
+                return snapshot_of(_PlainUnpickler(file).load(), file_bytes=status.st_size, name=path.name)
+        except MemoryError:
+            much = f"more memory than a snapshot of {file_size(status.st_size)} should, or than there is"
+            error = f"asks for {much}. {_COPY_AGAIN}"
+        except _Refused as refused:
+            error = f"is no readable memory snapshot: {_said(refused)}: refused, none of it was run. {_DO_NOT_OPEN}"
+        except (msgspec.ValidationError, UnicodeEncodeError) as other_pickle:  # the latter: a key that is no text
+            error = f"is a pickle, but no memory snapshot: {_said(other_pickle)}; {_MAKE_ONE}"
+        except Exception as broken:
+            said = f"{_said(broken)} ({type(broken).__name__})"
+            error = f"is no readable memory snapshot: {said}; it was cut short or damaged. {_COPY_AGAIN}"
     raise BrokenSnapshot(f"{path} {error}")
 
 
-def _plain_text(error: Exception) -> str:
+def _said(error: Exception) -> str:
     """What a file brings into an error must not write to the terminal."""
-    return "".join(char if char.isprintable() and char.isascii() else "?" for char in str(error)[:_LONGEST_TEXT])
+    return clean(str(error)[:_LONGEST_TEXT])
 
 
 class _Refused(pickle.UnpicklingError):
@@ -216,15 +191,12 @@ def _limited_memory(file_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-# -- what torch writes, and what becomes of it ----------------------------------------------------
-
 _STATES = {
     "active_allocated": "allocated",
     "active_pending_free": "awaiting_free",  # as torch writes it
     "active_awaiting_free": "awaiting_free",  # as torch documents it
     "inactive": "free",
 }
-_ACTION_NUMBERS: dict[str | None, int] = {action: number for number, action in enumerate(ACTIONS)}
 _MOST_FRAMES = 512  # of one stack: Python itself stops at 1000 calls
 _SOURCE = re.compile(r'File "([^"\n]+)", line (\d+), in ([^\n]+)')
 
@@ -240,19 +212,9 @@ class _Frames(msgspec.Struct):
     frames: list[_Frame]
 
 
-class _Entry(msgspec.Struct):
-    action: str | None = None
-    addr: _Int = UNKNOWN
-    size: _Size = 0
-    device_free: _Int = UNKNOWN
-    time_us: _Int = UNKNOWN
-    frames: Any = None
-    user_metadata: str | None = None
-
-
 class _Root(msgspec.Struct):
     segments: list[Segment]
-    device_traces: list[list[_Entry]] | None = None
+    device_traces: list[list[AllocatorEvent]] | None = None
     allocator_settings: dict[str, Any] | None = None
 
 
@@ -269,40 +231,45 @@ def snapshot_of(root: Any, *, file_bytes: int, name: str) -> MemorySnapshot:
     if sum(len(segment.blocks) for segment in read.segments) + sum(map(len, traces)) > file_bytes:
         # Each takes a byte at least, unless the file holds them once and names them often.
         raise msgspec.ValidationError("it repeats a few values so often that they are more than the file has bytes")
-    shared = _Shared()
+    stacks, notes = _Stacks(), Counter[str]()
     # torch writes metadata into the history only: the last of an address is that of its block.
-    last = [{one.addr: one.user_metadata or "" for one in trace if one.action == "alloc"} for trace in traces]
+    last = [{one.address: one.metadata or "" for one in trace if one.action == "alloc"} for trace in traces]
     for segment in read.segments:
-        _complete(segment, last[segment.device] if 0 <= segment.device < len(last) else {}, shared)
+        _complete(segment, last[segment.device] if 0 <= segment.device < len(last) else {}, stacks, notes)
+    events = {device: [one for one in trace if one.action in ACTIONS] for device, trace in enumerate(traces) if trace}
+    for event in (event for known in events.values() for event in known):
+        event.stack = stacks.number(event.stack, event.metadata or "")
+    if unknown := sum(map(len, traces)) - sum(map(len, events.values())):
+        notes["entries of the history are of a kind that is not known; they are left out"] = unknown
+    settings = (read.allocator_settings or {}).items()
+    plain = [(key, value) for key, value in settings if type(value) in (bool, str, float, int)]
     return MemorySnapshot(
         name=name,
         file_bytes=file_bytes,
-        segments=tuple(read.segments),
-        events={device: _events(trace, shared) for device, trace in enumerate(traces) if trace},
-        stacks=tuple(shared.stacks),
-        settings=_settings(read.allocator_settings or {}),
-        notes=tuple(f"{count} {what}" for what, count in shared.notes.items()),
+        segments=read.segments,
+        events=events,
+        stacks=tuple(stacks.numbers),
+        settings={key: str(value) for key, value in plain if type(value) is not int or abs(value) < 1 << 63},
+        notes=tuple(f"{count} {what}" for what, count in notes.items()),
     )
 
 
-class _Shared:
+class _Stacks:
     """What blocks and entries have in common, each kept once and known by its number."""
 
     def __init__(self) -> None:
-        self.frames: dict[Frame, Frame] = {}
-        self.stacks: dict[Stack, int] = {Stack(): 0}
-        self.notes: Counter[str] = Counter()
-        self._stacks_by_ids: dict[tuple[str, tuple[int, ...] | None], int] = {}  # of frames as the file shares them
+        self.numbers: dict[Stack, int] = {Stack(): 0}
+        self._frames: dict[Frame, Frame] = {}
+        self._by_ids: dict[tuple[str, tuple[int, ...] | None], int] = {}  # of frames as the file shares them
 
-    def stack(self, frames: Any, metadata: str) -> int:
+    def number(self, frames: Any, metadata: str) -> int:
         frames = frames or []
         same = metadata, tuple(map(id, frames[:_MOST_FRAMES])) if isinstance(frames, list | tuple) else None
-        number = self._stacks_by_ids.get(same)
-        if number is None:
+        if same not in self._by_ids:
             read = msgspec.convert({"frames": frames}, _Frames).frames[:_MOST_FRAMES]
-            stack = Stack(tuple(self.frames.setdefault(one, one) for one in map(_frame, read)), metadata)
-            number = self._stacks_by_ids[same] = self.stacks.setdefault(stack, len(self.stacks))
-        return number
+            stack = Stack(tuple(self._frames.setdefault(one, one) for one in map(_frame, read)), metadata)
+            self._by_ids[same] = self.numbers.setdefault(stack, len(self.numbers))
+        return self._by_ids[same]
 
 
 def _frame(read: _Frame) -> Frame:
@@ -312,36 +279,17 @@ def _frame(read: _Frame) -> Frame:
     return Frame(read.filename or "", read.line or 0, read.name or "", source)
 
 
-def _complete(segment: Segment, metadata: Mapping[int, str], shared: _Shared) -> None:
+def _complete(segment: Segment, metadata: Mapping[int, str], stacks: _Stacks, notes: Counter[str]) -> None:
     """Give its blocks their states, addresses, sizes asked for, and the numbers of their stacks."""
     if sum(block.size_bytes for block in segment.blocks) != segment.size_bytes:
-        shared.notes["segments have blocks that do not add up to their size"] += 1
+        notes["segments have blocks that do not add up to their size"] += 1
     at = segment.address
     for block in segment.blocks:
         if block.state not in _STATES:
-            shared.notes["blocks are in a state that is not known; they count as free"] += 1
+            notes["blocks are in a state that is not known; they count as free"] += 1
         block.state = _STATES.get(block.state, "free")
         block.address = at if block.address == UNKNOWN else block.address
         asked = block.size_bytes if block.requested_bytes == UNKNOWN else min(block.requested_bytes, block.size_bytes)
         block.requested_bytes = 0 if block.state == "free" else asked
-        block.stack = shared.stack(block.stack, metadata.get(block.address, ""))
+        block.stack = stacks.number(block.stack, metadata.get(block.address, ""))
         at += block.size_bytes
-
-
-def _events(trace: Iterable[_Entry], shared: _Shared) -> AllocatorEvents:
-    rows: list[tuple[int, ...]] = []
-    for entry in trace:
-        action = _ACTION_NUMBERS.get(entry.action)
-        if action is None:
-            shared.notes["entries of the history are of a kind that is not known; they are left out"] += 1
-            continue
-        stack = shared.stack(entry.frames, entry.user_metadata or "")
-        rows.append((action, entry.addr, entry.size, entry.device_free, entry.time_us, stack))
-    columns = np.array(rows, np.int64).reshape(-1, len(AllocatorEvents.__struct_fields__)).T
-    return AllocatorEvents(**dict(zip(AllocatorEvents.__struct_fields__, columns.copy(), strict=True)))
-
-
-def _settings(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Those of the allocator's settings that are one value, as text."""
-    plain = {key: value for key, value in settings.items() if type(value) in (bool, str, float, int)}
-    return {key: str(value) for key, value in plain.items() if type(value) is not int or abs(value) < 1 << 63}

@@ -26,7 +26,6 @@ from profiler_wrapper.snapshot.analyse import (
     short_file,
 )
 from profiler_wrapper.snapshot.read import Frame, Stack
-from profiler_wrapper.snapshot.reports import layer_rows
 from snapshots import (
     ADAM_STACK,
     ATTENTION_STACK,
@@ -105,7 +104,7 @@ def test_the_state_at_the_end(by_hand: dict[str, Any]) -> None:
         (1024, "run/model.py:5 __init__", ""),
         (512, "run/model.py:12 forward", "mlp"),
     ]
-    assert [(row["layer"], row["origin"], row["size_bytes"]) for row in layer_rows(one.owners)] == [
+    assert [(row["layer"], row["origin"], row["size_bytes"]) for row in one.layers] == [
         ("", "other", 1024),
         ("run/model.py:12 forward", "forward", 512),
     ]
@@ -132,7 +131,7 @@ def test_what_could_not_be_had(by_hand: dict[str, Any]) -> None:
     failure = one.failure
     assert failure is not None
     assert (failure.requested_bytes, failure.device_free_bytes) == (9000, 50)
-    assert failure.place.line == "run/model.py:31 forward"
+    assert failure.line == "run/model.py:31 forward"
     assert failure.moment.allocated_bytes == 1800
     by_key = {(owner.place.line, owner.place.metadata): owner.size_bytes for owner in failure.moment.owners}
     assert by_key == {
@@ -141,7 +140,7 @@ def test_what_could_not_be_had(by_hand: dict[str, Any]) -> None:
         ("run/model.py:31 forward", ""): 300,
         ("run/model.py:12 forward", "mlp"): 100,
     }
-    assert failure.unallocated_bytes == 6144 - 1800
+    assert failure.moment.unallocated_bytes == 6144 - 1800
     assert not failure.fragmented
 
 
@@ -208,7 +207,7 @@ def test_any_course_of_events_is_followed_exactly(acts: list[tuple[str, int]], e
     for moment in (history.peak, *(failure.moment for failure in history.failures)):
         assert sum(owner.size_bytes for owner in moment.owners) == moment.allocated_bytes
     assert sum(owner.size_bytes for owner in one.owners) == one.allocated_bytes
-    assert sum(row["size_bytes"] for row in layer_rows(one.owners)) == one.allocated_bytes
+    assert sum(row["size_bytes"] for row in one.layers) == one.allocated_bytes
     for name in ("reserved_bytes", "allocated_bytes", "awaiting_free_bytes", "free_bytes"):
         assert sum(getattr(pool, name) for pool in one.pools) == getattr(one, name)
 
@@ -254,7 +253,7 @@ def test_what_was_never_freed_is_what_torchs_filter_leaves() -> None:
     value = snapshot(training(steps=4), max_entries=200)
     left = _memory_viz.filter_alloc_free_pairs(copy.deepcopy(value))["device_traces"][0]
     found = read(value)
-    lives = lifetimes(found.events[0], found.segments)
+    lives = lifetimes(found.events[0], [block for segment in found.segments for block in segment.blocks])
     alive = (lives.died == len(found.events[0]) + 1) & (lives.born > 0)
     assert sorted(lives.size_bytes[alive].tolist()) == sorted(e["size"] for e in left if e["action"] == "alloc")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copyreg
 import gzip
-import io
 import os
 import pickle
 import resource
 import struct
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 
 from profiler_wrapper.errors import BrokenSnapshot
 from profiler_wrapper.snapshot.analyse import allocator_report
-from profiler_wrapper.snapshot.read import ACTIONS, Stack, read_pickle, read_snapshot
+from profiler_wrapper.snapshot.read import Stack, read_snapshot
 from snapshots import MAIN, MIB, MLP_STACK, FakeAllocator, frame, read, snapshot, training
 
 
@@ -34,9 +34,12 @@ WHOLE = pickle.dumps(small())
 
 
 def error_of(data: bytes) -> str:
-    with pytest.raises(BrokenSnapshot) as caught:
-        read_pickle(io.BytesIO(data), len(data), Path("a.pickle"))
-    return str(caught.value).removeprefix("a.pickle ")
+    with tempfile.NamedTemporaryFile(suffix=".pickle") as file:
+        file.write(data)
+        file.flush()
+        with pytest.raises(BrokenSnapshot) as caught:
+            read_snapshot(file.name)
+    return str(caught.value).removeprefix(f"{file.name} ")
 
 
 class Calls:
@@ -146,7 +149,7 @@ def test_a_small_file_that_asks_for_much_is_an_error(data: bytes, says: str, tmp
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_a_snapshot_cut_anywhere_is_a_clean_error(protocol: int) -> None:
     whole = pickle.dumps(small(), protocol=protocol)
-    for length in range(len(whole)):
+    for length in range(1, len(whole)):
         assert "cut short or damaged" in error_of(whole[:length])
 
 
@@ -256,10 +259,10 @@ def test_segments_blocks_and_stacks_are_read_as_written() -> None:
     assert (first.size_bytes, first.requested_bytes, first.state) == (1024, 1000, "allocated")
     stack = found.stacks[first.stack].frames
     assert [one.name for one in stack] == ["forward", "_call_impl", "forward", "_call_impl", "main"]
-    assert [ACTIONS[i] for i in found.events[0].action] == [
+    assert [one.action for one in found.events[0]] == [
         "segment_alloc", "alloc", "segment_alloc", "alloc", "free_requested", "free_completed",
     ]  # fmt: skip
-    assert found.events[0].size_bytes.tolist() == [2 * MIB, 1000, 4 * MIB, 3 * MIB, 3 * MIB, 3 * MIB]
+    assert [one.size_bytes for one in found.events[0]] == [2 * MIB, 1000, 4 * MIB, 3 * MIB, 3 * MIB, 3 * MIB]
     assert found.settings["expandable_segments"] == "False"
     assert found.notes == ()
 
@@ -278,7 +281,7 @@ def test_a_stack_may_be_shared_by_more_entries_than_the_file_has_bytes_for() -> 
     value["device_traces"] = [[{"action": "alloc", "addr": i, "size": 1, "frames": deep} for i in range(5000)]]
     found = read(value)
     assert found.file_bytes < 100 * 5000
-    assert {len(found.stacks[number].frames) for number in found.events[0].stack} == {100}
+    assert {len(found.stacks[number].frames) for number in {one.stack for one in found.events[0]}} == {100}
 
 
 def test_a_bare_list_of_segments_is_read() -> None:
@@ -339,8 +342,5 @@ def test_a_file_holds_what_was_pickled(protocol: int, tmp_path: Path) -> None:
     path.write_bytes(pickle.dumps(value, protocol=protocol) + struct.pack("<I", 0))
     found, expected = read_snapshot(path), read(value)
     assert (found.name, found.file_bytes) == ("a.pickle", path.stat().st_size)
-    for name in ("segments", "stacks", "settings", "notes"):
+    for name in ("segments", "events", "stacks", "settings", "notes"):
         assert getattr(found, name) == getattr(expected, name)
-    assert found.events.keys() == expected.events.keys()
-    for name in found.events[0].__struct_fields__:
-        assert getattr(found.events[0], name).tolist() == getattr(expected.events[0], name).tolist()
