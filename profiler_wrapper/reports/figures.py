@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# --------------------------------------------------------------------------------------------------
 # The colours of classes of events, parts of a step, phases, kinds of layers and categories of memory: one for each in
 # every picture and page.
 #
@@ -149,6 +148,12 @@ def head(figure: Figure, title: str) -> None:
     figure.suptitle(literal(title), fontsize=(FONT_SIZE + 3) * min(1.0, fitting), fontweight="bold")
 
 
+def foot(figure: Figure, text: str, *, size: int = FONT_SIZE) -> None:
+    """What stands below a whole figure, if anything."""
+    if text:
+        figure.supxlabel(literal(text), fontsize=size)
+
+
 def literal(text: str) -> str:
     """`text` as it stands: on one line, and no part of it read as a formula."""
     return "\n".join(clean(line, unicode=True) for line in text.split("\n")).replace("$", r"\$")
@@ -160,8 +165,7 @@ def prepare(axes: Axes, *, ylabel: str) -> None:
     axes.tick_params(labelsize=FONT_SIZE - 1)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def draw_bars(
@@ -199,20 +203,12 @@ def legend_above(axes: Axes, title: str) -> None:
     if not handles:
         entitle(axes, title)
         return
-    entries = sorted(zip(handles, labels, strict=True), key=lambda entry: isinstance(entry[0], Line2D))
+    lines_last = sorted(zip(handles, labels, strict=True), key=lambda entry: isinstance(entry[0], Line2D))
     width_in = axes.figure.get_figwidth()  # type: ignore[union-attr]
     columns = max(1, int((width_in - 1.2) / (0.6 + 0.075 * max(map(len, labels)))))
-    axes.legend(
-        [handle for handle, _ in entries],
-        [label for _, label in entries],
-        loc="lower left",
-        bbox_to_anchor=(-0.005, 1.0),
-        ncols=min(len(labels), columns),
-        frameon=False,
-        fontsize=FONT_SIZE - 1,
-        borderaxespad=0.2,
-        columnspacing=1.4,
-    )
+    axes.legend(*zip(*lines_last, strict=True), loc="lower left", bbox_to_anchor=(-0.005, 1.0),
+                ncols=min(len(labels), columns), frameon=False, fontsize=FONT_SIZE - 1, borderaxespad=0.2,
+                columnspacing=1.4)  # fmt: skip
     rows = -(-len(labels) // columns)
     entitle(axes, title, pad=8 + 16 * rows)
 
@@ -282,7 +278,6 @@ def _last_parts(layer: str) -> str:
     return ".".join([*before.rpartition(".")[2:], last]) if last.isdigit() and before else last
 
 
-# --------------------------------------------------------------------------------------------------
 # The colours of the rings of a sunburst.
 
 PLAIN = "#c3c8cf"  # of a name that only holds others

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-# --------------------------------------------------------------------------------------------------
 # A picture of memory over time: the categories stacked, the phases below them, the peak and who holds it.
 
 _WIDTH_BARS = 75  # a figure as wide as one of so many bars
@@ -100,7 +99,7 @@ def draw_categories(analysis: Analysis, path: str | os.PathLike[str]) -> None:
     figures.from_zero(axes)
     axes.set_ylim(top=axes.get_ylim()[1] * _HEADROOM)
     figures.legend_above(axes, f"Allocated on {use.device}, stacked by category")
-    figure.supxlabel(figures.literal(peak_text(use)), fontsize=figures.FONT_SIZE)
+    figures.foot(figure, peak_text(use))
     figures.save(figure, path)
 
 
@@ -181,8 +180,7 @@ def _draw_phases(axes: Axes, use: MemoryUse, begin_ns: int) -> list[Phase]:
     width_ms = max(1, end_ns - begin_ns) / 1e6
     axes.set_ylim(0, 1)
     axes.set_yticks([])
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(labelsize=figures.FONT_SIZE - 1)
     axes.set_xlabel("ms since the first allocation that was recorded", fontsize=figures.FONT_SIZE)
     phases = list(dict.fromkeys(phase for phase, *_ in spans))
@@ -199,7 +197,6 @@ def _draw_phases(axes: Axes, use: MemoryUse, begin_ns: int) -> list[Phase]:
     return [phase for phase in phases if phase not in named]
 
 
-# --------------------------------------------------------------------------------------------------
 # What stands under the time plot, and time per step, as numbers.
 
 
@@ -272,7 +269,6 @@ def step_lines(analysis: Analysis) -> StepLines:
     )
 
 
-# --------------------------------------------------------------------------------------------------
 # The panels of the time plot: layers, steps, and what is followed by name.
 
 _GREY = "#999999"
@@ -302,11 +298,10 @@ def draw_layers(axes: Axes, analysis: Analysis, bars: Sequence[LayerBar], width_
 def _draw_rest(axes: Axes, times_ms: Sequence[float], places: Sequence[float], top: float) -> None:
     """A grey bar for each, with its number; one that is too high is cut, and an arrow says so."""
     apart = places[1] - places[0] if len(places) > 1 else 1.0
-    for place, time_ms in zip(places, times_ms, strict=True):
-        axes.bar(place, min(time_ms, top), 0.8 * apart, color=_GREY)
-        text = f"{time_ms:.3f}" + (" \N{UPWARDS ARROW}" if time_ms > top else "")
-        axes.annotate(text, (place, min(time_ms, top)), xytext=(0, 2), textcoords="offset points", ha="center",
-                      va="bottom", fontsize=figures.FONT_SIZE - 3)  # fmt: skip
+    heights = [min(time_ms, top) for time_ms in times_ms]
+    texts = [f"{time_ms:.3f}" + " \N{UPWARDS ARROW}" * (time_ms > top) for time_ms in times_ms]
+    bars = axes.bar(places, heights, 0.8 * apart, color=_GREY)
+    axes.bar_label(bars, texts, padding=2, fontsize=figures.FONT_SIZE - 3)
 
 
 def _over(analysis: Analysis) -> str:
@@ -355,7 +350,7 @@ def draw_followed(axes: Axes, series: Sequence[Followed], steps: Sequence[int]) 
     by_step = all(len(one.values) == len(steps) for one in series)
     colors = [*figures.PHASE_COLORS.values(), *figures.ATTENTION_COLORS]
     for i, one in enumerate(series):
-        heights = [math.nan if value is None else value for value in one.values]
+        heights = np.array(one.values, np.float64)  # None: not a number
         places = steps if by_step else range(len(heights))
         axes.plot(places, heights, ("-o", "--s", ":D")[i % 3], color=colors[(i * 3) % len(colors)],
                   markersize=figures.mark_size(len(heights)),
@@ -398,7 +393,7 @@ def draw_time(analysis: Analysis, path: str | os.PathLike[str]) -> None:
         draw_steps(axes[1], lines)
     for panel, group in zip(axes[panels - len(groups) :], groups, strict=True):
         draw_followed(panel, group[:_MOST_FOLLOWED], lines.steps)
-    figure.supxlabel(figures.literal(caption(analysis, bars)), fontsize=figures.FONT_SIZE)
+    figures.foot(figure, caption(analysis, bars))
     figures.save(figure, path)
 
 
@@ -427,11 +422,10 @@ def draw_memory(analysis: Analysis, path: str | os.PathLike[str]) -> None:
         axes[1].set_ylim(0, max(heights) * 1.05 or 1)
         figures.name_layers(axes[1], [bar.layer for bar in retained], figure.get_figwidth())
         figures.legend_above(axes[1], f"Retained: allocated in the layer and {why_retained(analysis)}, mean per call")
-    notes = ["reserved: not available"] if all(bar.reserved_mib is None for bar in known) else []
+    notes = ["reserved: not available"] * all(bar.reserved_mib is None for bar in known)
     if analysis.time_basis == "cpu":
         notes.append("on a CPU, of what was there before only what model and optimizers held counts")
-    if notes:
-        figure.supxlabel(figures.literal("; ".join(notes)), fontsize=figures.FONT_SIZE)
+    figures.foot(figure, "; ".join(notes))
     figures.save(figure, path)
 
 

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-# --------------------------------------------------------------------------------------------------
 # Names beside the points of a plot that lie on nothing else.
 
 _GAP = 4.0  # points between a mark and its name
@@ -62,17 +61,10 @@ def name_points(axes: Axes, points: Sequence[tuple[float, float, float, str]]) -
         taken.append(Bbox([centre - around, centre + around]))
     inside = axes.get_window_extent()
     for x, y, radius, name in points:
+        apart = radius + _GAP
         for (across, up), (ha, va) in _BESIDE.items():
-            text = axes.annotate(
-                name,
-                (x, y),
-                (across * (radius + _GAP), up * (radius + _GAP)),
-                textcoords="offset points",
-                ha=ha,
-                va=va,
-                fontsize=figures.FONT_SIZE - 1,
-                zorder=4,
-            )
+            text = axes.annotate(name, (x, y), (across * apart, up * apart), textcoords="offset points", ha=ha, va=va,
+                                 fontsize=figures.FONT_SIZE - 1, zorder=4)  # fmt: skip
             box = text.get_window_extent()
             if inside.x0 <= box.x0 and box.x1 <= inside.x1 and not box.count_overlaps(taken):
                 taken.append(box)
@@ -80,7 +72,6 @@ def name_points(axes: Axes, points: Sequence[tuple[float, float, float, str]]) -
             text.remove()
 
 
-# --------------------------------------------------------------------------------------------------
 # What the roofline plot shows, as numbers: parts of the model in each phase, and the roofs above them. No drawing.
 
 _NUMBER = re.compile(r"(?:^|(?<=[._]))\d+(?=\.|$)")  # of a layer among its like, as a part of its name
@@ -159,8 +150,7 @@ def roofline(analysis: Analysis) -> Roofline:
     total_ns = sum(point.time_ns for point in points)
     long_enough = [point for point in points if point.time_ns > _LEAST_TIME * total_ns]
     peaks = analysis.utilization.peaks if analysis.utilization is not None else None
-    known = {} if peaks is None else {dtype: peak_of(peaks, dtype) for dtype in main_dtypes(analysis)}
-    roofs = {dtype: peak for dtype, peak in known.items() if peak}
+    roofs = {dtype: peak for dtype in main_dtypes(analysis) if peaks and (peak := peak_of(peaks, dtype))}
     return Roofline(
         points=tuple(sorted(long_enough, key=lambda point: -point.time_ns)),
         flops_per_s=dict(sorted(roofs.items(), key=lambda entry: -entry[1])),
@@ -244,8 +234,7 @@ def draw_roofline(analysis: Analysis, path: str | os.PathLike[str]) -> None:
         _draw_bars(axes[1], bars, analysis)
     notes = use_lines(analysis, _LONGEST_NOTE) if what.flops_per_s else textwrap.wrap(HOW_TO_GET_PEAKS, _LONGEST_NOTE)
     notes += textwrap.wrap(not_shown(what, analysis), _LONGEST_NOTE)
-    if notes:
-        figure.supxlabel(figures.literal("\n".join(notes)), fontsize=figures.FONT_SIZE - 1)
+    figures.foot(figure, "\n".join(notes), size=figures.FONT_SIZE - 1)
     layout = figure.get_layout_engine()
     assert layout is not None
     layout.execute(figure)  # sizes of texts are known from here on
@@ -276,9 +265,6 @@ def not_shown(what: Roofline, analysis: Analysis) -> str:
     return f"not shown: {'; '.join(parts)}{because}"
 
 
-# --- the roofs ----------------------------------------------------------------------------------
-
-
 def _draw_roofs(axes: Axes, what: Roofline, points: Sequence[Point]) -> None:
     figures.prepare(axes, ylabel="FLOP/s (what a causal mask hides left out)")
     axes.set_xscale("log")
@@ -288,20 +274,16 @@ def _draw_roofs(axes: Axes, what: Roofline, points: Sequence[Point]) -> None:
     _set_limits(axes, what, points)
     for dtype, peak in what.flops_per_s.items():
         _draw_roof(axes, dtype, peak, what.bytes_per_s)
-    sizes = _sizes(points)
-    for point, size in zip(points, sizes, strict=True):  # the longest first, so that short ones lie on top
-        color = KIND_COLORS.get(point.kind, OTHER_KIND)
-        axes.scatter(
-            *_coordinates(point),
-            s=size,
-            marker=_MARKERS.get(point.phase, "X"),
-            facecolor=color if point.phase in FORWARD_PHASES else "white",
-            edgecolor=color,
-            linewidth=1.8,
-            alpha=0.85,
-            zorder=3,
-        )
+    for point, size in zip(points, _sizes(points), strict=True):  # the longest first, so that short ones lie on top
+        axes.scatter(*_coordinates(point), s=size, linewidth=1.8, alpha=0.85, zorder=3,
+                     **_mark(point.phase, KIND_COLORS.get(point.kind, OTHER_KIND)))  # fmt: skip
     _legend(axes, points, roofs=bool(what.flops_per_s))
+
+
+def _mark(phase: Phase, color: str) -> dict[str, Any]:
+    """How a phase is marked: those of the forward filled, the others by their edge."""
+    filled = color if phase in FORWARD_PHASES else "white"
+    return {"marker": _MARKERS.get(phase, "X"), "facecolor": filled, "edgecolor": color}
 
 
 def _sizes(points: Sequence[Point]) -> list[float]:
@@ -312,11 +294,10 @@ def _sizes(points: Sequence[Point]) -> list[float]:
 
 def _set_limits(axes: Axes, what: Roofline, points: Sequence[Point]) -> None:
     """Room for all points, and for the ridge of the highest roof."""
-    across = [point.flops_per_byte for point in points if point.flops_per_byte]
-    up = [point.flops_per_s for point in points if point.flops_per_s]
+    across, up = map(list, zip(*map(_coordinates, points), strict=True))
     if what.flops_per_s and what.bytes_per_s:
         across += [peak / what.bytes_per_s for peak in what.flops_per_s.values()]
-    up += list(what.flops_per_s.values())
+    up += what.flops_per_s.values()
     axes.set_xlim(min(across) / 4, max(across) * 6)
     axes.set_ylim(min(up) / 4, max(up) * 2.5)
 
@@ -330,38 +311,25 @@ def _draw_roof(axes: Axes, dtype: str, peak: float, bytes_per_s: float | None) -
     names = [(f"{flop_rate(peak)} {dtype}".rstrip(), right, peak)]
     if bytes_per_s and ridge > left:
         start = max(left, low / bytes_per_s)
+        middle = math.sqrt(start * ridge)
         axes.plot([start, ridge], [start * bytes_per_s, peak], **line)
-        names.append(
-            (f"{bytes_per_s / 1e9:.4g} GB/s", math.sqrt(start * ridge), math.sqrt(start * ridge) * bytes_per_s)
-        )
+        names.append((f"{bytes_per_s / 1e9:.4g} GB/s", middle, middle * bytes_per_s))
     for name, x, y in names:
-        axes.annotate(
-            name, (x, y), (-4, 4), textcoords="offset points", ha="right", va="bottom", fontsize=figures.FONT_SIZE
-        )
+        axes.annotate(name, (x, y), (-4, 4), textcoords="offset points", ha="right", va="bottom",
+                      fontsize=figures.FONT_SIZE)  # fmt: skip
 
 
 def _legend(axes: Axes, points: Sequence[Point], *, roofs: bool) -> None:
     from matplotlib.lines import Line2D
 
-    phases = list(dict.fromkeys(point.phase for point in points))
-    kinds = list(dict.fromkeys(point.kind if point.kind in KIND_COLORS else "other" for point in points))
-    handles = [
-        Line2D(
-            [],
-            [],
-            linestyle="",
-            marker=_MARKERS.get(phase, "X"),
-            markersize=8,
-            markerfacecolor=figures.INK if phase in FORWARD_PHASES else "white",
-            markeredgecolor=figures.INK,
-            label=phase,
-        )
-        for phase in phases
-    ]
-    handles += [
-        Line2D([], [], linestyle="", marker="o", markersize=8, color=KIND_COLORS.get(kind, OTHER_KIND), label=kind)
-        for kind in kinds
-    ]
+    def shown(label: str, marker: str, fill: str, edge: str) -> Line2D:
+        return Line2D([], [], linestyle="", marker=marker, markersize=8, markerfacecolor=fill, markeredgecolor=edge,
+                      label=label)  # fmt: skip
+
+    phases = dict.fromkeys(point.phase for point in points)
+    kinds = dict.fromkeys(point.kind if point.kind in KIND_COLORS else "other" for point in points)
+    handles = [shown(phase, *_mark(phase, figures.INK).values()) for phase in phases]
+    handles += [shown(kind, "o", color, color) for kind in kinds if (color := KIND_COLORS.get(kind, OTHER_KIND))]
     # Nothing is above the roofs: at the upper left the legend hides no point.
     axes.legend(handles=handles, loc="upper left" if roofs else "best", fontsize=figures.FONT_SIZE - 1, ncols=2)
     figures.entitle(axes, "How fast each part works (like layers together; the larger, the more time)")
@@ -373,9 +341,6 @@ def _coordinates(point: Point) -> tuple[float, float]:
 
 def _name(point: Point) -> str:
     return figures.literal(shorten(clean(point.name, unicode=True), _LONGEST_NAME))
-
-
-# --- the times ----------------------------------------------------------------------------------
 
 
 def _draw_bars(axes: Axes, points: Sequence[Point], analysis: Analysis) -> None:

@@ -253,8 +253,7 @@ def draw_snapshot(report: AllocatorReport, path: str | os.PathLike[str]) -> None
     _draw_history(axes, one.history)
     said = failure_line(one) or f"cuda:{one.device}: allocated memory, as asked for, by line (sizes: at the peak)"
     figures.legend_above(axes, "\n".join(fill(text, _TITLE_LETTERS) for text in (said, cure(one, report)) if text))
-    if notes:
-        figure.supxlabel(figures.literal("\n".join(notes)), fontsize=figures.FONT_SIZE - 1)
+    figures.foot(figure, "\n".join(notes), size=figures.FONT_SIZE - 1)
     figures.save(figure, path)
 
 
