@@ -29,7 +29,7 @@ from profiler_wrapper.analysis.memory.use import memory_use
 from profiler_wrapper.analysis.model import MemoryUse
 from profiler_wrapper.trace.reader import read
 from profiler_wrapper.trace.recording import MemoryEvents, Recording, Spans
-from profiler_wrapper.trace.run_directory import HeldTensor, Holding
+from profiler_wrapper.trace.run_file import HeldTensor, Holding
 
 DEFAULT = shared_traces.TRACES / "ddp_training_with_memory.pt.trace.json.gz"
 OPTIMIZER_STEP = "Optimizer.step#"

@@ -19,7 +19,7 @@ from profiler_wrapper.capture.torch_state import OptimizerSteps, profiler_is_on,
 from profiler_wrapper.errors import in_a_line, warn
 from profiler_wrapper.run.finishing import Finisher
 from profiler_wrapper.run.options import make_options
-from profiler_wrapper.trace.run_directory import Holding
+from profiler_wrapper.trace.run_file import Holding
 
 _marking: list[LayerMarking] = []  # attached, oldest first
 

@@ -28,7 +28,8 @@ from profiler_wrapper.reports.table import console_table
 from profiler_wrapper.trace.atomic import check_path
 from profiler_wrapper.trace.events import Progress, no_garbage_collection
 from profiler_wrapper.trace.reader import read, read_with_shapes
-from profiler_wrapper.trace.run_directory import RESULT_FILE, find_result, read_json, run_beside, trace_with_shapes
+from profiler_wrapper.trace.run_directory import RESULT_FILE, find_result
+from profiler_wrapper.trace.run_file import read_json, run_beside, trace_with_shapes
 from profiler_wrapper.units import file_size, unicode_terminal
 
 if TYPE_CHECKING:

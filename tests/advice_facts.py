@@ -22,7 +22,7 @@ from profiler_wrapper.analysis.model import Finding
 from profiler_wrapper.analysis.work.peaks import Given
 from profiler_wrapper.result import attribute_trace, work_of_trace
 from profiler_wrapper.trace.recording import Recording, Shapes
-from profiler_wrapper.trace.run_directory import trace_with_shapes
+from profiler_wrapper.trace.run_file import trace_with_shapes
 from profiling import result_of
 from shared_traces import TRACES
 

@@ -38,7 +38,7 @@ from profiler_wrapper.analysis.model import (
 )
 from profiler_wrapper.analysis.work.peaks import Peaks
 from profiler_wrapper.reports.result_json import LISTS, json_name
-from profiler_wrapper.trace.run_directory import Run
+from profiler_wrapper.trace.run_file import Run
 from result_words import (
     NOT_SUMMED,
     SUMMED,

@@ -10,7 +10,7 @@ from profiler_wrapper.analysis.memory.events import device_memory
 from profiler_wrapper.analysis.memory.use import memory_use
 from profiler_wrapper.analysis.model import CATEGORIES, MemoryUse
 from profiler_wrapper.trace.recording import Recording
-from profiler_wrapper.trace.run_directory import read_holdings
+from profiler_wrapper.trace.run_file import read_holdings
 from recordings import Trace, analyse
 
 BASE_NS = 1_700_000_000_000_000_000  # the recording's clock begins here

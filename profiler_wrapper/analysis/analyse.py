@@ -32,7 +32,7 @@ from profiler_wrapper.analysis.work.peaks import Given
 from profiler_wrapper.analysis.work.roofline import WorkCount, work_of_recording
 from profiler_wrapper.errors import attempt, first_few, in_a_line
 from profiler_wrapper.trace.recording import Recording
-from profiler_wrapper.trace.run_directory import Holding, Run, read_holdings
+from profiler_wrapper.trace.run_file import Holding, Run, read_holdings
 from profiler_wrapper.trace.spans import ranges
 
 # --------------------------------------------------------------------------------------------------

@@ -30,7 +30,8 @@ from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Category, Int32, Recording, Spans
 
 # --------------------------------------------------------------------------------------------------
-# What a run says of its compiled graphs, read: the kernels of each in order, and where it may run.
+# What a run says of its compiled graphs, by Inductor's cache key: the kernels of each in order, and where it may run.
+# A module without a kernel ran as well, but nothing of it is left. Instead of a graph, why its kernels are not known.
 
 _CALL = re.compile(r"## Call CompiledFxGraph (\S+) ##")
 _LIBRARY = re.compile(r"(?:torch\.ops\.)?(?P<space>\w+)\.(?P<op>\w+)(\.\w+)?")

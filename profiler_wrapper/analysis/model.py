@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_args
 from profiler_wrapper.analysis.call_rows import AdapterRow, ExpertLayerRow, ExpertRow, LayerCall, PartRow
 from profiler_wrapper.analysis.work.peaks import Peaks
 from profiler_wrapper.trace.recording import Int64
-from profiler_wrapper.trace.run_directory import Run
+from profiler_wrapper.trace.run_file import Run
 
 # --------------------------------------------------------------------------------------------------
 # What a training or generating loop is doing while something happens.

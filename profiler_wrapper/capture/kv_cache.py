@@ -16,7 +16,7 @@ import torch
 
 from profiler_wrapper.capture.owned_tensors import dtype_name, plain_parts, tensors_in
 from profiler_wrapper.errors import first_few
-from profiler_wrapper.trace.run_directory import KVCache
+from profiler_wrapper.trace.run_file import KVCache
 
 _CONTEXTS = (4096, 32768, 131072)  # tokens
 _NAMES = ("past_key_values", "cache_params")  # of the argument, and in the output

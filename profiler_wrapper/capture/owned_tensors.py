@@ -22,7 +22,7 @@ from profiler_wrapper.capture.layers import Root, all_modules, module_paths
 from profiler_wrapper.capture.torch_state import in_backward
 from profiler_wrapper.errors import WrongUse, in_a_line
 from profiler_wrapper.trace.marks import ROOT_PATH
-from profiler_wrapper.trace.run_directory import HeldTensor, Holding
+from profiler_wrapper.trace.run_file import HeldTensor, Holding
 
 _PLAIN = frozenset((torch.Tensor, nn.Parameter))
 _MOST_NESTED = 4  # tensors or optimizers that wrap one another, containers in containers

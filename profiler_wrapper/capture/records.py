@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler_wrapper.errors import WrongUse, shown
-from profiler_wrapper.trace.run_directory import Holding, KVCache
+from profiler_wrapper.trace.run_file import Holding, KVCache
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from profiler_wrapper.capture.layers import Stage, all_modules, all_parameters
 from profiler_wrapper.capture.owned_tensors import dtype_name
 from profiler_wrapper.capture.records import DIMENSIONS, WRITTEN_ALWAYS, RunInfo, in_order
 from profiler_wrapper.errors import shown
-from profiler_wrapper.trace.run_directory import attempt_number
+from profiler_wrapper.trace.launch import attempt_number
 
 # Variables that hold rank, size of the job and rank on its host, of torchrun, SLURM, Open MPI, other launchers of MPI.
 _LAUNCHERS = (

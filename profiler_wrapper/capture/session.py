@@ -35,7 +35,7 @@ from profiler_wrapper.capture.torch_state import (
 from profiler_wrapper.errors import in_a_line
 from profiler_wrapper.trace.joined import JoinedTrace
 from profiler_wrapper.trace.marks import GARBAGE
-from profiler_wrapper.trace.run_directory import Holding
+from profiler_wrapper.trace.run_file import Holding
 from profiler_wrapper.trace.spans import ranges
 
 # Most of what is used here has no types.

@@ -208,7 +208,8 @@ def find_source(path: Path, *, peaks: str | None = None, rank: int | None = None
 
 def trace_of(source: Path, result: ProfileResult) -> Path | None:
     """The trace of a result, which was read from it or from what was written beside it; None where it is gone."""
-    from profiler_wrapper.trace.run_directory import RESULT_FILE, trace_beside
+    from profiler_wrapper.trace.run_directory import RESULT_FILE
+    from profiler_wrapper.trace.run_file import trace_beside
 
     return trace_beside(source.parent, result.run) if source.name == RESULT_FILE else source
 

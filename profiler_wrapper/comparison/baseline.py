@@ -25,7 +25,7 @@ from profiler_wrapper.reports.describe import peak_bytes
 from profiler_wrapper.reports.result_json import from_dict, to_dict
 from profiler_wrapper.result import load
 from profiler_wrapper.trace.atomic import replacing
-from profiler_wrapper.trace.run_directory import read_json
+from profiler_wrapper.trace.run_file import read_json
 
 LEAST_SHARE = 0.004  # of a step: the time of a layer that takes less is not judged by itself
 _MOST_BREAKS = 10

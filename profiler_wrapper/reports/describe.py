@@ -15,7 +15,7 @@ from profiler_wrapper.analysis.statistics import number_ranges
 from profiler_wrapper.analysis.steps import step_times_ns
 from profiler_wrapper.analysis.work.roofline import peak_of
 from profiler_wrapper.reports.text import AT_LEAST, cells, clean, shorten
-from profiler_wrapper.trace.run_directory import KVCacheLayers
+from profiler_wrapper.trace.run_file import KVCacheLayers
 from profiler_wrapper.units import TIME_NAMES, file_size
 
 _LONGEST_NAME = 36

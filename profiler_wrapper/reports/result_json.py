@@ -49,7 +49,7 @@ from profiler_wrapper.analysis.model import (
 )
 from profiler_wrapper.errors import BrokenTrace, MissingPackage, WrongUse, shown
 from profiler_wrapper.trace.atomic import replacing
-from profiler_wrapper.trace.run_directory import check_run
+from profiler_wrapper.trace.run_file import check_run
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -19,9 +19,9 @@ from profiler_wrapper.reports.page import write_page
 from profiler_wrapper.reports.write import REPORTS, ReportFile
 from profiler_wrapper.result import ProfileResult
 from profiler_wrapper.run.options import FILES, Options
-from profiler_wrapper.trace.atomic import replacing
+from profiler_wrapper.trace.atomic import move, replacing
 from profiler_wrapper.trace.lanes import LaneSpan, splice_lanes
-from profiler_wrapper.trace.run_directory import RunDirectory, carry, href
+from profiler_wrapper.trace.run_directory import RunDirectory, href
 from profiler_wrapper.units import file_size
 
 SMALL_SET = frozenset({"result"})
@@ -95,18 +95,25 @@ class WindowFiles:
     def _take_away(self, source: RunDirectory, target: RunDirectory) -> None:
         """What this window wrote, to where the run is kept; what cannot be taken there stays, with a warning."""
         local = [path for path in self._written if path.is_relative_to(source.root)]
-        carried = carry(local, source.root, target.root)
-        self._written = [path for path in self._written if path not in local] + list(carried.there)
+        self._written = [path for path in self._written if path not in local]
         self._directory = target
-        if not carried.left:
-            return
-        self._whole = False
-        self._attempt("run.json beside them", lambda: source.write_run(self._run, complete=False))
-        count = f"{len(carried.left)} of {len(carried.left) + len(carried.there)} files"
-        warn(
-            f"{count} could not be copied to {target.root} ({carried.problem}). They stay in {source.root} on "
-            f"{self._info.host}: {', '.join(path.name for path in carried.left[:_MOST_NAMES])}"
-        )
+        left: dict[Path, str] = {}  # why
+        for path in local:  # no others: another window may be writing them
+            copy = target.root / path.relative_to(source.root)
+            try:
+                move(path, copy)
+            except OSError as error:
+                left[path] = in_a_line(error)
+            else:
+                self._written.append(copy)
+        if left:
+            self._whole = False
+            self._attempt("run.json beside them", lambda: source.write_run(self._run, complete=False))
+            named = ", ".join(path.name for path in [*left][:_MOST_NAMES])
+            warn(
+                f"{len(left)} of {len(local)} files could not be copied to {target.root} "
+                f"({next(iter(left.values()))}). They stay in {source.root} on {self._info.host}: {named}"
+            )
 
     def _write_trace(
         self, name: str, source: Path | None, lanes: Callable[[], Sequence[LaneSpan]] | None = None

@@ -23,6 +23,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from profiler_wrapper.capture.compiled import graph_breaks
 from profiler_wrapper.capture.records import OutOfMemory, RecordedTrace, RunInfo, Window
 from profiler_wrapper.capture.session import safe_name
@@ -42,7 +44,8 @@ from profiler_wrapper.run.window import (
     lack_of_memory,
 )
 from profiler_wrapper.trace import run_directory
-from profiler_wrapper.trace.run_directory import RunDirectory, holdings_to_list, open_run, remove_empty
+from profiler_wrapper.trace.atomic import remove_empty
+from profiler_wrapper.trace.run_directory import RunDirectory, open_run
 from profiler_wrapper.units import unicode_terminal
 
 _COMMAND = "profiler-wrapper snapshot"
@@ -379,7 +382,7 @@ class Finisher:
             "warnings": notes,
             "layers": list(self._describe()),
             "compiled": attempt("the layers inside compiled code are", self._describe_compiled, nothing, notes),
-            "held": holdings_to_list(main.held),
+            "held": msgspec.to_builtins(list(main.held)),
             "graph_breaks": attempt("graph breaks are", graph_breaks, None, notes),
             "cpu_frees_unsure": main.cpu_frees_unsure,
             "frees_unseen": window.frees_unseen,

@@ -36,8 +36,9 @@ from profiler_wrapper.result import ProfileResult, as_result, attribute_trace, w
 from profiler_wrapper.run.files import WindowFiles
 from profiler_wrapper.run.options import Options
 from profiler_wrapper.run.out_of_memory import explain_oom
+from profiler_wrapper.trace.atomic import remove_empty
 from profiler_wrapper.trace.events import no_garbage_collection
-from profiler_wrapper.trace.run_directory import RunDirectory, remove_empty
+from profiler_wrapper.trace.run_directory import RunDirectory
 from profiler_wrapper.units import file_size
 
 # --------------------------------------------------------------------------------------------------

@@ -24,8 +24,9 @@ import torch
 from profiler_wrapper.capture.records import RunInfo
 from profiler_wrapper.capture.runinfo import run_info
 from profiler_wrapper.errors import Notices, WrongUse, occupy_closed_streams, shown
-from profiler_wrapper.trace.run_directory import RUN_NAME_VARIABLE, given_directory, safe_name
-from profiler_wrapper.trace.spans import TimerFiles, claim_timer_files
+from profiler_wrapper.trace.launch import attempt_number
+from profiler_wrapper.trace.run_directory import RUN_NAME_VARIABLE, given_directory, run_roots, safe_name
+from profiler_wrapper.trace.spans import DIRECTORY
 
 SCHEMA_VERSION = 1
 # How a JSON line ends whose time on the device is filled in later; it takes the place of null and the spaces.
@@ -79,16 +80,60 @@ class SpanPlace:
         return safe_name(named, self.prefix) if named else None
 
     def claim(self, owner: Owner) -> TimerFiles:
-        """New files. Raises OSError: they cannot be made."""
-        return claim_timer_files(
+        """Make the two files, empty, where there are none of this rank: nothing is ever written over.
+
+        The run is named as for `open_run`, so that a timer's files lie beside those of the profiles of its job;
+        where the run holds this rank's timer already, it is `<run>-2` and so on.
+
+        Raises OSError: they cannot be made.
+        """
+        info = owner.info
+        file = f"worker{os.getpid()}_of_rank{info.rank}" if owner.worker else f"timer_rank{info.rank}"
+        for run, root in run_roots(
             self.output_dir,
-            rank=owner.info.rank,
-            world_size=owner.info.world_size,
-            run_name=self.run_name,
             prefix=self.prefix,
-            worker=os.getpid() if owner.worker else None,
+            world_size=info.world_size,
+            run_name=self.run_name,
             environment=self.environment,
-        )
+        ):
+            directory = root / DIRECTORY
+            directory.mkdir(parents=True, exist_ok=True)
+            text, lines = directory / f"{file}.log", directory / f"{file}.jsonl"
+            with contextlib.suppress(FileExistsError):
+                lines.touch(exist_ok=False)
+                try:
+                    text.touch(exist_ok=False)
+                except FileExistsError:
+                    lines.unlink()
+                    raise
+                return TimerFiles(run, 0 if root == run else attempt_number(self.environment), text, lines)
+        raise AssertionError("there is always another one")
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFiles:
+    """Two files that nobody else writes.
+
+    Attributes:
+        root: the run's directory.
+        attempt: of an elastic job, from 0.
+        text, lines: the lines that people read, and JSON lines.
+    """
+
+    root: Path
+    attempt: int
+    text: Path
+    lines: Path
+
+    def remove(self) -> None:
+        """Both, and the directories that are empty then. Raises nothing."""
+        with contextlib.suppress(OSError):
+            self.text.unlink(missing_ok=True)
+            self.lines.unlink(missing_ok=True)
+            place = self.text.parent
+            while place != self.root.parent:
+                place.rmdir()
+                place = place.parent
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Writing a file so that it is either whole or not there."""
+"""Writing, or moving, a file so that it is either whole or not there."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import json
 import math
 import os
 import secrets
+import shutil
 import stat
 import zlib
 from collections.abc import Iterator, Mapping
@@ -86,6 +87,22 @@ def _check_end(path: Path) -> None:
     }
     if not whole.get(kind, True):
         raise OSError(f"its end is missing (the last bytes are {shown(end[-12:])}); is the disk full?")
+
+
+def move(file: Path, target: Path) -> None:
+    """Move a file to another disk: it is taken away only after its copy was read back at its end. Raises OSError."""
+    with replacing(target) as beside:
+        shutil.copyfile(file, beside)
+        if beside.stat().st_size != file.stat().st_size:
+            raise OSError(f"{beside.stat().st_size} of {file.stat().st_size} bytes were copied")
+    file.unlink()
+
+
+def remove_empty(directory: Path) -> None:
+    """Take away the directories below `directory` in which nothing is, and itself."""
+    for place, _, _ in os.walk(directory, topdown=False):
+        with contextlib.suppress(OSError):
+            os.rmdir(place)
 
 
 def json_bytes(value: Any) -> bytes:

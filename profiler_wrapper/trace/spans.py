@@ -1,18 +1,13 @@
-"""Named spans of time of many ranks: their ranks, kinds, columns, and the files of a rank's timer."""
+"""Named spans of time of many ranks: their ranks, kinds and columns."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import lru_cache
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from profiler_wrapper.errors import WrongUse, first_few, shown
-from profiler_wrapper.trace.run_directory import attempt_number, run_roots
 
 # --------------------------------------------------------------------------------------------------
 # Ranks as numbers: lists of them as people write them, and which of a job's are missing.
@@ -259,72 +254,5 @@ RANK_COLUMNS: Final = {
 }
 
 
-# --------------------------------------------------------------------------------------------------
-# The files of a rank's timer: `<run>/[attempt<N>/]timers/timer_rank<k>.log`, and `.jsonl` beside it.
-
+# Of a run's directory, or that of an attempt in it: the files of the ranks' timers, `timer_rank<k>.log` and `.jsonl`.
 DIRECTORY = "timers"
-
-
-@dataclass(frozen=True, slots=True)
-class TimerFiles:
-    """Two files that nobody else writes.
-
-    Attributes:
-        root: the run's directory.
-        attempt: of an elastic job, from 0.
-        text, lines: the lines that people read, and JSON lines.
-    """
-
-    root: Path
-    attempt: int
-    text: Path
-    lines: Path
-
-    def remove(self) -> None:
-        """Both, and the directories that are empty then. Raises nothing."""
-        with contextlib.suppress(OSError):
-            self.text.unlink(missing_ok=True)
-            self.lines.unlink(missing_ok=True)
-            place = self.text.parent
-            while place != self.root.parent:
-                place.rmdir()
-                place = place.parent
-
-
-def claim_timer_files(
-    output_dir: str | os.PathLike[str],
-    *,
-    rank: int = 0,
-    world_size: int = 1,
-    run_name: str | None = None,
-    prefix: str = "profile",
-    worker: int | None = None,
-    environment: Mapping[str, str] = os.environ,
-    now: float | None = None,
-) -> TimerFiles:
-    """Make the two files, empty, where there are none of this rank: nothing is ever written over.
-
-    The run is named as for `open_run`, so that a timer's files lie beside those of the profiles of its job;
-    where the run holds this rank's timer already, it is `<run>-2` and so on.
-
-    Args:
-        worker: the number of a process that belongs to the rank and is none, as one that loads its data.
-
-    Raises OSError: they cannot be made.
-    """
-    file = f"timer_rank{rank}" if worker is None else f"worker{worker}_of_rank{rank}"
-    for run, root in run_roots(
-        output_dir, prefix=prefix, world_size=world_size, run_name=run_name, environment=environment, now=now
-    ):
-        directory = root / DIRECTORY
-        directory.mkdir(parents=True, exist_ok=True)
-        text, lines = directory / f"{file}.log", directory / f"{file}.jsonl"
-        with contextlib.suppress(FileExistsError):
-            lines.touch(exist_ok=False)
-            try:
-                text.touch(exist_ok=False)
-            except FileExistsError:
-                lines.unlink()
-                raise
-            return TimerFiles(run, 0 if root == run else attempt_number(environment), text, lines)
-    raise AssertionError("there is always another one")

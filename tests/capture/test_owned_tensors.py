@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -19,7 +20,7 @@ from profiler_wrapper.capture.layers import find_roots
 from profiler_wrapper.capture.owned_tensors import Listing, OwnedTensors, find_optimizers
 from profiler_wrapper.capture.torch_state import OptimizerSteps
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.trace.run_directory import HeldTensor, Holding, holdings_to_list, read_holdings
+from profiler_wrapper.trace.run_file import HeldTensor, Holding, read_holdings
 
 WIDTH = 4
 WEIGHT_BYTES, BIAS_BYTES = WIDTH * WIDTH * 4, WIDTH * 4
@@ -564,7 +565,7 @@ def test_a_long_session_tells_new_places_until_there_are_too_many(
 
 def test_what_was_written_is_read() -> None:
     told = (Holding(7, {"cpu": (HeldTensor(1, 2, "params", 'a "weight"'),), "cuda:0": ()}), Holding(8, {}))
-    assert read_holdings(json.loads(json.dumps(holdings_to_list(told)))) == told
+    assert read_holdings(json.loads(msgspec.json.encode(told))) == told
     assert read_holdings(None) == ()
 
 

@@ -20,7 +20,7 @@ import profiler_wrapper as pw
 from models import Case, build, optimizer_of, train_step
 from profiler_wrapper.capture import owned_tensors as holdings_module
 from profiler_wrapper.errors import BrokenTrace
-from profiler_wrapper.trace.run_directory import HeldTensor, Holding, read_holdings, run_beside
+from profiler_wrapper.trace.run_file import HeldTensor, Holding, read_holdings, run_beside
 from profiling import QUICK, directory_of, profiler, result_of
 from unchanged import fails, nothing_left
 from variants import ddp, fsdp2, lora

@@ -22,7 +22,7 @@ from profiler_wrapper.comparison.match import differences
 from profiler_wrapper.comparison.model import Comparison
 from profiler_wrapper.comparison.text import compare_csv, compare_text
 from profiler_wrapper.comparison.times import series_change
-from profiler_wrapper.trace.run_directory import Run
+from profiler_wrapper.trace.run_file import Run
 from sample_results import Layer, analysis_of, llama
 
 

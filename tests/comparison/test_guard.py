@@ -23,7 +23,7 @@ from profiler_wrapper.comparison.match import like_name, traits
 from profiler_wrapper.comparison.times import step_spread
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.reports.result_json import to_dict
-from profiler_wrapper.trace.run_directory import Run
+from profiler_wrapper.trace.run_file import Run
 from sample_results import llama
 
 

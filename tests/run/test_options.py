@@ -15,7 +15,7 @@ from profiler_wrapper.capture.records import RunInfo
 from profiler_wrapper.capture.runinfo import megatron_coordinates, run_info
 from profiler_wrapper.errors import ProfilerWrapperWarning, WrongUse
 from profiler_wrapper.run.options import Options, make_options
-from profiler_wrapper.trace.run_directory import attempt_number
+from profiler_wrapper.trace.launch import attempt_number
 
 
 def options(**given: Any) -> Options:

@@ -24,7 +24,7 @@ from profiler_wrapper.timer import timer as timer_module
 from profiler_wrapper.timer.log import LineFile
 from profiler_wrapper.timer.spans import SpanRecorder, _label
 from profiler_wrapper.timer.timer import Timer
-from profiler_wrapper.trace.spans import KINDS, RANK_COLUMNS, SPAN_COLUMNS, TimerFiles, kind_of_span
+from profiler_wrapper.trace.spans import KINDS, RANK_COLUMNS, SPAN_COLUMNS, kind_of_span
 from programs import warned
 from timed_runs import files_of, header_of, span_rows, text_rows
 
@@ -449,7 +449,9 @@ def test_every_thread_has_its_own_nesting(timer: Timer) -> None:
 def test_a_span_that_ends_while_another_thread_makes_the_files(timer: Timer, monkeypatch: pytest.MonkeyPatch) -> None:
     made, go_on = threading.Event(), threading.Event()
 
-    def claim(place: span_log.SpanPlace, owner: span_log.Owner, claim: Any = span_log.SpanPlace.claim) -> TimerFiles:
+    def claim(
+        place: span_log.SpanPlace, owner: span_log.Owner, claim: Any = span_log.SpanPlace.claim
+    ) -> span_log.TimerFiles:
         made.set()
         go_on.wait(100)
         return claim(place, owner)

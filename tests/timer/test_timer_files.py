@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from profiler_wrapper.capture.records import RunInfo
+from profiler_wrapper.timer.log import Owner, SpanPlace, TimerFiles
 from profiler_wrapper.trace.run_directory import open_run
-from profiler_wrapper.trace.spans import TimerFiles, claim_timer_files
-
-NOW = 1_700_000_000.0
 
 
 @pytest.fixture(autouse=True)
-def _utc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TZ", "UTC")
+def _a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "strftime", lambda *_: "20231114-221320")
 
 
-def claim(folder: Path, environment: dict[str, str] | None = None, **options: Any) -> TimerFiles:
-    return claim_timer_files(folder, environment=environment or {}, now=NOW, **options)
+def claim(
+    folder: Path,
+    environment: dict[str, str] | None = None,
+    *,
+    run_name: str | None = None,
+    worker: bool = False,
+    **of: int,
+) -> TimerFiles:
+    place = SpanPlace(output_dir=folder, run_name=run_name, environment=environment or {})
+    return place.claim(Owner(RunInfo(**of), worker=worker, known=True))
 
 
 def test_ranks_of_a_job_meet_beside_its_profiles(tmp_path: Path) -> None:
@@ -70,8 +78,8 @@ def test_several_ranks_without_a_job_meet(tmp_path: Path) -> None:
 
 def test_a_process_that_is_no_rank_has_files_of_its_own(tmp_path: Path) -> None:
     rank = claim(tmp_path, run_name="job", rank=2)
-    worker = claim(tmp_path, run_name="job", rank=2, worker=4711)
-    assert worker.text == rank.text.parent / "worker4711_of_rank2.log"
+    worker = claim(tmp_path, run_name="job", rank=2, worker=True)
+    assert worker.text == rank.text.parent / f"worker{os.getpid()}_of_rank2.log"
 
 
 def test_removing_leaves_nothing_empty_and_nothing_else_out(tmp_path: Path) -> None:

@@ -14,15 +14,8 @@ import msgspec
 import pytest
 
 from profiler_wrapper.trace import run_directory
-from profiler_wrapper.trace.run_directory import (
-    LAUNCH_FILE,
-    Launch,
-    attempt_number,
-    claim,
-    find_launch,
-    launch_name,
-    open_run,
-)
+from profiler_wrapper.trace.launch import LAUNCH_FILE, Launch, attempt_number, claim, find_launch, launch_name
+from profiler_wrapper.trace.run_directory import find_result, open_run
 
 HERE = Launch(meeting="a:1", host="h", started_s=1000.0)
 TORCHRUN = Launch(meeting="a:1", host="h", launcher="/tmp/x1", started_s=1000.0)
@@ -195,4 +188,4 @@ def test_the_last_attempt_is_what_a_reader_finds(tmp_path: Path) -> None:
     for attempt in (0, 2, 10):
         place = opened(tmp_path, 0, TORCHRUN, attempt=attempt)
         (tmp_path / place / "result.json").write_text("{}")
-    assert run_directory.find_result(tmp_path / "job") == tmp_path / "job/attempt10/rank0/result.json"
+    assert find_result(tmp_path / "job") == tmp_path / "job/attempt10/rank0/result.json"
