@@ -80,7 +80,7 @@ class SpanPlace:
         return safe_name(named, self.prefix) if named else None
 
     def claim(self, owner: Owner) -> TimerFiles:
-        """Make the two files, empty, where there are none of this rank: nothing is ever written over.
+        """Make and open the two files, where there are none of this rank: nothing is ever written over.
 
         The run is named as for `open_run`, so that a timer's files lie beside those of the profiles of its job;
         where the run holds this rank's timer already, it is `<run>-2` and so on.
@@ -106,34 +106,9 @@ class SpanPlace:
                 except FileExistsError:
                     lines.unlink()
                     raise
-                return TimerFiles(run, 0 if root == run else attempt_number(self.environment), text, lines)
+                attempt = 0 if root == run else attempt_number(self.environment)
+                return TimerFiles(run, attempt, LineFile(text), LineFile(lines))
         raise AssertionError("there is always another one")
-
-
-@dataclass(frozen=True, slots=True)
-class TimerFiles:
-    """Two files that nobody else writes.
-
-    Attributes:
-        root: the run's directory.
-        attempt: of an elastic job, from 0.
-        text, lines: the lines that people read, and JSON lines.
-    """
-
-    root: Path
-    attempt: int
-    text: Path
-    lines: Path
-
-    def remove(self) -> None:
-        """Both, and the directories that are empty then. Raises nothing."""
-        with contextlib.suppress(OSError):
-            self.text.unlink(missing_ok=True)
-            self.lines.unlink(missing_ok=True)
-            place = self.text.parent
-            while place != self.root.parent:
-                place.rmdir()
-                place = place.parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +259,7 @@ class LineFile:
     """
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self._end = open(path, "ab", buffering=0)  # noqa: SIM115 - closed in close
         self._inside = open(path, "r+b", buffering=0)  # noqa: SIM115
         self._write = self._end.write
@@ -349,16 +325,28 @@ class _Lock:
         self._lock.release()
 
 
-class _Pair(NamedTuple):
-    """The open files of one rank."""
+class TimerFiles(NamedTuple):
+    """The two open files of one rank, that nobody else writes."""
 
-    files: TimerFiles
-    text: LineFile
-    lines: LineFile
+    root: Path  # the run's directory
+    attempt: int  # of an elastic job, from 0
+    text: LineFile  # the lines that people read
+    lines: LineFile  # JSON lines
 
     def close(self) -> None:
         self.text.close()
         self.lines.close()
+
+    def remove(self) -> None:
+        """Both, and the directories that are empty then. Raises nothing."""
+        with contextlib.suppress(OSError):
+            self.close()
+            self.text.path.unlink(missing_ok=True)
+            self.lines.path.unlink(missing_ok=True)
+            place = self.text.path.parent
+            while place != self.root.parent:
+                place.rmdir()
+                place = place.parent
 
 
 # --- the log ---
@@ -402,7 +390,7 @@ class SpanLog:
         """As it is before the first line."""
         self._forked = forked
         self._lock = _Lock()
-        self._pair: _Pair | None = None
+        self._pair: TimerFiles | None = None
         self._opening = False
         self.closed = False
         self.owner: Owner | None = None
@@ -515,7 +503,7 @@ class SpanLog:
         if self.lost > self._reported_lost:
             self._reported_lost = self.lost
             self.add_header(lost_lines=self.lost)
-        return self._pair.files.text
+        return self._pair.text.path
 
     def release(self) -> None:
         """One of its users is done; the last one flushes, and lets go of the files."""
@@ -532,7 +520,7 @@ class SpanLog:
         self.lost += lines
         if self.closed:  # the process is ending
             return
-        where = self.place.output_dir if self._pair is None else self._pair.files.text
+        where = self.place.output_dir if self._pair is None else self._pair.text.path
         self._notices.warn_once("lost", f"the timer loses spans: {where}: {error}; training goes on")
 
     def _become(self, owner: Owner) -> None:
@@ -550,7 +538,7 @@ class SpanLog:
                     if owner.heads != before.heads:
                         self.heads = owner.heads
                         with contextlib.suppress(OSError):
-                            pair.lines.append(owner.header(pair.files, clock_reading(self.offset_ns)))
+                            pair.lines.append(owner.header(pair, clock_reading(self.offset_ns)))
         except _HeldTooLong as error:  # the next look tries again
             problem = error
         if problem is not None:
@@ -563,18 +551,17 @@ class SpanLog:
         self._opening = True
         try:
             occupy_closed_streams()
-            files = self.place.claim(owner)
-            pair = _Pair(files, LineFile(files.text), LineFile(files.lines))
+            pair = self.place.claim(owner)
             self._clock_at = time.perf_counter_ns() + _CLOCK_NS
             try:
-                pair.lines.append(owner.header(files, clock_reading(self.offset_ns)))
+                pair.lines.append(owner.header(pair, clock_reading(self.offset_ns)))
             except OSError as error:
                 self._lose(error)
             self._pair, self.heads, self.owner = pair, owner.heads, owner
         finally:
             self._opening = False
 
-    def _move(self, owner: Owner, before: Owner, pair: _Pair) -> OSError | None:
+    def _move(self, owner: Owner, before: Owner, pair: TimerFiles) -> OSError | None:
         """The lines so far go to new files. What made that impossible: then they stay where they are."""
         try:
             self._open(owner)
@@ -584,11 +571,10 @@ class SpanLog:
             self._pair.lines.append(_with_head(pair.lines.read(), before.heads[1], owner.heads[1]))
         except OSError as error:
             if self._pair is not pair and self._pair is not None:
-                self._pair.files.remove()
+                self._pair.remove()
             self.owner, self._pair, self.heads = owner, pair, before.heads
             return error
-        pair.close()
-        pair.files.remove()
+        pair.remove()
         return None
 
     def _warn_renamed(self) -> None:
@@ -597,7 +583,7 @@ class SpanLog:
         named, pair, owner = self.place.given_name, self._pair, self.owner
         if named is None or pair is None or owner is None or owner.info.rank or owner.worker:
             return
-        where = pair.files.root
+        where = pair.root
         if where.name != named:
             taken = where.with_name(named)
             self._notices.warn_once("renamed", f"the timer writes to {where}: {taken} holds another run of that name")
