@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, wraps
 from types import CodeType, FrameType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.autograd.profiler as autograd_profiler
@@ -111,6 +111,61 @@ _give_way: Callable[[], None] | None = None
 _claim = threading.Lock()
 
 
+class Patch(NamedTuple):
+    """One function: `wrap` makes of torch's the one that takes its place."""
+
+    module: str
+    owner: str  # a class in it; "": the module itself
+    name: str
+    wrap: Callable[[Any], Any]
+
+
+class Patches:
+    """Functions that are ours from the first `listen` to the last `stop_listening`, however many listen.
+
+    What a version of torch does not have is not wrapped.
+
+    Attributes:
+        listeners: those that there are now.
+    """
+
+    def __init__(self, patches: Sequence[Patch]) -> None:
+        self.patches = tuple(patches)
+        self.listeners: tuple[Any, ...] = ()
+        self._in_place: dict[Patch, tuple[Any, Any, Any]] = {}  # -> owner, what was there, ours
+        self._lock = threading.RLock()
+
+    def listen(self, listener: object) -> None:
+        """Tell `listener`. To be called again when torch's modules may have been imported since; that is quick."""
+        if listener in self.listeners and len(self._in_place) == len(self.patches):
+            return
+        with self._lock:
+            if listener not in self.listeners:
+                self.listeners = (*self.listeners, listener)
+            for patch in self.patches:
+                module = sys.modules.get(patch.module)
+                owner = getattr(module, patch.owner, None) if patch.owner else module
+                original = None if owner is None else vars(owner).get(patch.name)
+                # Ours is there, or somebody's above it; else somebody may have put the original back.
+                if original is None or (patch in self._in_place and original is not self._in_place[patch][1]):
+                    continue
+                ours = wraps(original)(patch.wrap(getattr(owner, patch.name)))
+                keep_dynamo_off(ours, and_below=False)
+                setattr(owner, patch.name, ours)
+                self._in_place[patch] = owner, original, ours
+
+    def stop_listening(self, listener: object) -> None:
+        """With the last one all is as it was; ours stays, and does nothing, where somebody has wrapped it since."""
+        with self._lock:
+            self.listeners = tuple(one for one in self.listeners if one is not listener)
+            if self.listeners:
+                return
+            for patch, (owner, original, ours) in list(self._in_place.items()):
+                if vars(owner).get(patch.name) is ours:
+                    setattr(owner, patch.name, original)
+                    del self._in_place[patch]
+
+
 class Watch:
     """Calls `before_another` just before a torch profiler that is not ours takes the recorder.
 
@@ -119,29 +174,19 @@ class Watch:
 
     def __init__(self, *, is_another: Callable[[object], bool], before_another: Callable[[], None]) -> None:
         self._is_another, self._before_another = is_another, before_another
-        self._installed: list[tuple[type, str, Any, Any]] = []  # class, method, the original, ours
+        self._patches = Patches([Patch(autograd_profiler.__name__, *place, self._watched) for place in _ENTRANCES])
 
     def install(self) -> None:
         """Begin to watch; a torch without these methods is not watched."""
-        if self._installed:
-            return
-        for class_name, name in _ENTRANCES:
-            owner: Any = getattr(autograd_profiler, class_name, None)
-            original = vars(owner).get(name) if owner is not None else None
-            if original is not None:
-                self._installed.append((owner, name, original, self._watched(original)))
-                setattr(owner, name, self._installed[-1][3])
+        self._patches.listen(self)
 
     def remove(self) -> None:
         """End watching. Where somebody has replaced the method since, ours stays below it and does nothing."""
-        for owner, name, original, installed in self._installed:
-            if vars(owner).get(name) is installed:
-                setattr(owner, name, original)
-        self._installed.clear()
+        self._patches.stop_listening(self)
 
     def _watched(self, original: Any) -> Any:
         def method(profiler: Any) -> Any:
-            if self._installed and self._is_another(profiler):
+            if self._patches.listeners and self._is_another(profiler):
                 self._before_another()
             return original(profiler)
 
@@ -408,25 +453,20 @@ class ThreadStarts:
 
     def __init__(self, *, before: Callable[[threading.Thread], bool], at_end: Callable[[], None]) -> None:
         self._before, self._at_end = before, at_end
-        self._installed: Any = None
+        self._patches = Patches([Patch("threading", "Thread", "start", self._start)])
 
     def install(self) -> None:
         """Begin to tell. Again: nothing more."""
-        if self._installed is None:
-            self._installed = self._start(threading.Thread.start)
-            threading.Thread.start = self._installed  # type: ignore[method-assign]
+        self._patches.listen(self)
 
     def remove(self) -> None:
         """Tell of no further thread. Where somebody has replaced the method since, ours stays below it, silent."""
-        installed, self._installed = self._installed, None
-        if installed is not None and vars(threading.Thread)["start"] is installed:
-            threading.Thread.start = installed.__wrapped__  # type: ignore[method-assign]
+        self._patches.stop_listening(self)
 
     def _start(self, original: Any) -> Any:
-        @wraps(original)
         def start(thread: threading.Thread) -> None:
             # A second start raises.
-            if self._installed is start and thread.ident is None and self._before(thread):
+            if self._patches.listeners and thread.ident is None and self._before(thread):
                 thread.run = partial(self._run, thread, thread.run)  # type: ignore[method-assign]
             original(thread)
 
