@@ -360,7 +360,7 @@ class Finisher:
         """What run.json says of a window; `notes` get what could not be found out."""
         nothing: dict[str, Any] = {}
         steps = {}
-        if main.core_wait_share > _OVERLOAD:
+        if overloaded := main.core_wait_share > _OVERLOAD:
             notes.append(
                 f"a thread waited for a CPU core for {100 * main.core_wait_share:.0f} % of the timed steps: lower "
                 "OMP_NUM_THREADS, or run less beside it; times hold these waits"
@@ -386,6 +386,7 @@ class Finisher:
             "graph_breaks": attempt("graph breaks are", graph_breaks, None, notes),
             "cpu_frees_unsure": main.cpu_frees_unsure,
             "frees_unseen": window.frees_unseen,
+            "overloaded": overloaded,
         }
 
     def _finish_later(self, task: WindowTask) -> bool:

@@ -82,6 +82,7 @@ class Run(TypedDict, total=False):
     compiled: Mapping[str, Any]  # layers of compiled code, by its graphs
     cpu_frees_unsure: bool  # on a CPU, whether frees of what was there before may be missing
     frees_unseen: bool  # whether threads that were not recorded may have freed memory
+    overloaded: bool  # whether a thread waited for a CPU core so long that times of the CPU are those of the machine
     peaks: Mapping[str, Any]  # what the device can do, as it was given
     optimizers: Sequence[Mapping[str, Any]]  # class and settings of each optimizer
     parameters: Mapping[str, Any]  # how many there are, of which types

@@ -256,6 +256,7 @@ def test_a_thread_that_waits_for_a_core_over_a_fifth_of_the_timed_steps_is_told_
     warnings = [one for one in result_of(prof).warnings if "waited for a CPU core" in one]
     assert len(warnings) == told
     assert all("25 % of the timed steps" in one and "OMP_NUM_THREADS" in one for one in warnings)
+    assert result_of(prof).run["overloaded"] is told
 
 
 def test_how_long_threads_waited_for_a_core_is_what_linux_tells() -> None:

@@ -237,7 +237,7 @@ def _where_it_goes(facts: Facts) -> list[str]:
         return [f"No op of {step} took time of its own."]
     of = f"the {facts.time_name}"  # in all, as in the tables
     if facts.idle_ns is not None and facts.share_of_step(facts.idle_ns) > _IDLE:
-        slowed = ", which Python stacks made longer" if len(facts.found.recording.python) else ""
+        slowed = f", which {facts.slowed_by} made longer" if facts.slowed_by else ""
         said, step = [f"The device is idle for {share(facts.share_of_step(facts.idle_ns))} of {step}{slowed}."], ""
     without_layer = [row for row in facts.analysis.unattributed if row.reason != LAUNCHED_BEFORE]
     unknown = sum(row.time_ns for row in without_layer) / total

@@ -125,7 +125,7 @@ def _slow(facts: Facts, block: _Block, blocks: Sequence[_Block]) -> Finding:
         share=facts.of_work(block.time_ns),
         saves_ns=block.time_ns - middle,
         evidence=[f"most of the difference is in {phase}", reason],
-        confidence="high" if len(block.by_step_ns) > 1 else "medium",
+        confidence=facts.sure_of_times("high" if len(block.by_step_ns) > 1 else "medium"),
         fix=fix,
         layers=(block.name,),
         details={"time_us": block.time_ns / NS_PER_US, "median_us": middle / NS_PER_US, "blocks": len(blocks)},

@@ -87,7 +87,7 @@ def _communication_bound(facts: Facts, communicates: float, exposed: float, wait
         title,
         saves_ns=exposed,
         evidence=evidence,
-        confidence="high" if facts.on_device else "medium",
+        confidence=facts.sure_of_times("high" if facts.on_device else "medium"),
         fix=fix,
         details={
             "communication_us": communicates / NS_PER_US,
@@ -147,6 +147,7 @@ def _of_collective(facts: Facts, found: _Exposed) -> Finding:
         phase=found.phase,
         saves_ns=found.exposed_ns,
         evidence=[f"{count(found.calls, 'collective')} a step, {whole}, of it {exposed} alone"],
+        confidence=facts.sure_of_times("medium"),
         fix=found.fix,
         layers=found.layers,
         details={"exposed_us": found.exposed_ns / NS_PER_US, "communication_us": found.time_ns / NS_PER_US},

@@ -324,9 +324,19 @@ class Facts:
         return time_ns / self.steps
 
     @property
+    def slowed_by(self) -> str:
+        """What made times of the CPU longer than they are; "": nothing that is known."""
+        stacks = "Python stacks" if len(self.found.recording.python) else ""
+        return stacks or ("waits for a CPU core" if self.analysis.run.get("overloaded") else "")
+
+    @property
     def wall_confidence(self) -> Literal["high", "medium", "low"]:
-        """Of what nothing runs in: Python stacks make the CPU slower, and without steps their ends are not known."""
-        return "low" if len(self.found.recording.python) else "high" if self.has_steps else "medium"
+        """Of what is so by times of the CPU; without steps their ends are not known."""
+        return "low" if self.slowed_by else "high" if self.has_steps else "medium"
+
+    def sure_of_times(self, confidence: Literal["high", "medium"]) -> Literal["high", "medium", "low"]:
+        """`confidence`, for what is so by times of layers, which are on a CPU those of the machine."""
+        return "low" if self.slowed_by and not self.on_device else confidence
 
     @property
     def part_of_idle(self) -> str:

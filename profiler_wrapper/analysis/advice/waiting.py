@@ -58,7 +58,7 @@ def dataloader_bound(facts: Facts) -> Iterator[Finding]:
         evidence=[
             f"in {facts.step_text}; the DataLoader has {'' if workers else 'no '}worker processes{facts.part_of_idle}"
         ],
-        confidence="high",
+        confidence=facts.wall_confidence,
         fix="give the DataLoader more workers (num_workers=), or do less per sample in __getitem__ and collate_fn"
         if workers
         else "load in other processes, ahead of the step: DataLoader(..., num_workers=4, persistent_workers=True)",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -50,6 +50,17 @@ def test_one_block_that_is_slow_in_every_step() -> None:
     assert found.saves_at_most_us == pytest.approx(375 / 5 - 51.5, abs=1.0)  # the likes take 50 to 53 us
     assert found.evidence[1] == "its attention backend is that of the others, its FLOPs are 1.00 times theirs"
     assert "sizes" not in found.fix
+
+
+@pytest.mark.parametrize(
+    ("basis", "overloaded", "told"), [("cpu", False, "high"), ("cpu", True, "low"), ("device", True, "high")]
+)
+def test_a_slow_block_is_less_sure_where_a_cpu_was_overloaded(
+    basis: Literal["cpu", "device"], overloaded: bool, told: str
+) -> None:
+    facts = blocks([[50] * 3, [50] * 3, [90] * 3, [50] * 3, [50] * 3])
+    analysis = replace(facts.analysis, time_basis=basis, run={"overloaded": overloaded})
+    assert the_finding(odd_block, replace(facts, analysis=analysis)).confidence == told
 
 
 def test_noise_is_not_odd() -> None:

@@ -90,6 +90,15 @@ def test_communication_that_is_hidden(beside_us: int) -> None:
     assert findings(exposed_communication, facts) == []  # exposed for nothing, and for a tenth
 
 
+@pytest.mark.parametrize(("basis", "told"), [("device", ["high", "medium"]), ("cpu", ["low", "low"])])
+def test_communication_on_an_overloaded_cpu_is_less_sure(basis: str, told: list[str]) -> None:
+    facts = [
+        facts_of(made.recording(), run={"overloaded": True}, time_basis=basis, collectives=(row(exposed_ns=120 * US),))
+        for made in (training(), training(beside_us=220))
+    ]
+    assert [the_finding(exposed_communication, one).confidence for one in facts] == told
+
+
 def test_what_was_launched_before_the_trace_is_of_no_step() -> None:
     made = training(moved_us=100, beside_us=100)
     made.kernel("ncclDevKernel_AllReduce", 550 * US, 990 * US, stream=30, correlation=10**6)

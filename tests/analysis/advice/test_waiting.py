@@ -132,14 +132,22 @@ def test_idle_time_is_told_once_and_what_is_a_part_of_it_says_so() -> None:
     )
 
 
-@pytest.mark.parametrize(("stacks", "told"), [(False, "high"), (True, "low")])
-def test_idle_time_is_less_sure_where_python_stacks_slowed_the_cpu(stacks: bool, told: str) -> None:
-    made = launching(launch_after_us=60)
-    if stacks:
+@pytest.mark.parametrize(("slowed", "told"), [("", "high"), ("Python stacks", "low"), ("waits for a CPU core", "low")])
+def test_what_times_of_the_cpu_say_is_less_sure_where_something_slowed_it(slowed: str, told: str) -> None:
+    run = {"overloaded": slowed == "waits for a CPU core"}
+    idle, loads, waits = (
+        launching(launch_after_us=60),
+        loading(wait_us=900, op_us=50),
+        loading(wait_us=7900, op_us=2000),
+    )
+    loads.annotation(LOADER, 20 * US, 900 * US)
+    for made in (idle, loads, waits) if slowed == "Python stacks" else ():
         made.python("train.py(3): step", 0, STEP)
-    facts = facts_of(made.recording())
-    assert [the_finding(rule, facts).confidence for rule in (low_utilization, launch_bound)] == [told, told]
-    assert any("Python stacks" in warning for warning in facts.analysis.warnings) is stacks
+    rules = ((low_utilization, idle), (launch_bound, idle), (dataloader_bound, loads), (outside_ops, waits))
+    facts = [(rule, facts_of(made.recording(), run=run)) for rule, made in rules]
+    assert [the_finding(*one).confidence for one in facts] == [told] * 4
+    assert facts[0][1].slowed_by == slowed
+    assert any("Python stacks" in warning for warning in facts[0][1].analysis.warnings) is (slowed == "Python stacks")
 
 
 # --- a CPU, on which no op runs ------------------------------------------------------------------
