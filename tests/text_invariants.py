@@ -54,7 +54,6 @@ def _printed_table_is_json(result: Analysis) -> Broken:
     lines = console_table(result, rows=100_000, width=400).split("\n")
     at = next((at for at, line in enumerate(lines) if line.startswith("layer  ")), len(lines) - 2)
     ends, units = _ends(lines[at]), lines[at + 1]
-    titles = {("acc. grad" if phase == "accumulate_grad" else phase): phase for phase in PHASES}
     steps, above = step_count(result), {-1: ""}
     by_layer = rows_by_layer(result.layers)
     for line in lines[at + 2 :]:
@@ -71,7 +70,7 @@ def _printed_table_is_json(result: Analysis) -> Broken:
         if not names or not all(name in by_layer for name in names):
             continue
         rows = [row for name in names for row in by_layer[name]]
-        values = {title: sum(row.time_ns for row in rows if row.phase == phase) for title, phase in titles.items()}
+        values = {phase: sum(row.time_ns for row in rows if row.phase == phase) for phase in PHASES}
         values["total"] = sum(row.time_ns for row in rows)
         for title, value in values.items():
             if title in ends:

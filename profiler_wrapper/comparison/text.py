@@ -69,7 +69,7 @@ def verdict_of(
         time.append(f"but {_beside_the_rest(changed, changes.left_out)}")
     memory = _of_memory(totals)
     parts = [*time, memory] if certain else [memory or (flops and f"b runs {flops}"), *time]
-    alone = [f"{name.replace('_', ' ')}: {ns / 1e6:+.1f} ms a step, only in {'ab'[ns > 0]}" for name, ns in phases]
+    alone = [f"{name}: {ns / 1e6:+.1f} ms a step, only in {'ab'[ns > 0]}" for name, ns in phases]
     said = ", ".join(part for part in (*alone, *parts) if part)
     attention = "".join(f"; attention of {layer}: {a} -> {b}" for layer, a, b in backend_changes[:1])
     return f"{_unlike(differences)}{said}{_on_the_clock(totals)}{attention}{_other_work(work, bases[1])}"
@@ -224,7 +224,7 @@ def work_words(one: WorkChange, basis: str) -> str:
 
 def place_of(one: ChangedLayer | WorkChange) -> str:
     """`layers.7.mlp backward`; what has no module goes by its phase."""
-    return f"{one.layer} {(one.phase or '').replace('_', ' ')}".strip() or "code between calls"
+    return f"{one.layer} {one.phase or ''}".strip() or "code between calls"
 
 
 def percent(change: float | None, error: float | None = None) -> str:
@@ -285,7 +285,7 @@ def _folded(rows: Sequence[ComparedRow], comparison: Comparison) -> FoldedRow:
     b = sum(side.self_time_ns for side in sides_b) / comparison.steps_b if sides_b else None
     return FoldedRow(
         label=label,
-        phase="" if phase == label else phase.replace("_", " "),
+        phase="" if phase == label else phase,
         a_ns=a,
         b_ns=b,
         difference_ns=(b or 0.0) - (a or 0.0),

@@ -378,14 +378,15 @@ def layer_bars(analysis: Analysis) -> list[LayerBar]:
 
 
 def rest_bars(analysis: Analysis, bars: Sequence[LayerBar]) -> dict[str, float]:
-    """What is in none of `bars`, in ms per step: `optimizer`, and the `rest`, with which the bars are the total."""
+    """What is in none of `bars`, in ms per step: the optimizer and the rest, with which they are the total."""
     steps = step_count(analysis)
     optimizer_ns = sum(row.time_ns for row in analysis.layers if not row.layer and row.phase == "optimizer")
     optimizer = optimizer_ns / steps / NS_PER_MS
     rest = analysis.time.total_ns / steps / NS_PER_MS - optimizer - sum(bar.time_ms for bar in bars)
-    return {name: time_ms for name, time_ms in (("optimizer", optimizer), ("rest", rest)) if time_ms >= _LEAST_REST}
+    return {name: time_ms for name, time_ms in (("optimizer", optimizer), (_OUTSIDE, rest)) if time_ms >= _LEAST_REST}
 
 
+_OUTSIDE = "outside these layers"  # own code of those above them, and what no layer has
 _LEAST_REST = 0.0005  # ms: what is less is 0.000
 
 

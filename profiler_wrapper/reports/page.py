@@ -56,7 +56,6 @@ from profiler_wrapper.reports.table import (
     TableRow,
     console_table,
     outside_rows,
-    phase_title,
     total_row,
     unattributed_rows,
 )
@@ -125,7 +124,7 @@ def _layer_columns(analysis: Analysis, totals: Sequence[LayerTotal]) -> list[dic
         Column(
             key=phase,
             kind="time",
-            page=phase_title(phase).capitalize(),
+            page=phase.capitalize(),
             help=f"Time in the phase {phase}",
             spare=7 if phase in ("accumulate_grad", *ALONE) else 0,
             sets="main time" if phase not in ALONE or any(total.values.get(phase) for total in totals) else "time",

@@ -95,7 +95,7 @@ def draw_categories(analysis: Analysis, path: str | os.PathLike[str]) -> None:
     axes.plot(_ms(use.peak.time_ns, begin_ns), use.peak.total_bytes / MIB, "v", color=_RESERVED, markersize=9,
               clip_on=False, zorder=5, label="peak")  # fmt: skip
     for phase in _draw_phases(strip, use, begin_ns):
-        axes.fill_between([], [], color=_PHASE_GREYS[phase], label=f"phase {phase.replace('_', ' ')}")
+        axes.fill_between([], [], color=_PHASE_GREYS[phase], label=f"phase {phase}")
     figures.from_zero(axes)
     axes.set_ylim(top=axes.get_ylim()[1] * _HEADROOM)
     figures.legend_above(axes, f"Allocated on {use.device}, stacked by category")
@@ -189,9 +189,8 @@ def _draw_phases(axes: Axes, use: MemoryUse, begin_ns: int) -> list[Phase]:
         axes.broken_barh(places, (0, 1), facecolors=_PHASE_GREYS[phase], linewidth=0)
     named: set[Phase] = set()
     for phase, at_ms, length_ms in spans:
-        name = phase.replace("_", " ")
-        if length_ms / width_ms > _WIDE_ENOUGH * len(name):
-            axes.text(at_ms + length_ms / 2, 0.47, name, ha="center", va="center", fontsize=figures.FONT_SIZE - 1,
+        if length_ms / width_ms > _WIDE_ENOUGH * len(phase):
+            axes.text(at_ms + length_ms / 2, 0.47, phase, ha="center", va="center", fontsize=figures.FONT_SIZE - 1,
                       color="white" if phase == "optimizer" else figures.INK)  # fmt: skip
             named.add(phase)
     return [phase for phase in phases if phase not in named]
@@ -319,7 +318,7 @@ def _draw_stacked(axes: Axes, times_ms: Mapping[Phase, Sequence[float]]) -> list
     bottom = [0.0] * max(map(len, times_ms.values()), default=0)
     for phase, heights in times_ms.items():
         if any(heights):
-            figures.draw_bars(axes, heights, bottom, color=figures.PHASE_COLORS[phase], label=phase.replace("_", " "))
+            figures.draw_bars(axes, heights, bottom, color=figures.PHASE_COLORS[phase], label=phase)
             bottom = [below + height for below, height in zip(bottom, heights, strict=True)]
     return bottom
 

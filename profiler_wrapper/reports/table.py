@@ -106,11 +106,6 @@ def table_rows(analysis: Analysis, *, most: int, order: Order = "cost", layer_ro
     return TableRows(rows, len(totals) - visible)
 
 
-def phase_title(phase: Phase) -> str:
-    """What its column is called."""
-    return "acc. grad" if phase == "accumulate_grad" else phase
-
-
 def phase_columns(rows: Sequence[TableRow]) -> list[Phase]:
     """The phases that have a column."""
     used = {phase for row in rows for phase in PHASES if row.values.get(phase)}
@@ -424,7 +419,7 @@ def _columns(rows: Sequence[TableRow], formats: Mapping[str, Format], unicode: b
         # Gradients' accumulation is the first to give way where it takes little.
         little = phase == "accumulate_grad" and total.get(phase, 0) < _LITTLE * total["time"]
         texts = [formats["time"].of(row.values.get(phase)) for row in rows]
-        drawn.append(_Drawn(phase_title(phase), formats["time"].unit, 99 if little else max(1, 6 - i), texts))
+        drawn.append(_Drawn(phase, formats["time"].unit, 99 if little else max(1, 6 - i), texts))
     for column in (column for column in COLUMNS if column.console):
         texts = [cell_text(column, row.values, formats[column.kind], unicode=unicode) for row in rows]
         values = texts if column.key == "flops" else [row.values[column.key] for row in rows]

@@ -54,7 +54,7 @@ def test_bars_and_what_is_beside_them_are_the_total() -> None:
     bars = layer_bars(analysis)
     rest = rest_bars(analysis, bars)
     # other: root 5, model 4 us forward and twice that backward, and 10 us a step that have no layer
-    assert rest == pytest.approx({"optimizer": 0.090, "rest": 0.037})
+    assert rest == pytest.approx({"optimizer": 0.090, "outside these layers": 0.037})
     assert sum(bar.time_ms for bar in bars) + sum(rest.values()) == pytest.approx(analysis.time.total_ns / 3e6)
 
 

@@ -149,11 +149,10 @@ def by_console(analysis: Analysis) -> Told:
     yield from title_numbers(text)
     lines = text.split("\n")
     heading = next(line for line in lines if line.startswith("layer "))
-    ends = {match[0]: match.end() for match in re.finditer(r"acc\. grad|\S+", heading)}
+    ends = {match[0]: match.end() for match in re.finditer(r"\S+", heading)}
     total = next(line for line in lines if line.startswith("TOTAL"))
     for phase in PHASES:
-        title = "acc. grad" if phase == "accumulate_grad" else phase
-        if title in ends and (cell := total[: ends[title]].rsplit(" ", 1)[-1]):
+        if phase in ends and (cell := total[: ends[phase]].rsplit(" ", 1)[-1]):
             yield phase, *rounded(cell)
     roots = [row.layer for row in analysis.layers if row.depth == 0 and row.layer]
     for line in lines:

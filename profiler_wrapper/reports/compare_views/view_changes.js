@@ -32,7 +32,7 @@
     page.table(section, {
       columns: [
         { key: "layer", title: "Layer", kind: "text", longest: 80, value: row => row.layer || (row.phase === "optimizer" ? "optimizer" : "code between calls") },
-        { key: "phase", title: "Phase", kind: "text", value: row => !row.phase ? "all" : row.layer || row.phase !== "optimizer" ? row.phase.replace("_", " ") : "" },
+        { key: "phase", title: "Phase", kind: "text", value: row => !row.phase ? "all" : row.layer || row.phase !== "optimizer" ? row.phase : "" },
         { key: "change_us", title: "b − a", kind: "us", help: data.comparison.common ? `per step, beyond the ${page.signed(data.comparison.common)} that all layers have in common` : "per step" },
         { key: "change", title: "Change", kind: "text", value: row => row.change === null ? `only in ${row.change_us > 0 ? "b" : "a"}` : page.signed(row.change) },
         { key: "error", title: "±", kind: "text", value: row => row.error === null ? undefined : `${(100 * row.error).toFixed(1)} %`, help: "standard error of the change" },

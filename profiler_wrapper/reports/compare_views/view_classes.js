@@ -10,7 +10,7 @@
       page.table(element, {
         columns: [
           { key: "class", title: "Class", kind: "text" },
-          { key: "phase", title: "Phase", kind: "text", value: row => row.phase.replace("_", " ") },
+          { key: "phase", title: "Phase", kind: "text", value: row => row.phase },
           { key: "time_a_us", title: "Time a", kind: "us", help: "per step", value: row => row.time_a_us / a },
           { key: "time_b_us", title: "Time b", kind: "us", help: "per step", value: row => row.time_b_us / b },
           { key: "difference", title: "b − a", kind: "us", value: row => row.time_b_us / b - row.time_a_us / a },

@@ -15,7 +15,7 @@
       page.table(element, {
         columns: [
           { key: "layer", title: "Layer", kind: "text", longest: 70, value: row => row.layer || (row.phase === "optimizer" ? "optimizer" : "outside layers") },
-          { key: "phase", title: "Phase", kind: "text", value: row => row.layer || row.phase !== "optimizer" ? row.phase.replace("_", " ") : "" },
+          { key: "phase", title: "Phase", kind: "text", value: row => row.layer || row.phase !== "optimizer" ? row.phase : "" },
           ...both("us", "time_per_step_us", "Time", "per step"),
           { key: "difference", title: "b − a", kind: "us", value: difference, help: "per step" },
           { key: "change", title: "Change", kind: "text", value: row => page.signed(row.change), help: "of the mean over the steps" },

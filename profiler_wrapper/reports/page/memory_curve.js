@@ -108,9 +108,9 @@
     const byPhase = page.grouped(starts.map((one, i) => ({ phase: one.phase, from: one.start_us / tick, to: until(i) / tick })), one => one.phase);
     return [...byPhase].filter(([phase]) => phase).map(([phase, spans]) => ({
       type: "bar", orientation: "h", yaxis: "y2", y: spans.map(() => 0), width: 1, base: spans.map(span => span.from), x: spans.map(span => span.to - span.from),
-      marker: { color: page.color.phase(phase), line: { width: 0 } }, name: phase.replaceAll("_", " "), showlegend: false, // categories have the same colours
-      text: spans.map(() => phase.replaceAll("_", " ")), textposition: "inside", insidetextanchor: "middle", textangle: 0, textfont: { size: 10, color: page.inkOn(page.color.phase(phase)) },
-      hovertemplate: `${phase.replaceAll("_", " ")}: from %{base:.3f} to %{x:.3f} ${second}<extra></extra>`,
+      marker: { color: page.color.phase(phase), line: { width: 0 } }, name: phase, showlegend: false, // categories have the same colours
+      text: spans.map(() => phase), textposition: "inside", insidetextanchor: "middle", textangle: 0, textfont: { size: 10, color: page.inkOn(page.color.phase(phase)) },
+      hovertemplate: `${phase}: from %{base:.3f} to %{x:.3f} ${second}<extra></extra>`,
     }));
   }
 })();

@@ -67,7 +67,7 @@
   page.marked = function (name, color) {
     const mark = page.element("span", "mark");
     mark.style.background = color;
-    return page.element("span", "", mark, page.cut(name, 60).replaceAll("_", " "));
+    return page.element("span", "", mark, page.cut(name, 60));
   };
 
   page.markCell = (key, color) => (row, cell) => {

@@ -46,7 +46,7 @@
 
   const when = memory => [
     memory.peak.step === null || memory.peak.step === undefined ? "" : `step ${memory.peak.step}`,
-    (memory.peak.phase || "").replaceAll("_", " "),
+    memory.peak.phase,
     memory.curve ? `${page.format.us((memory.peak.time_ns - memory.curve.start_ns) / 1000)} after the recording began` : "",
   ].filter(Boolean).join(", ");
 
