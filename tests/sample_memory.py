@@ -188,6 +188,8 @@ def memory_of(run: Training, *, device: str = "cuda:0", **more: object) -> Memor
         last=moment("last allocation", None, last),
         last_owners=run.owners(last),
         slope=Slope(bytes_per_step=0.0, error_bytes_per_step=0.0, steps=3),
+        begin_ns=run.times_ns[0],
+        end_ns=run.times_ns[-1],
     )
     return replace(use, **more)  # type: ignore[arg-type]
 

@@ -205,11 +205,11 @@ class MemoryUse:
     last: MemoryMoment  # where an allocation failed, the last that did; without one, at the last allocation
     last_owners: tuple[Owner, ...]
     slope: Slope | None  # None for fewer than two steps, and where frees are not seen
+    begin_ns: int  # of the recording: the zero of all times of memory that are shown
+    end_ns: int
     leaks: tuple[Leak, ...] | None = ()  # the largest first; None where frees are not seen
     changes: tuple[Change, ...] = ()  # the largest saving first
     notes: tuple[str, ...] = field(default=())  # what is not known, and why
-    begin_ns: int | None = None  # of the recording; None: its first allocation
-    end_ns: int | None = None
     steps: tuple[StepTime, ...] = ()
 
 

@@ -195,19 +195,18 @@ def memory_log(analysis: Analysis) -> str:
 def _head(analysis: Analysis, use: MemoryUse) -> Iterator[str]:
     where = ", ".join(part for part in (clean(machine(analysis)), rank_in_words(analysis)) if part)
     yield f"# Memory of {clean(use.device)} ({where}). MB is 2^20 bytes."
-    yield "# time: seconds since the first allocation that was recorded."
+    yield "# time: seconds since the recording began."
     yield "# The last state is the peak, the highest allocated; the layout is what was held then."
     yield from (f"# {clean(note)}" for note in use.notes)
 
 
 def _states(use: MemoryUse) -> Iterator[str]:
-    begin_ns = int(use.timeline.time_ns[0]) if len(use.timeline.time_ns) else use.peak.time_ns
     moments = [*use.moments, *([use.reserved_peak] if use.reserved_peak is not None else [])]
     for moment in sorted(moments, key=lambda moment: moment.time_ns):
         step = "" if moment.step is None else f", step {moment.step}"
-        yield from _state(moment, begin_ns, clean(moment.label) + step)
+        yield from _state(moment, use.begin_ns, clean(moment.label) + step)
         yield ""
-    yield from _state(use.peak, begin_ns, " ".join(filter(None, ("highest allocated", moment_in_words(use)))))
+    yield from _state(use.peak, use.begin_ns, " ".join(filter(None, ("highest allocated", moment_in_words(use)))))
 
 
 def _state(moment: MemoryMoment, begin_ns: int, title: str) -> Iterator[str]:
@@ -391,13 +390,12 @@ def _owner_table(use: MemoryUse) -> str:
 
 def _moment_table(use: MemoryUse) -> str:
     moments = sorted((*use.moments, use.peak), key=lambda moment: moment.time_ns)
-    begin_ns = int(use.timeline.time_ns[0]) if len(use.timeline.time_ns) else moments[0].time_ns
     names = [name for name in CATEGORIES if any(moment.categories.get(name) for moment in moments)]
     rows = [
         [
             clean(moment.label),
             "-" if moment.step is None else str(moment.step),
-            f"{(moment.time_ns - begin_ns) / 1e6:.3f}",
+            f"{(moment.time_ns - use.begin_ns) / 1e6:.3f}",
             *(_mib(moment.categories.get(name, 0)) for name in names),
             _mib(moment.total_bytes),
             "" if moment.reserved_bytes is None else _mib(moment.reserved_bytes),

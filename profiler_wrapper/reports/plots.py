@@ -89,12 +89,11 @@ def draw_categories(analysis: Analysis, path: str | os.PathLike[str]) -> None:
     figure = figures.new_figure(_WIDTH_BARS, height_in=_HEIGHT_IN)
     figures.head(figure, title)
     axes, strip = figure.subplots(2, 1, sharex=True, height_ratios=[12, 1])
-    begin_ns = int(use.timeline.time_ns[0])
-    _draw_stack(axes, use, begin_ns)
-    _mark_steps(axes, use, begin_ns)
-    axes.plot(_ms(use.peak.time_ns, begin_ns), use.peak.total_bytes / MIB, "v", color=_RESERVED, markersize=9,
+    _draw_stack(axes, use)
+    _mark_steps(axes, use)
+    axes.plot(_ms(use.peak.time_ns, use), use.peak.total_bytes / MIB, "v", color=_RESERVED, markersize=9,
               clip_on=False, zorder=5, label="peak")  # fmt: skip
-    for phase in _draw_phases(strip, use, begin_ns):
+    for phase in _draw_phases(strip, use):
         axes.fill_between([], [], color=_PHASE_GREYS[phase], label=f"phase {phase}")
     figures.from_zero(axes)
     axes.set_ylim(top=axes.get_ylim()[1] * _HEADROOM)
@@ -119,15 +118,15 @@ def peak_text(use: MemoryUse) -> str:
     return "\n".join(lines)
 
 
-def _ms(time_ns: int, begin_ns: int) -> float:
-    return (time_ns - begin_ns) / 1e6
+def _ms(time_ns: int, use: MemoryUse) -> float:
+    return (time_ns - use.begin_ns) / 1e6
 
 
-def _draw_stack(axes: Axes, use: MemoryUse, begin_ns: int) -> None:
+def _draw_stack(axes: Axes, use: MemoryUse) -> None:
     """The last point is held a little longer, so that it can be seen."""
     figures.prepare(axes, ylabel="MiB")
     timeline, events = use.timeline, points_of(use, most=_MOST_POINTS)
-    times_ms = (timeline.time_ns[events] - begin_ns) / 1e6
+    times_ms = (timeline.time_ns[events] - use.begin_ns) / 1e6
     end_ms = 1.01 * float(times_ms[-1]) or 1.0
     times_ms = np.append(times_ms, end_ms)
 
@@ -150,7 +149,7 @@ def _draw_stack(axes: Axes, use: MemoryUse, begin_ns: int) -> None:
     axes.set_xlim(0.0, end_ms)
 
 
-def _mark_steps(axes: Axes, use: MemoryUse, begin_ns: int) -> None:
+def _mark_steps(axes: Axes, use: MemoryUse) -> None:
     """A mark at the peak of each step, with its size where they are few."""
     times, total = use.timeline.time_ns, use.timeline.total_bytes
     peaks = []
@@ -158,7 +157,7 @@ def _mark_steps(axes: Axes, use: MemoryUse, begin_ns: int) -> None:
         first, end = np.searchsorted(times, [step.start_ns, step.end_ns]).tolist()
         if end > first:
             event = first + int(total[first:end].argmax())
-            peaks.append((step.number, _ms(int(times[event]), begin_ns), int(total[event]) / MIB))
+            peaks.append((step.number, _ms(int(times[event]), use), int(total[event]) / MIB))
     axes.plot([at_ms for _, at_ms, _ in peaks], [size for *_, size in peaks], "o",
               color="white", markeredgecolor=_RESERVED, markersize=figures.mark_size(len(peaks)), zorder=4,
               label="peak of a step" if peaks else None)  # fmt: skip
@@ -168,21 +167,21 @@ def _mark_steps(axes: Axes, use: MemoryUse, begin_ns: int) -> None:
                       "facecolor": "white", "edgecolor": "none", "alpha": 0.8})  # fmt: skip
 
 
-def _draw_phases(axes: Axes, use: MemoryUse, begin_ns: int) -> list[Phase]:
+def _draw_phases(axes: Axes, use: MemoryUse) -> list[Phase]:
     """A strip of greys; wide phases carry their names. Gives the phases that carry none anywhere."""
     starts, end_ns = use.timeline.phase_starts, int(use.timeline.time_ns[-1])
     ends = [*(start_ns for start_ns, _ in starts[1:]), end_ns]
     within = [
-        (phase, max(start_ns, begin_ns), min(next_ns, end_ns))
+        (phase, max(start_ns, use.begin_ns), min(next_ns, end_ns))
         for (start_ns, phase), next_ns in zip(starts, ends, strict=False)
     ]
-    spans = [(phase, _ms(first, begin_ns), (last - first) / 1e6) for phase, first, last in within if last > first]
-    width_ms = max(1, end_ns - begin_ns) / 1e6
+    spans = [(phase, _ms(first, use), (last - first) / 1e6) for phase, first, last in within if last > first]
+    width_ms = max(1, end_ns - use.begin_ns) / 1e6
     axes.set_ylim(0, 1)
     axes.set_yticks([])
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(labelsize=figures.FONT_SIZE - 1)
-    axes.set_xlabel("ms since the first allocation that was recorded", fontsize=figures.FONT_SIZE)
+    axes.set_xlabel("ms since the recording began", fontsize=figures.FONT_SIZE)
     phases = list(dict.fromkeys(phase for phase, *_ in spans))
     for phase in phases:
         places = [(at_ms, length_ms) for name, at_ms, length_ms in spans if name == phase]

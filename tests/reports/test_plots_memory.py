@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from profiler_wrapper.analysis.memory.use import memory_curve
 from profiler_wrapper.analysis.model import CATEGORIES, MemoryTimeline, MemoryUse, Phase
 from profiler_wrapper.reports.figures import CATEGORY_COLORS, DPI, ink_on, mixed, ring_colors
 from profiler_wrapper.reports.memory import moment_in_words
@@ -100,6 +102,18 @@ def test_a_picture_comes_out(name: str, tmp_path: Path) -> None:
         held = ("params", "grads", "os_state", "activation", "other")
         expected = {tuple(bytes.fromhex(CATEGORY_COLORS[category][1:])) for category in held}  # type: ignore[index]
         assert expected <= colors
+
+
+def test_its_times_are_those_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[Any] = []
+    monkeypatch.setattr("profiler_wrapper.reports.figures.save", lambda figure, path: saved.append(figure))
+    use = llama_memory(2)
+    use = replace(use, begin_ns=use.begin_ns - 2_000_000)
+    draw_categories(replace(llama(2), memory_use=use), "plot.png")
+    axes, strip = saved[0].axes
+    drawn = next(line for line in axes.lines if line.get_label() == "peak").get_xdata()
+    assert drawn[0] == pytest.approx((use.peak.time_ns - memory_curve(use)["start_ns"]) / 1e6)
+    assert strip.get_xlabel() == "ms since the recording began"
 
 
 def test_it_says_why_there_is_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

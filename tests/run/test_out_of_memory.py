@@ -130,6 +130,8 @@ def use_of(device: str, *owners: Owner) -> MemoryUse:
         last=moment,
         last_owners=owners,
         slope=None,
+        begin_ns=0,
+        end_ns=1,
         changes=(
             Change(kind="smaller_batch", text="halve the batch", layers=(), saves_bytes=300 << 20, costs_ns=None),
         ),

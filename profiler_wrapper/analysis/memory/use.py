@@ -53,10 +53,7 @@ def memory_curve(use: MemoryUse) -> Curve:
     are left out.
     """
     timeline = use.timeline
-    times, reserved = timeline.time_ns, timeline.reserved_bytes
-    first_ns, last_ns = (int(times[0]), int(times[-1])) if len(times) else (0, 0)
-    begin_ns = first_ns if use.begin_ns is None else use.begin_ns
-    end_ns = last_ns if use.end_ns is None else use.end_ns
+    times, reserved, begin_ns, end_ns = timeline.time_ns, timeline.reserved_bytes, use.begin_ns, use.end_ns
     events = points_of(use, most=_MOST_POINTS)
     held = dict(zip(CATEGORIES, timeline.bytes_by_category, strict=True))
     phases = timeline.phase_starts if len(timeline.phase_starts) <= _MOST_PHASES else ()
