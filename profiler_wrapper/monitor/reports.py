@@ -51,7 +51,7 @@ _SLOWEST = 3  # times the median: a single step that is worth a word
 
 def monitor_text(run: MonitorRun, *, width: int = WIDTH_OF_FILES) -> str:
     """The run, its numbers, and what stands out; only numbers may need more than `width` columns."""
-    remarks = [line for remark in _remarks(run) for line in wrap(remark, width, 2)]
+    remarks = [line for remark in _remarks(run) for line in wrap(remark, width)]
     return "\n".join([*_title(run, width), "", _table(run), *_breakdown(run), *remarks])
 
 

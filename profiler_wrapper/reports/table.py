@@ -48,7 +48,7 @@ from profiler_wrapper.reports.folding import (
     outlying_layers,
 )
 from profiler_wrapper.reports.memory import memory_lines
-from profiler_wrapper.reports.text import AT_LEAST, aligned_lines, cells, clean, shorten, wrap
+from profiler_wrapper.reports.text import AT_LEAST, aligned_lines, cells, clean, shorten, whole_ones, wrap
 from profiler_wrapper.units import MIB
 
 # --------------------------------------------------------------------------------------------------
@@ -257,7 +257,6 @@ NARROWEST = 60
 _NAME_WIDTH = 24  # below this, columns give way to names
 _DEEPEST_INDENT = 6
 _TITLE_LINES = 3
-_WARNING_LINES = 3
 _VERDICT_LINES = 3
 _FOLLOWED_LINES = 3
 _HIGH = 20  # rows: a lower table says less beside its layers
@@ -343,12 +342,11 @@ def _joined(parts: Sequence[str], width: int, most: int) -> list[str]:
 
 
 def _warning_lines(analysis: Analysis, rows: int, width: int, unicode: bool) -> list[str]:
-    """A line for each of at most 3 warnings (1 in a low table) and one that counts the others."""
-    room = _WARNING_LINES if rows >= _HIGH else 1
+    """Those that fit in a fifth of the rows, and how many others there are."""
     # That of CPUs no peak is known is so in every run on one.
     texts = [one for one in analysis.warnings if analysis.time_basis == "device" or not one.startswith(NO_PEAK)]
-    lines = [line for one in texts[:room] for line in wrap("warning: " + clean(one, unicode=unicode), width, 1)]
-    return [*lines, *([f"({len(texts) - room} more in the log)"] if len(texts) > room else [])]
+    texts = [f"warning: {clean(one, unicode=unicode)}" for one in texts]
+    return whole_ones(texts, width, rows // 5, "warnings: see the log")
 
 
 def _verdict_lines(analysis: Analysis, rows: int, width: int, unicode: bool) -> list[str]:
@@ -356,7 +354,7 @@ def _verdict_lines(analysis: Analysis, rows: int, width: int, unicode: bool) -> 
     verdict, before, fix = clean(analysis.summary.get("verdict") or "", unicode=unicode).partition("First fix: ")
     room = _VERDICT_LINES if rows >= _HIGH else 1
     lines = wrap(verdict.rstrip(), width, room) if verdict else []
-    return lines + (wrap(before + fix, width, 2 if rows >= _HIGH else 1) if fix else [])
+    return lines + (wrap(before + fix, width) if fix else [])
 
 
 def _draw(rows: Sequence[TableRow], analysis: Analysis, width: int, unicode: bool) -> list[str]:

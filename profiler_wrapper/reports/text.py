@@ -62,7 +62,16 @@ def _head(text: str, width: int) -> str:
     return text[: sum(used <= width for used in accumulate(map(_char_cells, text)))]
 
 
-def wrap(text: str, width: int, lines: int) -> list[str]:
+def whole_ones(texts: Sequence[str], width: int, room: int, others: str) -> list[str]:
+    """The texts that fit whole in `room` lines, and a line that counts the `others`: what is cut may be the cure."""
+    lines, hidden = list[str](), len(texts)
+    for text in texts:
+        if len(lines) + len(wrapped := wrap(text, width, room + 1)) <= room:
+            lines, hidden = lines + wrapped, hidden - 1
+    return lines + [f"({hidden} of {len(texts)} {others})"] * (hidden > 0)
+
+
+def wrap(text: str, width: int, lines: int = 99) -> list[str]:
     """`text` in at most `lines` lines of at most `width` columns; what is left out leaves an ellipsis."""
     if cells(text) != len(text):
         return [shorten(text, width)]

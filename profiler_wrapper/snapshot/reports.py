@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 
 from profiler_wrapper.reports import figures
-from profiler_wrapper.reports.text import aligned_lines, cells, clean, grid, shorten, wrap
+from profiler_wrapper.reports.text import aligned_lines, cells, clean, grid, shorten, whole_ones, wrap
 from profiler_wrapper.snapshot.analyse import AllocatorReport, DeviceMemory, MemoryHistory, MemoryOwner, Place
 from profiler_wrapper.trace.atomic import json_bytes
 from profiler_wrapper.trace.recording import Int64
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 WIDTH, LINES = 100, 40
-_ROWS = {"pools": 4, "owners": 8, "now": 5, "devices": 4, "notes": 3}
+_ROWS = {"pools": 4, "owners": 8, "now": 5, "devices": 4, "notes": 6}
 _FULL_WIDTH, _FULL_ROWS = 200, 1_000_000
 _FULL_STACKS = 30  # of the largest owners
 
@@ -179,7 +179,8 @@ def _owner_table(owners: Sequence[MemoryOwner], total: int, width: int, most: in
 
 
 def _notes(report: AllocatorReport, unicode: bool, width: int, most: int) -> list[str]:
-    return [line for note in report.notes for line in wrap(f"note: {clean(note, unicode=unicode)}", width, 2)][:most]
+    notes = [f"note: {clean(note, unicode=unicode)}" for note in report.notes]
+    return whole_ones(notes, width, most, "notes: -o FILE has them all")
 
 
 def _mib(size_bytes: int | None) -> str:

@@ -443,10 +443,16 @@ def test_a_table_has_room_for_what_a_warning_says_to_do_and_why() -> None:
     ]  # fmt: skip
     (no_bytes,) = _note("bytes moved", untold, 100)
     analysis = replace(llama(40), warnings=(no_peak or "", no_bytes, "a third", "a fourth"))
-    shown = [line for line in console_table(analysis).split("\n") if line.startswith("warning")]
-    assert len(shown) == 3  # a line each
-    assert "run `profiler-wrapper peaks --measure -o p.json`" in shown[0]
-    assert "and 2 more ops: no rule tells" in shown[1]
+    table = console_table(analysis)
+    assert f"warning: {no_peak} warning: a third (2 of 4 warnings: see the log)" in " ".join(table.split())
+    low = console_table(replace(analysis, warnings=(no_bytes, no_peak or "")), rows=12).split("\n")
+    assert low[-1] == "(1 of 2 warnings: see the log)" and f"warning: {no_bytes}" in " ".join(" ".join(low).split())
+
+
+def test_what_to_do_first_is_never_cut() -> None:
+    fix = f"First fix: find why {'another rank ' * 9}comes later: `profiler-wrapper ranks RUN` tells."
+    table = console_table(replace(llama(4), summary=Summary(verdict=f"It waits. {fix}")), width=60)
+    assert " ".join(table.split()).endswith(fix)
 
 
 def test_the_table_ends_with_what_stands_out_and_what_to_do_first() -> None:
@@ -759,7 +765,7 @@ def test_times_of_what_lost_kernels_are_lower_bounds() -> None:
         if i != 1:
             trace.kernel("gemm", begin + 1000, begin + 601_000, correlation=i + 1)
     analysis = analyse(trace.recording())
-    lines = console_table(analysis, unicode=True).splitlines()
+    lines = console_table(analysis, unicode=True).split("\nwarning")[0].splitlines()
     assert "device time ≥1.800 ms" in " ".join(lines[:2])
     marked = [line.split()[:2] for line in lines if "≥" in line.split("  ", 2)[-1] and " ms" not in line]
     assert [names[0] for names in marked] == ["layers.{0..3}", "median", "outlier:", "TOTAL"]

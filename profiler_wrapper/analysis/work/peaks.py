@@ -139,12 +139,11 @@ NO_PEAK = "no peak is known"  # how the warning begins
 
 
 def _unknown(device_name: str | None) -> str:
-    """What to do comes first: a table on a terminal has room for the begin."""
     why = f"the device {shown(device_name)} is in no table"
     if not device_name:
         why = "CPUs are in no table, or the trace does not name its device"
     return (
-        f"{NO_PEAK}: run `profiler-wrapper peaks --measure -o p.json`, give peaks='p.json'; or set "
+        f"{NO_PEAK}: run `profiler-wrapper peaks --measure -o peaks.json`, give peaks='peaks.json'; or set "
         f"{VARIABLE}=<dense TFLOP/s> (or bfloat16=<TFLOP/s>,bandwidth=<GB/s>): {why}"
     )
 

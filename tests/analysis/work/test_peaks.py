@@ -208,4 +208,4 @@ def test_types_go_by_torchs_names(dtype: str, kind: str | None) -> None:
 def test_the_begin_of_the_warning_says_what_to_do(device: str | None) -> None:
     _, warning = find_peaks(device, environment={})
     assert warning is not None
-    assert "`profiler-wrapper peaks --measure -o p.json`, give peaks='p.json'" in warning[:91]
+    assert "`profiler-wrapper peaks --measure -o peaks.json`, give peaks='peaks.json'" in warning
