@@ -32,7 +32,7 @@ from profiler_wrapper.comparison.baseline import (
     read_baseline,
 )
 from profiler_wrapper.comparison.compare import Source, name_of
-from profiler_wrapper.comparison.match import OF_MACHINE, differences, siblings_together
+from profiler_wrapper.comparison.match import OF_MACHINE, differences, siblings_together, what_differs
 from profiler_wrapper.comparison.model import Difference
 from profiler_wrapper.comparison.times import (
     BUSY,
@@ -61,7 +61,6 @@ _MOST_OPS = 4
 _OF_TIMES = OF_MACHINE | {"allocations in the timed steps"}  # recording those takes a few percent of a step
 _OF_COUNTS = OF_MACHINE - {"CPU", "Python"}  # what the numbers of kernels, waits and bytes depend on
 _MOST_FINDINGS = 8  # of one check, in the text
-_MOST_DIFFERENCES = 12
 _MARKDOWN = re.compile(r"[\\`*_\[\]<>|&~]")  # what would be markup
 
 
@@ -162,10 +161,7 @@ class GuardReport:
     def _sides(self) -> list[str]:
         """What is compared with what, and what is not alike."""
         runs = f"{self.baseline_runs} run{'s' if self.baseline_runs > 1 else ''}"
-        differs = [f"differs: {what}: {a} -> {b}" for what, a, b in self.differences[:_MOST_DIFFERENCES]]
-        if (more := len(self.differences) - _MOST_DIFFERENCES) > 0:
-            differs.append(f"differs: {more} more, which the JSON has")
-        return [f"baseline {self.baseline} ({runs}), run {self.run}", *differs]
+        return [f"baseline {self.baseline} ({runs}), run {self.run}", *what_differs(self.differences)]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: {verdict, regressed, judged, baseline, run, baseline_runs, differences[], checks[{name, status,

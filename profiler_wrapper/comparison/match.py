@@ -227,6 +227,7 @@ def shown_names(a: Analysis, b: Analysis, mark: str = "a") -> dict[str, str]:
 
 BASIS = "time basis"
 SIZES = "sizes of linear layers' products"  # known by digests
+_MOST_LISTED = 12
 _SAME_COVERAGE = 0.02  # coverages that are nearer are as good as equal
 
 # By the keys of a result's `comparable`, in the order in which they are said: words, and whether times alone differ.
@@ -304,6 +305,21 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[Difference,
             continue
         found.append(Difference(what=words, a=_words(key, one), b=_words(key, other), of_time_only=of_time_only))
     return tuple(found)
+
+
+def changed(what: str, a: str, b: str) -> str:
+    """`torch 2.12 -> 2.13`; of lists what one side has alone: `phases +recompute`."""
+    before, after = a.split(", "), b.split(", ")
+    if what == SIZES or len(before) == len(after) == 1:
+        return what if what == SIZES else f"{what} {a} -> {b}"
+    items = [f"-{item}" for item in before if item not in after] + [f"+{item}" for item in after if item not in before]
+    return f"{what} {', '.join(items)}"
+
+
+def what_differs(found: Sequence[tuple[str, str, str]]) -> list[str]:
+    """A line for each difference (what, on both sides); of many for the first."""
+    more = [f"{len(found) - _MOST_LISTED} more, which the JSON has"] if len(found) > _MOST_LISTED else []
+    return [f"differs: {text}" for text in (*(changed(*one) for one in found[:_MOST_LISTED]), *more)]
 
 
 def _words(key: str, value: object) -> str:

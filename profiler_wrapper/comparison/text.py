@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from profiler_wrapper.analysis.statistics import sum_of_known
-from profiler_wrapper.comparison.match import BASIS, HARMLESS, SIZES, folded_name, like_name
+from profiler_wrapper.comparison.match import BASIS, HARMLESS, changed, folded_name, like_name, what_differs
 from profiler_wrapper.comparison.model import (
     ChangedLayer,
     ComparedRow,
@@ -37,7 +37,6 @@ SURE = 0.05  # standard error of the change of a step: with more, no difference 
 MOST_OF_IT = 0.5  # of a change: with less in single layers, it is said of all
 LIKE_LOAD = "all layers alike (as under other load or clock; low confidence)"
 _MOST_DIFFERENCES = 3  # in the verdict
-_MOST_LISTED = 12  # below it
 _MOST_LAYERS = 2  # with other work
 _SAME_FLOPS = 0.01  # FLOPs that are nearer are as good as equal
 _LEAST_MEMORY_BYTES = 64 << 10
@@ -79,17 +78,8 @@ def _unlike(differences: Sequence[Difference]) -> str:
     named = [one for one in differences if one.what not in HARMLESS]
     if not named:
         return ""
-    words = [f"other {one.what}" if one.what == SIZES else shorten(_changed(one), _LONGEST_DIFFERENCE) for one in named]
+    words = [shorten(changed(one.what, one.a, one.b), _LONGEST_DIFFERENCE) for one in named]
     return f"not alike ({first_few(words, _MOST_DIFFERENCES, between='; ')}): "
-
-
-def _changed(one: Difference) -> str:
-    """`torch 2.12 -> 2.13`; of lists what one side has alone: `phases +recompute`."""
-    a, b = (value.split(", ") for value in (one.a, one.b))
-    if len(a) == len(b) == 1:
-        return f"{one.what} {one.a} -> {one.b}"
-    changed = [f"-{item}" for item in a if item not in b] + [f"+{item}" for item in b if item not in a]
-    return f"{one.what} {', '.join(changed)}"
 
 
 def _of_total(total: ComparedTotal, like_load: bool, bases: tuple[str, str]) -> str:
@@ -359,10 +349,8 @@ def _sides(comparison: Comparison, width: int, unicode: bool) -> Iterable[str]:
     ):
         count = f"{steps} step{'s' if steps > 1 else ''}"
         yield f"{name}: {shorten(clean(path, unicode=unicode), width - len(count) - 6)}, {count}"
-    lines = [one.what if one.what == SIZES else _changed(one) for one in comparison.differences]
-    if (more := len(lines) - _MOST_LISTED) > 0:
-        lines[_MOST_LISTED:] = [f"{more} more, which the JSON and the page have"]
-    yield from (shorten(clean(f"differs: {line}", unicode=unicode), width) for line in lines)
+    lines = what_differs([(one.what, one.a, one.b) for one in comparison.differences])
+    yield from (shorten(clean(line, unicode=unicode), width) for line in lines)
 
 
 def _total(total: ComparedTotal, unicode: bool) -> tuple[str, str, str, str, str]:
