@@ -270,7 +270,6 @@ _PARTS = (
     ("attention_ns", "time_ns"),
     ("communication_ns", "time_ns"),
     ("exposed_communication_ns", "communication_ns"),
-    ("fused_ns", "time_ns"),
     ("self_flops_per_step", "flops_per_step"),
     ("causal_flops_per_step", "flops_per_step"),
     ("self_causal_flops_per_step", "self_flops_per_step"),
@@ -289,6 +288,13 @@ def no_part_is_more_than_its_whole(result: Analysis) -> Broken:
             if value is not None and value < 0:
                 yield f"{part} of {name_of(row)}: {value}"
             yield from above(f"{part} of {name_of(row)}", value, getattr(row, whole))
+    charged = {(row.layer, row.phase): row for row in result.layers}
+    for row in result.layers:  # kernels for this layer and others are in the time of one above
+        time_ns, parent = row.time_ns if row.parent is None else 0, row.parent
+        while parent is not None:
+            one = charged.get((parent, row.phase))
+            time_ns, parent = max(time_ns, one.time_ns if one else 0), one.parent if one else None
+        yield from above(f"fused time of {name_of(row)} and the layers above it", row.fused_ns, time_ns)
     time = result.time
     yield from above("exposed communication", time.exposed_communication_ns, time.total_ns)
     yield from above("busy", time.busy_ns, time.total_ns)
@@ -301,7 +307,7 @@ def device_count(result: Analysis) -> int:
 
 
 # What of a child is a part of what its parent has.
-_INSIDE = ("attention_ns", "communication_ns", "exposed_communication_ns", "fused_ns", "idle_ns", "cpu_time_ns")
+_INSIDE = ("attention_ns", "communication_ns", "exposed_communication_ns", "idle_ns", "cpu_time_ns")
 
 
 def children_are_parts_of_parents(result: Analysis) -> Broken:

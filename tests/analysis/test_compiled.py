@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from invariants import broken
 from profiler_wrapper.analysis import compiled as compiled_graphs
 from profiler_wrapper.analysis import compiled as compiled_places
 from profiler_wrapper.analysis import compiled as compiled_regions
@@ -98,6 +100,9 @@ def test_layers_say_what_they_share() -> None:
     analysis = analyse(compiled_block(*OPS).recording(), run=run_of(*kernels))
     assert fused_times(analysis) == {"layers.0": 0, "layers.0.mlp": 200, "layers.0.norm": 200}
     assert self_times(analysis)["layers.0", "forward"] == 200 + 100
+    assert broken(analysis) == []
+    rows = [replace(row, fused_ns=901) if row.layer == "layers.0.norm" else row for row in analysis.layers]
+    assert len(broken(replace(analysis, layers=tuple(rows)))) == 1
 
 
 def test_a_layer_without_a_kernel_of_its_own_has_a_row() -> None:
