@@ -55,11 +55,11 @@ def percent(part: float, whole: float) -> str:
     return "-" if whole == 0 else f"{100 * part / whole:.1f}"
 
 
-def file_size(size_bytes: int) -> str:
+def file_size(size_bytes: float) -> str:
     """`"812 B"`, `"3.4 KiB"`, `"81.0 MiB"`, `"1.2 GiB"`."""
-    if size_bytes < 1024:
-        return f"{size_bytes} B"
-    size = float(size_bytes)
+    size = float(round(size_bytes))
+    if size < 1024:
+        return f"{size:.0f} B"
     for unit in ("KiB", "MiB", "GiB"):
         size /= 1024
         if size < 1024 or unit == "GiB":

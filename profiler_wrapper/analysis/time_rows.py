@@ -539,9 +539,9 @@ def _faster_than_the_roof(analysis: Analysis, layers: Sequence[LayerRow]) -> lis
             found.append((took_ns, f"{name} at {100 * needs_ns / took_ns:.0f} %"))
     if not found:
         return []
-    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    slowest = first_few([name for _, name in sorted(found, reverse=True)], 1)
     return [
-        f"faster than the roof of the device: {max(found)[1]}{more}. Likely kernels that the trace lacks, peaks of "
+        f"faster than the roof of the device: {slowest}. Likely kernels that the trace lacks, peaks of "
         "another device, what a mask hides, or data that was still in a cache"
     ]
 

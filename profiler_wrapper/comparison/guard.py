@@ -125,8 +125,7 @@ class GuardReport:
         """One line."""
         worse = [finding for check in self.checks for finding in check.regressions]
         if worse:
-            more = f", and {len(worse) - 1} more" if len(worse) > 1 else ""
-            return f"regression: {worse[0].text}{more}"
+            return f"regression: {first_few([finding.text for finding in worse], 1)}"
         if not self.judged:
             return "nothing could be judged"
         better = [finding for check in self.checks for finding in check.improvements]

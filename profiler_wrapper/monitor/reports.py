@@ -122,8 +122,7 @@ def _remarks(run: MonitorRun) -> Iterator[str]:
     for stretch in run.slow[:_MOST_STRETCHES]:
         some = "" if stretch.slow == stretch.timed else f"{stretch.slow} of "
         yield f"slow: {some}steps {stretch.first} to {stretch.last} took {stretch.factor:.2f} times the median"
-    if len(run.slow) > _MOST_STRETCHES:
-        more = len(run.slow) - _MOST_STRETCHES
+    if (more := len(run.slow) - _MOST_STRETCHES) > 0:
         yield f"slow: {more} more stretch{'es' if more > 1 else ''}"
     if run.memory_growth_gb is not None:
         yield f"memory grew all the way, by {run.memory_growth_gb:.2f} GB: is something kept from step to step?"

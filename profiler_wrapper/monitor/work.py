@@ -271,7 +271,7 @@ def _times_as_many(shapes: BatchKey, then: BatchKey) -> float | None:
 def in_words(shapes: Sequence[tuple[int | None, Any]]) -> str:
     """The first few: `2 x 16 and 4 x 8`."""
     sizes = [str(sequences) if length is None else f"{sequences} x {length}" for sequences, length in shapes]
-    return " and ".join(sizes[:2] + ([f"{len(sizes) - 2} more"] if len(sizes) > 2 else []))
+    return first_few(sizes, 2, between=" and ")
 
 
 def formula_of(

@@ -14,6 +14,7 @@ from profiler_wrapper.analysis.model import GENERATING_PHASES, LAUNCHED_BEFORE, 
 from profiler_wrapper.analysis.statistics import number_ranges
 from profiler_wrapper.analysis.steps import step_times_ns
 from profiler_wrapper.analysis.work.roofline import peak_of
+from profiler_wrapper.errors import first_few
 from profiler_wrapper.reports.text import AT_LEAST, cells, clean, shorten
 from profiler_wrapper.trace.run_file import KVCacheLayers
 from profiler_wrapper.units import TIME_NAMES, file_size
@@ -202,8 +203,7 @@ def root_names(analysis: Analysis) -> str:
     names = ", ".join(roots)
     if len(roots) == 1 or len(names) <= _LONGEST_NAME:
         return names
-    times_ns = {root: sum(row.time_ns for row in rows if row.layer == root) for root in roots}
-    return f"{max(roots, key=lambda root: times_ns[root])} and {len(roots) - 1} more"
+    return first_few(sorted(roots, key=lambda root: -sum(row.time_ns for row in rows if row.layer == root)), 1)
 
 
 def use_line(analysis: Analysis, width: int) -> str:

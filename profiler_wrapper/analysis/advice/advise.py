@@ -20,7 +20,7 @@ from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule, cut, 
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, NO_LAYERS, Analysis, Comparable, Finding, LayerRow, Summary
 from profiler_wrapper.analysis.statistics import split_number, sum_if_all_known
-from profiler_wrapper.errors import attempt
+from profiler_wrapper.errors import attempt, first_few
 from profiler_wrapper.trace.marks import ROOT_PATH
 
 RULES: tuple[Rule, ...] = (
@@ -242,7 +242,7 @@ def _where_it_goes(facts: Facts) -> list[str]:
     without_layer = [row for row in facts.analysis.unattributed if row.reason != LAUNCHED_BEFORE]
     unknown = sum(row.time_ns for row in without_layer) / total
     if unknown >= _MUCH_WITHOUT_LAYER:
-        reasons = ", ".join(row.reason for row in without_layer[:2])
+        reasons = first_few([row.reason for row in without_layer], 2)
         found = f"No layer is known for {share(unknown)} of {of} ({reasons}); {_largest_class(facts.analysis)}"
     else:
         name, time_ns = _largest_part(facts)

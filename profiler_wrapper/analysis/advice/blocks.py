@@ -18,7 +18,6 @@ from profiler_wrapper.analysis.advice.facts import (
     Rule,
     count,
     duration,
-    size,
     uncovered,
 )
 from profiler_wrapper.analysis.call_rows import ExpertLayerRow, ExpertRow
@@ -36,6 +35,7 @@ from profiler_wrapper.analysis.statistics import (
 )
 from profiler_wrapper.trace.nesting import nearest, nearest_above
 from profiler_wrapper.trace.recording import Bool, Category, Int64
+from profiler_wrapper.units import file_size as size
 
 _FEWEST_BLOCKS = 4  # among fewer it is hard to say which is an outlier
 _MOST_OUTLIERS_SHARE = 0.25  # of the blocks; where more differ, that is how the model is made

@@ -20,7 +20,7 @@ from profiler_wrapper.analysis.steps import StepWindows, step_windows
 from profiler_wrapper.errors import first_few
 from profiler_wrapper.trace.nesting import self_time
 from profiler_wrapper.trace.recording import Bool, Category, Int64
-from profiler_wrapper.units import TIME_NAMES, file_size
+from profiler_wrapper.units import TIME_NAMES
 
 # --------------------------------------------------------------------------------------------------
 # Within the steps, the gaps in which a device runs nothing: what the CPU was doing that it waited for.
@@ -159,11 +159,6 @@ def share(part: float) -> str:
     if 0.995 <= part < 1:
         return "over 99 %"
     return f"{100 * part:.0f} %" if part >= 0.0995 or part == 0 else f"{100 * part:.1f} %"
-
-
-def size(size_bytes: float) -> str:
-    """Bytes in binary units: `"3.4 MiB"`."""
-    return file_size(round(size_bytes))
 
 
 def count(number: float, noun: str) -> str:

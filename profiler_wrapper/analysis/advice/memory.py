@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from profiler_wrapper.analysis.advice.facts import NS_PER_US, PEAK, Facts, Rule, duration, share, size, where
+from profiler_wrapper.analysis.advice.facts import NS_PER_US, PEAK, Facts, Rule, duration, share, where
 from profiler_wrapper.analysis.model import Finding
 from profiler_wrapper.trace.recording import Bool
+from profiler_wrapper.units import file_size as size
 
 # Shares of the device's memory, at the peak.
 MEMORY_SHORT = 0.9  # a longer batch fails, and the allocator may begin to retry

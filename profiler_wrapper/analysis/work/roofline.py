@@ -42,7 +42,7 @@ from profiler_wrapper.analysis.work.flops import (
 from profiler_wrapper.analysis.work.formulas import OpFlops
 from profiler_wrapper.analysis.work.peaks import VARIABLE, Given, Peaks, find_peaks
 from profiler_wrapper.analysis.work.traffic import Traffic
-from profiler_wrapper.errors import WrongUse, attempt
+from profiler_wrapper.errors import WrongUse, attempt, first_few
 from profiler_wrapper.trace.recording import Float64
 
 NS_PER_S = 1e9
@@ -80,11 +80,9 @@ _LONGEST_OP = 32  # name in a warning
 def _note(what: str, rows: Sequence[UncountedRow], all_ns: int) -> list[str]:
     if not rows:
         return []
-    ops = list(dict.fromkeys(row.op for row in rows))
-    first = ops[0] if len(ops[0]) <= _LONGEST_OP else f"{ops[0][:_LONGEST_OP]}..."
-    more = f" and {len(ops) - 1} more op{'s' if len(ops) > 2 else ''}" if len(ops) > 1 else ""
+    ops = [op if len(op) <= _LONGEST_OP else f"{op[:_LONGEST_OP]}..." for op in dict.fromkeys(row.op for row in rows)]
     percent = min(100.0, 100 * sum(row.time_per_step_ns for row in rows) / all_ns)
-    what = f"{what} of layers with {first}{more}"
+    what = f"{what} of layers with {first_few(ops, 1)}"
     return [f"{what}: no rule tells them ({percent:.1f} % of the time in steps with shapes; the log lists these ops)"]
 
 
