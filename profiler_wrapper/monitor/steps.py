@@ -235,8 +235,8 @@ def _formula(given: MonitorArgs, notices: Notices) -> Formula | None:
     if frozen >= _FROZEN_SHARE:
         notices.warn_once(
             "frozen",
-            f"{frozen:.0%} of the parameters are not trained, and FLOPs by the model's config count the backward of "
-            "all: flops_profile_freq=500 measures them",
+            f"{100 * frozen:.0f} % of the parameters are not trained, and FLOPs by the model's config count the "
+            "backward of all: flops_profile_freq=500 measures them",
         )
     return formula
 

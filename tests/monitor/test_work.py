@@ -342,7 +342,7 @@ def test_without_a_model_the_type_has_to_be_given(tmp_path: Path) -> None:
 def test_frozen_models_are_said_to_have_fewer_flops(tmp_path: Path) -> None:
     model = build("llama").model
     model.requires_grad_(False)
-    with pytest.warns(ProfilerWrapperWarning, match="100% of the parameters are not trained"):
+    with pytest.warns(ProfilerWrapperWarning, match="100 % of the parameters are not trained"):
         one_step(tmp_path, model=model, batch_size=2, seq_length=16)
 
 
