@@ -345,8 +345,8 @@ def _warning_lines(analysis: Analysis, rows: int, width: int, unicode: bool) -> 
     """Those that fit in a fifth of the rows, and how many others there are."""
     # That of CPUs no peak is known is so in every run on one.
     texts = [one for one in analysis.warnings if analysis.time_basis == "device" or not one.startswith(NO_PEAK)]
-    told = [f"warning: {clean(one, unicode=unicode)}" for one in texts]
-    return whole_ones(told, width, rows // 5, "warnings: see the log")
+    lines = [f"warning: {clean(one, unicode=unicode)}" for one in texts]
+    return whole_ones(lines, width, rows // 5, "warnings: see the log")
 
 
 def _verdict_lines(analysis: Analysis, rows: int, width: int, unicode: bool) -> list[str]:
