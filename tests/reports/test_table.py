@@ -314,6 +314,13 @@ def test_wrap_marks_what_is_left_out() -> None:
     assert max(map(len, lines)) <= 40
 
 
+@pytest.mark.parametrize("text", ["層" * 90, "a 層層 b " * 20, "層" * 45 + "e\u0301" * 45])
+def test_wrap_leaves_out_nothing_of_wide_characters(text: str) -> None:
+    lines = wrap(text, 40)
+    assert "".join("".join(lines).split()) == "".join(text.split())
+    assert max(map(cells, lines)) <= 40
+
+
 # ---- golden -----------------------------------------------------------------------------------
 
 
