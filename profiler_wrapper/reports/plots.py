@@ -127,7 +127,8 @@ def _draw_stack(axes: Axes, use: MemoryUse) -> None:
     figures.prepare(axes, ylabel="MiB")
     timeline, events = use.timeline, points_of(use, most=_MOST_POINTS)
     times_ms = (timeline.time_ns[events] - use.begin_ns) / 1e6
-    end_ms = 1.01 * float(times_ms[-1]) or 1.0
+    begin_ms, last_ms = times_ms[[0, -1]].tolist()
+    end_ms = last_ms + (0.01 * (last_ms - begin_ms) or 1.0)
     times_ms = np.append(times_ms, end_ms)
 
     def drawn(sizes_bytes: Int64) -> npt.NDArray[np.float64]:
@@ -146,7 +147,7 @@ def _draw_stack(axes: Axes, use: MemoryUse) -> None:
     if timeline.reserved_bytes is not None:
         axes.step(times_ms, drawn(timeline.reserved_bytes[events]), "--", where="post", color=_RESERVED, linewidth=1.2,
                   label="reserved")  # fmt: skip
-    axes.set_xlim(0.0, end_ms)
+    axes.set_xlim(begin_ms, end_ms)
 
 
 def _mark_steps(axes: Axes, use: MemoryUse) -> None:

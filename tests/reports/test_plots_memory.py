@@ -114,6 +114,8 @@ def test_its_times_are_those_of_the_page(monkeypatch: pytest.MonkeyPatch) -> Non
     drawn = next(line for line in axes.lines if line.get_label() == "peak").get_xdata()
     assert drawn[0] == pytest.approx((use.peak.time_ns - memory_curve(use)["start_ns"]) / 1e6)
     assert strip.get_xlabel() == "ms since the recording began"
+    first_ms = (use.timeline.time_ns[0] - use.begin_ns) / 1e6
+    assert first_ms >= 2 and axes.get_xlim()[0] == pytest.approx(first_ms), "nothing is drawn before it is known"
 
 
 def test_it_says_why_there_is_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
