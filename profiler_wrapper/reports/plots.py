@@ -170,14 +170,14 @@ def _mark_steps(axes: Axes, use: MemoryUse) -> None:
 
 def _draw_phases(axes: Axes, use: MemoryUse) -> list[Phase]:
     """A strip of greys; wide phases carry their names. Gives the phases that carry none anywhere."""
-    starts, end_ns = use.timeline.phase_starts, int(use.timeline.time_ns[-1])
+    starts, (begin_ns, end_ns) = use.timeline.phase_starts, use.timeline.time_ns[[0, -1]].tolist()
     ends = [*(start_ns for start_ns, _ in starts[1:]), end_ns]
     within = [
-        (phase, max(start_ns, use.begin_ns), min(next_ns, end_ns))
+        (phase, max(start_ns, begin_ns), min(next_ns, end_ns))
         for (start_ns, phase), next_ns in zip(starts, ends, strict=False)
     ]
     spans = [(phase, _ms(first, use), (last - first) / 1e6) for phase, first, last in within if last > first]
-    width_ms = max(1, end_ns - use.begin_ns) / 1e6
+    width_ms = max(1, end_ns - begin_ns) / 1e6
     axes.set_ylim(0, 1)
     axes.set_yticks([])
     axes.spines[["top", "right", "left"]].set_visible(False)

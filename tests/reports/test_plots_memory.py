@@ -108,7 +108,8 @@ def test_its_times_are_those_of_the_page(monkeypatch: pytest.MonkeyPatch) -> Non
     saved: list[Any] = []
     monkeypatch.setattr("profiler_wrapper.reports.figures.save", lambda figure, path: saved.append(figure))
     use = llama_memory(2)
-    use = replace(use, begin_ns=use.begin_ns - 2_000_000)
+    begin_ns, ((_, phase), *later) = use.begin_ns - 2_000_000, use.timeline.phase_starts
+    use = replace(use, begin_ns=begin_ns, timeline=replace(use.timeline, phase_starts=((begin_ns, phase), *later)))
     draw_categories(replace(llama(2), memory_use=use), "plot.png")
     axes, strip = saved[0].axes
     drawn = next(line for line in axes.lines if line.get_label() == "peak").get_xdata()
@@ -116,6 +117,8 @@ def test_its_times_are_those_of_the_page(monkeypatch: pytest.MonkeyPatch) -> Non
     assert strip.get_xlabel() == "ms since the recording began"
     first_ms = (use.timeline.time_ns[0] - use.begin_ns) / 1e6
     assert first_ms >= 2 and axes.get_xlim()[0] == pytest.approx(first_ms), "nothing is drawn before it is known"
+    drawn_ms = [path.vertices[:, 0].min() for bars in strip.collections for path in bars.get_paths()]
+    assert min(drawn_ms) >= first_ms, "nor is a phase, whose name would stand where nobody sees it"
 
 
 def test_it_says_why_there_is_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
