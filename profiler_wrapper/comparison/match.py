@@ -309,9 +309,11 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[Difference,
 
 def changed(what: str, a: str, b: str) -> str:
     """`torch 2.12 -> 2.13`; of lists what one side has alone: `phases +recompute`."""
+    if what == SIZES:
+        return what
     before, after = a.split(", "), b.split(", ")
-    if what == SIZES or len(before) == len(after) == 1:
-        return what if what == SIZES else f"{what} {a} -> {b}"
+    if len(before) == len(after) == 1:
+        return f"{what} {a} -> {b}"
     items = [f"-{item}" for item in before if item not in after] + [f"+{item}" for item in after if item not in before]
     return f"{what} {', '.join(items)}"
 

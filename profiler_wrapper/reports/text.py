@@ -73,7 +73,9 @@ def whole_ones(texts: Sequence[str], width: int, room: int, others: str) -> list
 
 def wrap(text: str, width: int, lines: int = 99) -> list[str]:
     """`text` in at most `lines` lines of at most `width` columns; what is left out leaves an ellipsis."""
-    doubled = "".join(char + "\0" * (_char_cells(char) - 1) for char in text)  # wide ones: two, that a line may part
+    doubled = text  # wide characters are two, between which a line may part
+    if not text.isascii():
+        doubled = "".join(char + "\0" * (_char_cells(char) - 1) for char in text)
     parts = textwrap.wrap(doubled, width - (doubled != text), subsequent_indent="  ")
     wrapped = [part.replace("\0", "") for part in parts] or [""]
     if len(wrapped) > lines:
