@@ -22,8 +22,9 @@ def write_trace(path: Path, rank: int = 0, scale: int = 1, *, world_size: int = 
         add(f"ProfilerStep#{step + 3}", "user_annotation", begin, 300 * scale)
         add("nn.Module: Net_0", "python_function", begin + 10, 100 * scale)
         add("aten::linear", "cpu_op", begin + 11, 98 * scale)
-        add("Optimizer.step#SGD.step", "user_annotation", begin + 200, 50)
-        add("aten::add_", "cpu_op", begin + 201, 40)
+        now = begin + max(200, 10 + 100 * scale)  # once forward is done: a thread does one thing at a time
+        add("Optimizer.step#SGD.step", "user_annotation", now, 50)
+        add("aten::add_", "cpu_op", now + 1, 40)
     told = {"rank": rank, "world_size": world_size}
     data = {"distributedInfo": told, "baseTimeNanoseconds": 10**18, "traceEvents": events}
     path.write_text(json.dumps(data), encoding="utf-8")

@@ -22,11 +22,12 @@ class Nesting(NamedTuple):
     crossing_lanes: tuple[int, ...]  # lanes on which an event ends inside another that started before it
 
 
-def nest(lane: Int32, start_ns: Int64, end_ns: Int64) -> Nesting:
+def nest(lane: Int32, start_ns: Int64, end_ns: Int64, *, slack_ns: int = 0) -> Nesting:
     """Find the parent of every event.
 
     Events may cross (an annotation and a Python frame do): only full enclosure makes a parent. Of
-    two events with the same extent the one that comes first in the file is the outer one.
+    two events with the same extent the one that comes first in the file is the outer one. Such as cross by `slack_ns`
+    at most make no lane one of `crossing_lanes`.
     """
     order = np.lexsort((-end_ns, start_ns, lane)).astype(np.int32)
     lanes, ends = lane[order], end_ns[order]
@@ -41,7 +42,7 @@ def nest(lane: Int32, start_ns: Int64, end_ns: Int64) -> Nesting:
         above[wrong] = above[above[wrong]]
     parent = np.empty(len(order), dtype=np.int32)
     parent[order] = np.where(above >= 0, order[above], -1)
-    return Nesting(order, parent, _crossing_lanes(lanes, start_ns[order], ends, above))
+    return Nesting(order, parent, _crossing_lanes(lanes, start_ns[order], ends, above, slack_ns))
 
 
 def nest_chosen(events: Events, chosen: Bool) -> Nesting:
@@ -53,11 +54,12 @@ def nest_chosen(events: Events, chosen: Bool) -> Nesting:
     return Nesting(index[local.order], parent, local.crossing_lanes)
 
 
-def _crossing_lanes(lane: Int32, start_ns: Int64, end_ns: Int64, above: Int32) -> tuple[int, ...]:
+def _crossing_lanes(lane: Int32, start_ns: Int64, end_ns: Int64, above: Int32, slack_ns: int) -> tuple[int, ...]:
     """Lanes with an event that ends inside a later one: then two neighbours below one parent overlap."""
     siblings = np.argsort(above, kind="stable")
     before, after = siblings[:-1], siblings[1:]
-    overlap = (above[before] == above[after]) & (lane[before] == lane[after]) & (end_ns[before] > start_ns[after])
+    by_ns = np.minimum(end_ns[before] - start_ns[after], end_ns[after] - end_ns[before])
+    overlap = (above[before] == above[after]) & (lane[before] == lane[after]) & (by_ns > slack_ns)
     return tuple(np.unique(lane[before[overlap]]).tolist())
 
 

@@ -10,14 +10,16 @@ from typing import NamedTuple
 import numpy as np
 
 from profiler_wrapper.errors import BrokenTrace, SeveralProcesses, WrongUse, listed, shown
+from profiler_wrapper.trace.nesting import nest
 from profiler_wrapper.trace.recording import DEVICE_CATEGORIES, Bool, Category, Int8, Int32, Int64, Lane
 
 Pid = int | str
 _MOST_DEVICES = 1 << 16
+_ROUNDED_NS = 2000  # times that a tool wrote as whole microseconds, or as floats, cross by less
 _Label = int | tuple[str, str]  # what was added to all pids of a process: a number, or text before and after them
 _INSEPARABLE = (
-    "it holds events of several processes, as of ranks whose traces were put together, and pids do not tell whose the "
-    "events of the devices are (CPU pids: {}). Give the trace of each rank, or label all pids with the rank"
+    "it holds events of several processes, as of ranks whose traces were put together, and pids do not tell whose an "
+    "event is (CPU pids: {}). Give the trace of each rank, or label all pids with the rank"
 )
 
 
@@ -95,6 +97,31 @@ def choose(path: str, found: Sequence[Process], asked: Pid | None) -> tuple[Proc
     return found[chosen[0]], chosen[0]
 
 
+def refuse_mixed(
+    process: Process, category: Int8, name: Int32, lane: Int32, correlation: Int64, start_ns: Int64, end_ns: Int64,
+    kept: Bool, is_aten: Bool,
+) -> None:  # fmt: skip
+    """Refuse what no process does: calls or ATen ops that cross on a thread, launches at once, two of one number.
+
+    Raises:
+        BrokenTrace: there are several processes of one pid.
+    """
+    calls = kept & (category == Category.RUNTIME)
+    scopes = np.flatnonzero(calls | (kept & is_aten & (category == Category.CPU_OP)))
+    events = correlation[kept & np.isin(category, DEVICE_CATEGORIES) & (correlation >= 0)]
+    launches = np.flatnonzero(calls & np.isin(correlation, events))
+    launches = launches[np.lexsort((-end_ns[launches], start_ns[launches], lane[launches]))]
+    one, other = launches[:-1], launches[1:]
+    half_ns = np.minimum(end_ns[one] - start_ns[one], end_ns[other] - start_ns[other]) / 2
+    at_once = (lane[one] == lane[other]) & (end_ns[one] - start_ns[other] > half_ns)
+    driven = at_once & (correlation[one] == correlation[other]) & (name[one] != name[other])  # the runtime's driver
+    which = 2 * lane[scopes] + calls[scopes]
+    crossing = nest(which, start_ns[scopes], end_ns[scopes], slack_ns=_ROUNDED_NS).crossing_lanes
+    is_shared = len(np.unique(correlation[launches])) + driven.sum() < len(launches)
+    if crossing or (at_once & ~driven).any() or is_shared:
+        raise BrokenTrace(_INSEPARABLE.format(process.name))
+
+
 def _labels(pid: Pid, device: int, hosts: Collection[Pid]) -> list[_Label]:
     """What may have been added to the number of a device to give its pid, where it was added to a pid of a CPU too."""
     made: list[_Label]
@@ -115,13 +142,11 @@ def _fit(pid: Pid, label: _Label) -> int:
 
 
 def _are_shared(group: Int64, pid_of: Int64, correlation: Int64, runs: Bool) -> bool:
-    """Whether device events have the correlation of calls of two processes, or most that of two calls and events."""
+    """Whether device events have the correlation of calls of two processes."""
     if not runs.any() or runs.all():
         return False
     key = np.unique(correlation, return_inverse=True)[1].reshape(-1) * (group.max() + 1) + group
     call, pid, count = key[~runs], pid_of[~runs], int(key.max()) + 1
-    calls, events = np.bincount(call, minlength=count), np.bincount(key[runs], minlength=count)
     host = np.zeros(count, dtype=np.int64)
     host[call] = pid
-    of_two = np.bincount(call[host[call] != pid], minlength=count) > 0
-    return bool((of_two & (events > 0)).any() or 2 * ((calls > 1) & (events > 1)).sum() > (events > 0).sum())
+    return bool(np.isin(call[host[call] != pid], key[runs]).any())

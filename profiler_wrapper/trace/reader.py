@@ -21,7 +21,7 @@ from profiler_wrapper.errors import BrokenTrace, attempt
 from profiler_wrapper.trace.durations import bound_durations
 from profiler_wrapper.trace.events import ABSENT, EXPORT, Args, Event, Progress, TraceEvents, no_garbage_collection
 from profiler_wrapper.trace.marks import GARBAGE, PREFIX
-from profiler_wrapper.trace.processes import choose, find_processes
+from profiler_wrapper.trace.processes import choose, find_processes, refuse_mixed
 from profiler_wrapper.trace.recording import (
     DEVICE_CATEGORIES,
     MODULE_PREFIX,
@@ -432,15 +432,17 @@ class _Collector:
             self._unknown_ns["on lanes of devices"] += int(np.maximum(duration[stray], 0).sum())
         lanes = [Lane(*one) for one in self._lanes]
         of_model = np.array([one.startswith(_NAMES_OF_MODELS) for one in self._names], np.bool_)[name]
+        is_aten = np.array([one.startswith("aten::") for one in self._names], np.bool_)[name]
         try:
             found = find_processes(lanes, category, lane, device, correlation, of_model)
+            ours, place = choose(path, found, process)
+            self._is_ours = np.array([one.pid in ours.pids for one in lanes], np.bool_)
+            kept = self._sane_times(start, duration) & ~stray & self._is_ours[lane]
+            refuse_mixed(ours, category, name, lane, correlation, start, start + duration, kept, is_aten)
         except BrokenTrace as error:
             raise BrokenTrace(f"{path}: {error}") from error
-        ours, place = choose(path, found, process)
-        self._is_ours = np.array([one.pid in ours.pids for one in lanes], np.bool_)
         if len(found) > 1:
             self._rank = place if ours.rank is None else ours.rank
-        kept = self._sane_times(start, duration) & ~stray & self._is_ours[lane]
         duration, kept, notes = bound_durations(category, lane, device, correlation, start, duration, kept)
         self._warnings += notes
         keep = slice(None) if kept.all() else kept

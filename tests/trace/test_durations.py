@@ -72,7 +72,7 @@ def test_the_last_one_of_a_stream_is_left_out_where_it_outlasts_all_else_by_far(
 
 
 def test_two_streams_may_each_end_with_an_impossible_one(tmp_path: Path) -> None:
-    trace = five_kernels(4, 3_400_000).kernel("nccl", 500 * US, 3_000_000 * US, launched=5 * US, stream=8)
+    trace = five_kernels(4, 3_400_000).kernel("nccl", 500 * US, 3_000_000 * US, launched=6 * US, stream=8)
     found, warnings = durations_us(trace, tmp_path)
     assert found == [100] * 4
     assert warnings == (LEFT_OUT.replace("1 ", "2 ", 1),)

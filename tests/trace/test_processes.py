@@ -91,7 +91,7 @@ def test_a_process_is_named_by_a_part_of_its_pid_that_no_other_has(tmp_path: Pat
     "rename", [lambda rank, pid: pid, lambda rank, pid: 100 if pid > 9 else pid], ids=["as they are", "equal"]
 )
 def test_where_pids_do_not_tell_no_number_is_given(tmp_path: Path, rename: Rename) -> None:
-    with pytest.raises(BrokenTrace, match="pids do not tell whose the events of the devices are"):
+    with pytest.raises(BrokenTrace, match="pids do not tell whose an event is"):
         load(merged(tmp_path, rename))
 
 
@@ -158,8 +158,66 @@ def test_a_device_s_pid_may_be_any_where_there_is_one_process(tmp_path: Path) ->
         assert load(path, process=100).time.total_ns == 280 * US
 
 
-def test_a_few_launches_with_one_number_are_no_two_processes(tmp_path: Path) -> None:
-    trace = Trace().launch(0, 10, correlation=1, name="hipLaunchKernel")
-    for number in (1, 1, 2, 3):
-        trace.kernel("gemm", 1000 * number, 1000 * number + 500, correlation=number, launched=20)
-    assert load(trace.write(tmp_path / "one.json")).time.total_ns == 2000
+def test_what_one_process_does_is_not_refused(tmp_path: Path) -> None:
+    """A launch of two kernels; the runtime calls the driver; a mark that stays open crosses what is around it."""
+    trace = Trace().launch(0, 10, correlation=1, name="hipLaunchKernel").launch(30, 50, correlation=4)
+    trace.launch(35, 45, correlation=4, name="cuLaunchKernel").mark("open", 55, 900).annotation("block", 57, 950)
+    trace.op("aten::mm", 60, 80, sequence=1).mark("around", 52, 90)
+    for number in (1, 1, 2, 3, 4):
+        launched = 100 * number if number in (2, 3) else None
+        trace.kernel("gemm", 1000 * number, 1000 * number + 500, correlation=number, launched=launched)
+    assert load(trace.write(tmp_path / "one.json")).time.total_ns == 2500
+
+
+def test_times_that_were_rounded_are_of_one_process(tmp_path: Path) -> None:
+    trace = Trace()
+    for begin in range(300, 300_000, 7_300):  # an op within another to its end, and a launch in it
+        trace.op("aten::linear", begin, begin + 5_900).op("aten::addmm", begin + 2_300, begin + 5_900)
+        trace.kernel("gemm", begin + 900_000, begin + 901_000, launched=begin + 3_100)
+    path = trace.write(tmp_path / "one.json")
+    content = json.loads(path.read_text())
+    for event in content["traceEvents"]:
+        event |= {"ts": int(event["ts"]), "dur": int(event["dur"])}
+    path.write_text(json.dumps(content))
+    assert load(path).time.total_ns == 42 * US
+
+
+def of_one_pid(tmp_path: Path, later_us: float, *, numbers: int = 1000, kept: int = 0, device: bool = True) -> Path:
+    """Two ranks of one pid and thread, the second that much later, its correlations greater but for `kept` ones."""
+    path = merged(tmp_path, lambda rank, pid: 100 if pid > 9 else pid)
+    events = json.loads(path.read_text())["traceEvents"]
+    seen: set[int] = set()
+    for event in events[len(events) // 2 :]:
+        event["ts"] += later_us
+        if number := event.get("args", {}).get("correlation"):
+            seen.add(number)
+            event["args"]["correlation"] = number if len(seen) <= kept else number + numbers
+    on_device = ("kernel", "cuda_runtime")
+    path.write_text(json.dumps({"traceEvents": [one for one in events if device or one["cat"] not in on_device]}))
+    return path
+
+
+@pytest.mark.parametrize("later_us", [0, 0.0004, 4, 25, 2015.5])
+def test_ranks_of_one_pid_are_seen_by_their_launches_where_no_correlation_is_shared(
+    tmp_path: Path, later_us: float
+) -> None:
+    with pytest.raises(BrokenTrace, match="CPU pids: 100"):
+        load(of_one_pid(tmp_path, later_us))
+
+
+def test_ranks_of_one_pid_are_seen_by_their_ops_where_there_is_no_device(tmp_path: Path) -> None:
+    with pytest.raises(BrokenTrace, match="CPU pids: 100"):
+        load(of_one_pid(tmp_path, 25, device=False))
+
+
+def test_one_correlation_of_two_launches_is_enough(tmp_path: Path) -> None:
+    with pytest.raises(BrokenTrace, match="CPU pids: 100"):
+        load(of_one_pid(tmp_path, 1e6, kept=1))
+
+
+def test_recordings_one_after_the_other_are_read_and_said_to_be_several(tmp_path: Path) -> None:
+    result = load(of_one_pid(tmp_path, 1e6))
+    times = {(row.layer, row.phase): row.self_time_ns for row in result.layers if row.layer}
+    assert (times["first", "forward"], times["second", "forward"]) == (200 * US, 600 * US)
+    assert [row.step for row in result.steps] == [0, 1, 0, 1]
+    assert sum("steps are numbered anew" in one for one in result.warnings) == 1
