@@ -249,6 +249,7 @@ def _notes(attributed: Attributed, memory: DeviceMemory | None) -> list[str]:
         notes.append(f"times are those of the CPU: {_NO_DEVICE}")
     if (np.diff(attributed.steps.number) <= 0).any():
         notes.append("steps are numbered anew: the times are of several recordings, and maybe of several ranks")
+    notes += [attributed.steps.note] if attributed.steps.note else []
     notes += [*_uneven_steps(attributed.steps), *_uneven_calls(attributed)]
     return notes
 

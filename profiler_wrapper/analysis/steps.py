@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -146,6 +146,7 @@ class Steps:
     number: tuple[int, ...]
     start_ns: Int64
     end_ns: Int64
+    note: str = ""  # what is not known of them
 
     def __len__(self) -> int:
         return len(self.number)
@@ -155,7 +156,8 @@ class Steps:
         if not numbers:
             return self
         kept = [i for i, number in enumerate(self.number) if number in numbers]
-        return Steps(tuple(self.number[i] for i in kept), self.start_ns[kept], self.end_ns[kept])
+        kept_numbers = tuple(self.number[i] for i in kept)
+        return replace(self, number=kept_numbers, start_ns=self.start_ns[kept], end_ns=self.end_ns[kept])
 
     def place_of(self, time_ns: Int64) -> Int64:
         """Per instant the place (not the number) of its step; -1 for none."""
@@ -218,6 +220,7 @@ def _optimized(recording: Recording, tree: LayerTree, attribution: Attribution, 
     What optimizers step, and the update of a gradient scaler, which may have skipped one, is of one step until there
     was a forward and a backward again. That ends with the first of them outside of backward, else with the backward.
     An optimizer is known by its class and the roots whose parameters got gradients: the first that come again are its.
+    Without layers by its class, what forward called and how many parameters got gradients, if both differ in turn.
     """
     spans, node_of = recording.spans, attribution.node_of
     calls = optimizer_calls(recording, "step")
@@ -235,21 +238,35 @@ def _optimized(recording: Recording, tree: LayerTree, attribution: Attribution, 
     learning = [place.layer if place.phase == "accumulate_grad" else -1 for place in attribution.places]
     roots = np.array([tree.layers[layer].ancestors[-1] if layer >= 0 else -1 for layer in learning])
     owners = roots[attribution.place_of[nodes]]
+    learns = np.array([place.phase == "accumulate_grad" for place in attribution.places])[attribution.place_of[nodes]]
+    differentiable = (spans.sequence >= 0) & (spans.forward_thread <= 0) & (node_of < 0)
+    called = in_order(np.flatnonzero(differentiable & np.isin(spans.name, spans.name[made])), spans.start_ns)
     partial, *groups = np.split(found, np.flatnonzero(is_whole))
     begin_ns = last_ns = int(spans.end_ns[partial[-1]] if len(partial) else spans.start_ns.min())
-    steps: list[tuple[str, frozenset[int], int]] = []
+    steps: list[tuple[str, frozenset[int], tuple[frozenset[int], int], int]] = []
     for group in groups:
         first, last = np.searchsorted(begun_ns, [last_ns, spans.end_ns[group[-1]]])
+        ops = spans.name[called[slice(*np.searchsorted(spans.start_ns[called], [last_ns, spans.end_ns[group[-1]]]))]]
         last_ns, outside = int(spans.end_ns[group[-1]]), group[node_of[group] < 0]
         upcoming = np.append(forwards, _NO_END)[np.searchsorted(forwards, last_ns)]
         end_ns = spans.end_ns[outside[0]] if len(outside) else ended_ns[np.searchsorted(begun_ns, upcoming) - 1]
         name = next((recording.name_of(span) for span in group.tolist() if span not in updates), "")
-        steps.append((name, frozenset(owners[first:last].tolist()) - {-1}, int(end_ns)))
+        backward = np.searchsorted(begun_ns, forwards[: np.searchsorted(forwards, last_ns)].max(initial=0))  # the last
+        kind = (frozenset(np.unique(ops).tolist()), int(learns[backward:last].sum()))
+        steps.append((name, frozenset(owners[first:last].tolist()) - {-1}, kind, int(end_ns)))
     for known in (0, 1):  # "", or no roots: it does not tell
         again = next((key for key, times in Counter(step[known] for step in steps).items() if key and times > 1), None)
         steps = [step for step in steps if again is None or step[known] in ("", frozenset(), again)]
-    ends = np.array([end_ns for _, _, end_ns in steps], dtype=np.int64)
-    return _cut(list(range(len(ends))), np.append(np.int64(begin_ns), ends)[:-1], ends)
+    kinds, note = [step[2] for step in steps], ""
+    in_turn = any(kinds[period:] == kinds[:-period] for period in range(1, len(kinds) // 2 + 1))
+    if in_turn and (count := len(set(kinds))) > 1 and not any(step[1] for step in steps):
+        those = "one optimizer"
+        if all(len(set(parts)) == count for parts in zip(*kinds, strict=True)):
+            steps = [step for step in steps if step[2] == kinds[0]]
+            those = f"{count} optimizers, of which only the first ends a step"
+        note = f"optimizer steps of {count} kinds take turns, and count as those of {those}: prof.step() would tell"
+    ends = np.array([step[3] for step in steps], dtype=np.int64)
+    return replace(_cut(list(range(len(ends))), np.append(np.int64(begin_ns), ends)[:-1], ends), note=note)
 
 
 def _cut(numbers: list[int], start_ns: Int64, end_ns: Int64) -> Steps:

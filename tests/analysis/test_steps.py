@@ -82,6 +82,20 @@ class Loop(Trace):
         self.now += 100
         return self
 
+    def bare(self, *ops: str, learn: int, frozen: int = 0) -> Loop:
+        """Ops of 10 in no layer, `frozen` without a node, a backward of 10 to so many parameters, a step of 10."""
+        numbers = range(self._number + 1, self._number + 1 + len(ops))
+        self._number, backward = numbers[-1], self.now + 10 * len(ops)
+        for place, (op, number) in enumerate(zip(ops, numbers, strict=True)):
+            begin = self.now + 10 * place
+            self.op(f"aten::{op}", begin, begin + 9, sequence=number, forward_thread=0)
+            if place >= frozen:
+                self.node("MmBackward0", backward + place, backward + place + 1, number=number)
+        for place in range(5, 5 + learn):
+            self.node("torch::autograd::AccumulateGrad", backward + place, backward + place + 1)
+        self.now = backward + 10
+        return self.steps("Adam")
+
     def steps(self, *names: str) -> Loop:
         """Steps of optimizers, of 10 each, or updates of a scaler."""
         for name in names:
@@ -121,6 +135,53 @@ def test_the_second_of_two_optimizers_with_a_backward_of_its_own_ends_no_step() 
         loop.passes(root="D#0").steps("Adam").passes(root="D#0").passes(root="G#0").steps("Adam")
     assert loop.ends() == [120, 440, 760]
     assert [text for text in analyse(loop.recording()).warnings if "unlike" in text] == []
+
+
+def turns(trace: Trace) -> list[str]:
+    return [text for text in analyse(trace.recording()).warnings if "take turns" in text]
+
+
+def test_without_layers_two_optimizers_of_one_class_are_told_by_what_they_compute_and_train_in_turn() -> None:
+    gan, wasserstein = Loop(), Loop()
+    for _ in range(3):
+        gan.bare("mm", "sub", learn=2).bare("mm", "neg", learn=4)
+        wasserstein.bare("mm", "sub", learn=2).bare("mm", "sub", learn=2).bare("mm", "neg", learn=4)
+    assert gan.ends() == [50, 130, 210]
+    assert turns(gan) == [
+        "optimizer steps of 2 kinds take turns, and count as those of 2 optimizers, of which only the first ends "
+        "a step: prof.step() would tell"
+    ]
+    assert wasserstein.ends() == [50, 90, 170, 210, 290, 330]
+
+
+def test_what_may_be_one_optimizer_counts_as_one_and_is_said() -> None:
+    """Another loss every other time, or other parameters (each is of one optimizer too)."""
+    for first, second in ((("mm", "sub"), 2), (("mm", "neg"), 2)), ((("mm", "sub"), 2), (("mm", "sub"), 4)):
+        loop = Loop()
+        for _ in range(2):
+            loop.bare(*first[0], learn=first[1]).bare(*second[0], learn=second[1])
+        assert loop.ends() == [50, 90, 130, 170]
+        assert [text.partition(", and ")[2] for text in turns(loop)] == [
+            "count as those of one optimizer: prof.step() would tell"
+        ]
+
+
+def test_parameters_that_are_frozen_every_other_time_are_of_one_optimizer() -> None:
+    loop = Loop()
+    for _ in range(3):
+        loop.bare("conv2d", "mm", learn=4).bare("conv2d", "mm", learn=2, frozen=1)
+    assert len(loop.ends()) == 6
+    assert "count as those of one optimizer" in turns(loop)[0]
+
+
+def test_steps_that_are_alike_or_unlike_without_order_are_each_a_step() -> None:
+    alike, drops = Loop(), Loop()
+    for learn in (2, 4, 4, 2, 2, 2, 4):
+        alike.bare("mm", "sub", learn=3)
+        drops.bare("mm", *(["relu"] if learn > 2 else []), learn=learn)
+    for loop in (alike, drops):
+        assert len(loop.ends()) == 7
+        assert turns(loop) == []
 
 
 def test_a_step_of_which_the_trace_has_no_forward_is_none() -> None:
