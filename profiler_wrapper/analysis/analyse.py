@@ -19,9 +19,9 @@ from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.memory.blocks import OwnedMemory, owned_memory
 from profiler_wrapper.analysis.memory.events import DeviceMemory, device_memory
 from profiler_wrapper.analysis.memory.use import memory_summary, memory_use
-from profiler_wrapper.analysis.model import GRAPH_REPLAY, Analysis, CollectiveRow, Summary
+from profiler_wrapper.analysis.model import GRAPH_REPLAY, Analysis, Summary
 from profiler_wrapper.analysis.steps import Steps
-from profiler_wrapper.analysis.views.collectives import collective_rows
+from profiler_wrapper.analysis.views.collectives import all_to_all_ns, collective_rows
 from profiler_wrapper.analysis.views.experts import adapter_rows, expert_layer_rows
 from profiler_wrapper.analysis.views.kernels import kernel_rows
 from profiler_wrapper.analysis.views.operators import allocation_rows, op_memory_rows, operator_rows
@@ -130,7 +130,7 @@ def tables(
     analysis = _with_views(analysis, attributed, shaped, owned)
     if not isinstance(work, str):
         analysis = time_rows.with_work(analysis, attributed, work, peaks)
-    analysis = replace(analysis, adapters=adapter_rows(analysis.layers))
+    analysis = replace(analysis, adapters=adapter_rows(attributed, None if isinstance(work, str) else work.flops))
     failed: list[str] = []
     summary = attempt("the summary is", lambda: summary_of(analysis, attributed, failed), Summary(), failed)
     return replace(analysis, summary=summary, warnings=(*analysis.warnings, *failed))
@@ -151,18 +151,16 @@ def _work(attributed: Attributed) -> WorkCount | str:
 def _with_views(analysis: Analysis, attributed: Attributed, shaped: ShapeRows, owned: OwnedMemory | None) -> Analysis:
     """With what is said beyond layers. A table that fails is empty, and a warning says so."""
     notes: list[str] = []
-    collectives = attempt("collectives are", lambda: collective_rows(attributed), tuple[CollectiveRow, ...](), notes)
-    experts, layers = shaped.experts, analysis.layers
     return replace(
         analysis,
-        experts=experts,
+        experts=shaped.experts,
         expert_layers=attempt(
-            "experts are", lambda: expert_layer_rows(attributed, layers, experts, collectives), (), notes
+            "experts are", lambda: expert_layer_rows(attributed, shaped.experts, all_to_all_ns(attributed)), (), notes
         ),
         overview=attempt("the overview is", lambda: overview(attributed), None, notes),
         operators=attempt("operators are", lambda: operator_rows(attributed, shaped.shapes_of_op), (), notes),
         kernels=attempt("kernels are", lambda: kernel_rows(attributed), (), notes),
-        collectives=collectives,
+        collectives=attempt("collectives are", lambda: collective_rows(attributed), (), notes),
         synchronisations=attempt("waits for the device are", lambda: synchronisation_rows(attributed), (), notes),
         allocations=attempt("allocations are", lambda: allocation_rows(attributed, owned), (), notes),
         op_memory=attempt("memory of ops is", lambda: op_memory_rows(attributed, owned), (), notes),

@@ -41,9 +41,9 @@ class LayerCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertRow:
-    """One expert, in the steps with shapes: forward, recompute and backward."""
+    """One expert of one layer, in the steps with shapes: forward, recompute and backward of this layer's own calls."""
 
-    layer: str  # the module that holds the experts: `model.layers.0.mlp.experts`
+    layer: str  # the module that holds the experts, as the layer that calls it has it: `model.layers.0.mlp.experts`
     expert: int  # its number, from 0
     tokens_per_step: float | None  # that its forward was given
     share: float | None  # of the tokens of all experts of the layer, 0 to 1
@@ -74,10 +74,10 @@ class ExpertLayerRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterRow:
-    """The adapters of one layer beside what they adapt, all phases but the optimizer. Times as in `layers`."""
+    """The adapters that one layer calls beside what they adapt, all phases but the optimizer. Times as in `layers`."""
 
     layer: str  # that has them: `model.layers.0.self_attn.q_proj`
-    adapters: tuple[str, ...]  # their layers
+    adapters: tuple[str, ...]  # their layers, also those that other layers call too
     base_time_ns: int  # of what they adapt
     adapter_time_ns: int  # theirs, with the sum of both
     base_flops_per_step: int | None  # of matrix products and convolutions

@@ -22,10 +22,10 @@ from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.charges import outermost
 from profiler_wrapper.analysis.model import PHASES, CollectiveRow, Phase
-from profiler_wrapper.analysis.statistics import marked, sum_if_all_known
+from profiler_wrapper.analysis.statistics import marked, sum_by_key, sum_if_all_known
 from profiler_wrapper.analysis.time_rows import exposed_communication
 from profiler_wrapper.trace.nesting import nearest
-from profiler_wrapper.trace.recording import Bool, Category, CollectiveDetails
+from profiler_wrapper.trace.recording import Bool, Category, CollectiveDetails, Int64
 
 # --------------------------------------------------------------------------------------------------
 # Collectives by the names that libraries give them: which one, of what type, how its bandwidth is computed.
@@ -179,6 +179,15 @@ def collective_rows(attributed: Attributed) -> tuple[CollectiveRow, ...]:
         key=lambda row: (-row.time_ns, row.collective, row.group, row.layer or "", PHASES.index(row.phase), row.dtype)
     )
     return tuple(rows)
+
+
+def all_to_all_ns(attributed: Attributed) -> Int64:
+    """Per place the time of its collectives of this kind."""
+    charges, calls = attributed.charges, _Calls(attributed)
+    members = np.flatnonzero(charges.work == classes.COMMUNICATION)
+    spans = zip(charges.span[members].tolist(), charges.cpu_span[members].tolist(), strict=True)
+    members = members[np.array([calls.of(*one)[1].collective == "all_to_all" for one in spans], dtype=np.bool_)]
+    return sum_by_key(charges.place[members], charges.time_ns[members], len(attributed.attribution.places))
 
 
 class _Calls:

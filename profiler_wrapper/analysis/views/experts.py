@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, count, pairwise
 from statistics import fmean
+from string import digits
 from typing import NamedTuple
 
 import numpy as np
 
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.call_rows import AdapterRow, ExpertLayerRow, ExpertRow
-from profiler_wrapper.analysis.layer_tree import LayerTree
-from profiler_wrapper.analysis.model import FORWARD_PHASES, CollectiveRow, LayerRow, Phase, rows_by_layer
+from profiler_wrapper.analysis.model import FORWARD_PHASES, Phase
 from profiler_wrapper.analysis.statistics import at, marked, sum_by_key, sum_if_all_known
-from profiler_wrapper.analysis.work.flops import FlopOps
+from profiler_wrapper.analysis.work.flops import FlopCount, FlopOps
 from profiler_wrapper.analysis.work.formulas import products_of
 from profiler_wrapper.trace.marks import expert_number, parse_mark
 from profiler_wrapper.trace.nesting import nearest
@@ -37,31 +38,56 @@ _ONE_KERNEL = "one kernel works for all experts, and nothing tells what the rout
 
 
 class _Holders(NamedTuple):
-    """By layer of a tree: the module that holds the experts, and which of them this is."""
+    """By place: the module that holds the experts, and which of them this is; one that several layers call is several.
 
-    names: list[str]  # of the modules that hold experts
-    holder: Int64  # per layer: index into names, -1 outside of experts
-    number: Int64  # per layer: which expert; -1 where one module holds all
-    owner: Int64  # per layer: the layer that is this expert, or that module
+    A trace names what layers share as one of them has it. The others are taken to call it the same, but for a number
+    that is free where they have something else of that name.
+    """
+
+    names: list[str]  # of the modules that hold experts, as their callers have them
+    holder: Int64  # per place: index into names, -1 outside of experts
+    number: Int64  # per place: which expert; -1 where one module holds all
+    owner: Int64  # per place: the layer that is this expert, or that module
     stacked: list[int]  # per name: the layer that is that module; -1 where each expert is one
+    callers: list[int]  # per name: the layer that calls it; -1 for none
+    lists: list[str]  # per name: where the trace names its experts
 
 
-def _holders(tree: LayerTree) -> _Holders:
-    layers, index, stacked = tree.layers, dict[str, int](), list[int]()
-    holder = np.full(len(layers), -1, dtype=np.int64)
+def _holders(found: Attributed) -> _Holders:
+    layers, places, known = found.tree.layers, found.attribution.places, dict[tuple[int, int], str]()
+    holder = np.full(len(places), -1, dtype=np.int64)
     number, of = holder.copy(), holder.copy()
     entries = {i for i, one in enumerate(layers) if one.kind == "expert" and expert_number(one.name) is not None}
     around = {above for i in entries for above in layers[i].ancestors[1:]}
-    for i, layer in enumerate(layers):
-        experts = [above for above in layer.ancestors if layers[above].kind == "expert" and above not in around]
+    taken = {*found.tree.by_name(), *found.tree.not_entered}
+    named = {name.rpartition(".")[0] for name in taken}
+    names, stacked, callers, lists = list[str](), list[int](), list[int](), list[str]()
+    for i, place in enumerate(places):
+        experts = [above for above in place.chain if layers[above].kind == "expert" and above not in around]
         if not experts or _SHARED.search(layers[experts[-1]].name):
             continue
         owner = of[i] = experts[-1]
-        name = layers[owner].name.rpartition(".")[0] if owner in entries else layers[owner].name
-        holder[i] = index.setdefault(name, len(index))
-        stacked += [-1 if owner in entries else owner] * (len(index) - len(stacked))
-        number[i] = expert_number(layers[owner].name) if owner in entries else -1
-    return _Holders(list(index), holder, number, of, stacked)
+        own, is_entry = layers[owner], owner in entries
+        listed = own.name.rpartition(".")[0]
+        beyond = place.chain[place.chain.index(owner) + 1 :]
+        caller = next((above for above in beyond if not is_entry or layers[above].name != listed), -1)
+        if (owner, caller) not in known:
+            known[owner, caller] = name = own.name
+            if caller not in (-1, *own.ancestors):
+                name = ".".join((layers[caller].name, *own.name.split(".")[-1 - is_entry :]))
+                free = chain((name,), map(f"{name.rstrip(digits)}{{}}".format, count()))
+                known[owner, caller] = next(one for one in free if one not in taken)
+                taken.add(known[owner, caller])
+        name = known[owner, caller]
+        if is_entry:
+            name, number[i] = name.rpartition(".")[0], expert_number(name)
+        if name not in names:
+            names.append(name)
+            stacked.append(-1 if is_entry else owner)
+            callers.append(caller)
+            lists.append(name if name in named else listed)
+        holder[i] = names.index(name)
+    return _Holders(names, holder, number, of, stacked, callers, lists)
 
 
 class _Work:
@@ -69,10 +95,9 @@ class _Work:
 
     def __init__(self, found: Attributed, shapes: Shapes, ops: FlopOps) -> None:
         self.found, self.shapes = found, shapes
-        self.held = _holders(found.tree)
+        self.held = _holders(found)
         attribution, calls = found.attribution, found.calls
-        layer = at(np.maximum(attribution.layer_of_place, -1), attribution.place_of, -1)
-        self.holder = at(self.held.holder, layer, -1)
+        self.holder = at(self.held.holder, attribution.place_of, -1)
         self.holder[~attribution.in_phases(*_PHASES)[attribution.place_of]] = -1
         backward = attribution.in_phases("backward")[attribution.place_of]
         # Where in the forward: an op of backward where its node was made.
@@ -85,7 +110,7 @@ class _Work:
         counted = np.flatnonzero(ops.is_counted & (self.holder >= 0)).tolist()
         names, name = found.recording.names, found.recording.spans.name
         self.product = {span: products_of(names[name[span]], shapes[span]) for span in counted}
-        self.number = np.where(self.holder >= 0, at(self.held.number, layer, -1), -1)
+        self.number = np.where(self.holder >= 0, at(self.held.number, attribution.place_of, -1), -1)
         self._follow_loops()
         self.steps = max(1, len(found.steps))
         place = found.steps.place_of(found.recording.spans.start_ns)
@@ -154,6 +179,10 @@ def expert_rows(found: Attributed, shapes: Shapes, ops: FlopOps) -> tuple[Expert
     counted = np.array(list(work.product), dtype=np.int64)
     flops = work.by_expert(counted, np.array([ops.flops_of(s).flops for s in work.product], dtype=np.int64))
     tokens, called = _tokens_of_products(work)
+    listed: dict[str, set[int]] = defaultdict(set)  # those of which nobody's call would be missed
+    for one in {found.tree.layers[i].name for i in found.calls.layer.tolist()}.union(found.tree.not_entered):
+        if (number := expert_number(one)) is not None:
+            listed[one.rpartition(".")[0]].add(number)
     rows: list[ExpertRow] = []
     for holder, name in enumerate(work.held.names):
         if work.held.stacked[holder] >= 0 and holder not in work.experts:
@@ -161,8 +190,7 @@ def expert_rows(found: Attributed, shapes: Shapes, ops: FlopOps) -> tuple[Expert
             continue
         numbers = {number for of, number in (*times, *flops) if of == holder and number >= 0}
         numbers.update(range(work.experts.get(holder, 0)))
-        numbers.update(n for one in found.tree.not_entered
-                       if one.rpartition(".")[0] == name and (n := expert_number(one)) is not None)  # fmt: skip
+        numbers |= listed[work.held.lists[holder]]
         nothing = [0] * work.steps
         known = {n: tokens.get((holder, n), nothing if (holder, n) not in called else None) for n in sorted(numbers)}
         spent = {n: times.get((holder, n), nothing) for n in known}
@@ -193,8 +221,8 @@ def _tokens_of_products(work: _Work) -> tuple[dict[tuple[int, int], list[int]], 
     start, calls = work.found.recording.spans.start_ns, work.found.calls
     tokens: dict[tuple[int, int], list[int]] = {}
     seen: set[tuple[int, int, int]] = set()
-    is_entry = (at(work.held.owner, calls.layer, -1) == calls.layer) & (at(work.held.number, calls.layer, -1) >= 0)
-    entries = calls.span[is_entry]
+    place = work.found.attribution.place_of[calls.span]
+    entries = calls.span[(work.held.owner[place] == calls.layer) & (work.held.number[place] >= 0)]
     called = set(zip(work.holder[entries].tolist(), work.number[entries].tolist(), strict=True))
     entry = nearest(work.found.nesting.parent, marked(len(start), entries))
     for span in sorted(work.product, key=start.__getitem__):
@@ -216,8 +244,8 @@ def _rows_of_kernel(work: _Work, holder: int, flops: Sequence[int]) -> Iterator[
     if not seen or len(seen) != len(entries):
         return
     by_step = np.zeros((work.steps, len(seen[0])), dtype=np.int64)
-    for tokens, step in zip(seen, work.step[entries].tolist(), strict=True):
-        by_step[step] += tokens if step >= 0 else 0
+    for tokens, step, of in zip(seen, work.step[entries].tolist(), work.holder[entries].tolist(), strict=True):
+        by_step[step] += tokens if step >= 0 and of == holder else 0
     every, done = int(by_step.sum()), sum(flops)
     known = dict(enumerate(by_step.T.tolist()))
     is_divisible = every and done and not done % every
@@ -251,21 +279,23 @@ def method_of_kernel(name: str) -> str | None:
 
 
 def expert_layer_rows(
-    found: Attributed, layers: Sequence[LayerRow], experts: Sequence[ExpertRow], collectives: Sequence[CollectiveRow]
+    found: Attributed, experts: Sequence[ExpertRow], all_to_all_ns: Int64
 ) -> tuple[ExpertLayerRow, ...]:
-    """A row for each module that holds experts, and for what grouped and fused kernels compute elsewhere."""
-    held, tree = _holders(found.tree), found.tree
-    kernels = _kernels(found, held)
-    by_name = rows_by_layer(layers)
+    """A row for each module that holds experts, and for what grouped and fused kernels compute elsewhere.
+
+    `all_to_all_ns`: per place.
+    """
+    held, layers, places, charges = _holders(found), found.tree.layers, found.attribution.places, found.charges
+    kernels, parts, kinds = _kernels(found, held), _parts(found, None), {one.name: one.kind for one in layers}
+    time_ns = np.where(found.attribution.in_phases(*_PHASES)[charges.place], charges.time_ns, 0)
     rows = []
-    for place, name in enumerate(held.names):
-        is_stacked, own = held.stacked[place] >= 0, [row for row in experts if row.layer == name]
-        entries = np.unique(held.owner[(held.holder == place) & (held.number >= 0)]).tolist()
-        members = [name] if is_stacked else [tree.layers[i].name for i in entries]
-        above = name.rpartition(".")[0]
-        beside = {other: rows[0].kind for other, rows in by_name.items() if other.rpartition(".")[0] == above}
-        routers = [other for other, kind in beside.items() if kind == "router" and "shared" not in other]
-        shared = [other for other, kind in beside.items() if kind == "expert" and _SHARED.search(other)]
+    for at_name, name in enumerate(held.names):
+        is_stacked, own = held.stacked[at_name] >= 0, [row for row in experts if row.layer == name]
+        is_held, caller = held.holder == at_name, held.callers[at_name]
+        beside = parts[layers[caller].name] if caller >= 0 else {}
+        routers = [one for one in beside if kinds.get(one) == "router" and "shared" not in one]
+        shared = [one for one in beside if kinds.get(one) == "expert" and _SHARED.search(one)]
+        around = [caller in one.chain for one in places] if caller >= 0 else is_held
         names = kernels.get(name, Counter())
         method = names.most_common(1)[0][0][0] if names else None
         if not is_stacked:
@@ -274,24 +304,21 @@ def expert_layer_rows(
             method = "loop"
         by_step = list(zip(*(row.step_tokens for row in own), strict=False))
         balances = tuple(max(one) / fmean(one) for one in by_step if sum(one))
-        why = tree.layers[held.stacked[place]].tokens_unknown or _ONE_KERNEL if is_stacked else _NO_SHAPES
+        why = layers[held.stacked[at_name]].tokens_unknown or _ONE_KERNEL if is_stacked else _NO_SHAPES
         rows.append(
             ExpertLayerRow(
                 layer=name,
                 router=routers[0] if routers else None,
                 method=method or "other",
                 kernels=_names(names) if method not in ("modules", "loop") else (),
-                experts=len(own) or (len(members) if not is_stacked else None),
+                experts=len(own) or (len(np.unique(held.owner[is_held])) if not is_stacked else None),
                 tokens_per_step=sum_if_all_known(row.tokens_per_step for row in own) if own else None,
                 balance=fmean(balances) if balances else None,
                 step_balance=balances,
-                router_time_ns=_time_ns(by_name, routers) if routers else None,
-                experts_time_ns=_time_ns(by_name, members),
-                shared_time_ns=_time_ns(by_name, shared) if shared else None,
-                all_to_all_time_ns=sum(
-                    one.time_ns for one in collectives
-                    if one.collective == "all_to_all" and one.layer and f"{one.layer}.".startswith(f"{above or name}.")
-                ),
+                router_time_ns=sum(beside[one]["time"] for one in routers) if routers else None,
+                experts_time_ns=int(time_ns[is_held[charges.place]].sum()),
+                shared_time_ns=sum(beside[one]["time"] for one in shared) if shared else None,
+                all_to_all_time_ns=int(all_to_all_ns[around].sum()),
                 tokens_unknown=None if balances else why,
             )
         )  # fmt: skip
@@ -326,14 +353,10 @@ def _elsewhere(layer: str | None, names: Counter[tuple[str, str]]) -> ExpertLaye
     )
 
 
-def _time_ns(by_name: Mapping[str, Sequence[LayerRow]], names: Iterable[str]) -> int:
-    return sum(row.time_ns for name in names for row in by_name.get(name, ()) if row.phase in _PHASES)
-
-
 def _kernels(found: Attributed, held: _Holders) -> dict[str | None, Counter[tuple[str, str]]]:
     """By holder, else innermost layer: the time of grouped and fused kernels (on a CPU of ops) by method and name."""
     recording, charges, places = found.recording, found.charges, found.attribution.places
-    in_holder = at(held.holder, np.maximum(found.attribution.layer_of_place, -1), -1)[charges.place]
+    in_holder = held.holder[charges.place]
     named = recording.named(method_of_kernel) & (recording.spans.category != Category.ANNOTATION)
     batched = recording.named(_BATCHED.__eq__)
     op = at(nearest(found.nesting.parent, named | batched), charges.cpu_span, -1)
@@ -353,34 +376,42 @@ def _kernels(found: Attributed, held: _Holders) -> dict[str | None, Counter[tupl
 # --- adapters -------------------------------------------------------------------------------------
 
 
-def adapter_rows(layers: Sequence[LayerRow]) -> tuple[AdapterRow, ...]:
-    """A row for each layer that adapters (LoRA and others) were put beside."""
-    by_name = rows_by_layer(row for row in layers if row.phase in _PHASES)
-    adapters: dict[str, list[str]] = defaultdict(list)
-    for name, (row, *_) in by_name.items():
-        if row.kind == "adapter" and row.parent and by_name[row.parent][0].kind != "adapter":
-            adapters[row.parent].append(name)
+def _parts(found: Attributed, flops: FlopCount | None) -> dict[str, dict[str, Counter[str]]]:
+    """By layer, of itself ("") and of what it calls: `time`, `flops`, and of how many ops FLOPs are `unknown`."""
+    spent = sum_by_key(found.charges.place, found.charges.time_ns, len(found.attribution.places)).tolist()
+    places = zip(found.attribution.places, spent, strict=True)
+    amounts = [(found.names_of(place), place.phase, "time", time_ns) for place, time_ns in places]
+    if flops is not None:
+        amounts += [(names, phase, "flops", number) for (names, phase, _), (number, _) in flops.of_places.items()]
+        amounts += [(names, phase, "unknown", 1) for names, phase, _ in flops.unknown_in]
+    parts: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
+    for names, phase, what, number in amounts:
+        for below, layer in pairwise(("", *names)) if phase in _PHASES else ():
+            parts[layer][below][what] += number
+    return parts
+
+
+def adapter_rows(found: Attributed, flops: FlopCount | None) -> tuple[AdapterRow, ...]:
+    """A row for each layer that adapters (LoRA and others) were put beside: its own calls of them and of their base."""
+    parts, kinds = _parts(found, flops), {one.name: one.kind for one in found.tree.layers}
     rows = []
-    for layer, own in adapters.items():
-        base = [name for name, (row, *_) in by_name.items() if row.parent == layer and name.endswith(".base_layer")]
+    for layer, below in parts.items():
+        own = [name for name in below if kinds.get(name) == "adapter"]
+        if not own or kinds.get(layer, "adapter") == "adapter":
+            continue
+        base = [name for name in below if name.endswith(".base_layer")]
         # Where the base has no row of its own, it is all that is not in an adapter.
-        whole_ns, own_ns, base_ns = (_time_ns(by_name, names) for names in ([layer], own, base))
-        flops, own_flops, base_flops = (
-            sum_if_all_known(row.flops_per_step for name in names for row in by_name[name])
-            for names in ([layer], own, base)
-        )
+        whole, some = (sum((below[name] for name in names), Counter()) for names in (below, base or own))
+        both = (some, whole - some) if base else (whole - some, some)
+        base_flops, flops_ = (None if flops is None or one["unknown"] else one["flops"] for one in both)
         rows.append(
             AdapterRow(
                 layer=layer,
                 adapters=tuple(own),
-                base_time_ns=base_ns if base else whole_ns - own_ns,
-                adapter_time_ns=whole_ns - base_ns if base else own_ns,
-                base_flops_per_step=base_flops if base else _difference(flops, own_flops),
-                adapter_flops_per_step=_difference(flops, base_flops) if base else own_flops,
+                base_time_ns=both[0]["time"],
+                adapter_time_ns=both[1]["time"],
+                base_flops_per_step=base_flops,
+                adapter_flops_per_step=flops_,
             )
         )
     return tuple(rows)
-
-
-def _difference(whole: int | None, part: int | None) -> int | None:
-    return None if whole is None or part is None else whole - part
