@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, PHASES, Analysis, rows_by_layer
+from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, PHASES, Analysis, LayerRow
 from profiler_wrapper.reports.columns import COLUMNS
 from profiler_wrapper.reports.describe import step_count
 from profiler_wrapper.reports.full_table import full_table
@@ -55,7 +55,9 @@ def _printed_table_is_json(result: Analysis) -> Broken:
     at = next((at for at, line in enumerate(lines) if line.startswith("layer  ")), len(lines) - 2)
     ends, units = _ends(lines[at]), lines[at + 1]
     steps, above = step_count(result), {-1: ""}
-    by_layer = rows_by_layer(result.layers)
+    by_layer: dict[str, list[LayerRow]] = defaultdict(list)
+    for row in result.layers:
+        by_layer[row.layer].append(row)
     for line in lines[at + 2 :]:
         label = re.split(r"  +", line.strip())[0].split(" [")[0]
         depth = (len(line) - len(line.lstrip())) // 2

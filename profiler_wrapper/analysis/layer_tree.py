@@ -6,6 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -80,6 +81,19 @@ class LayerTree:
             chain = self.layers[index].ancestors
             common = chain if common is None else [a for a in common if a in chain]
         return common[0] if common else -1
+
+    def block_of(self, chain: Sequence[int]) -> int:
+        """The outermost block of a layer and what is around it; -1 for none."""
+        return next((layer for layer in reversed(chain) if self.layers[layer].kind == "block"), -1)
+
+    def path(self, chain: Sequence[int]) -> tuple[str, ...]:
+        """The names down to a layer from below the root that called it, each as its caller has it; else in full."""
+        labels: list[str] = []
+        for layer, caller in pairwise(chain):
+            name, above = self.layers[layer].name, self.layers[caller]
+            inside = name if above.parent < 0 else name[len(above.name) + 1 :]
+            labels[:0] = inside.split(".") if self.layers[layer].parent == caller else [name]
+        return tuple(labels)
 
     def called_by(self, layer: int, callers: tuple[int, ...]) -> tuple[int, ...]:
         """A called layer, what its name tells to be around it up to its caller, and what called that; without a caller
@@ -311,5 +325,4 @@ def _complete(tree: LayerTree) -> None:
             chain.append(above)
         layer.ancestors = tuple(chain)
         layer.depth = len(chain) - 1
-        blocks = [a for a in chain if tree.layers[a].kind == "block"]
-        layer.block = blocks[-1] if blocks else -1
+        layer.block = tree.block_of(chain)

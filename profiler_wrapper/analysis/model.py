@@ -7,7 +7,7 @@ written to `result.json`, where times are microseconds.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_args
 
@@ -52,6 +52,7 @@ class Owner:
     phase: Phase | None  # in which it was allocated; None for what was there before
     size_bytes: int
     count: int  # allocations
+    call_path: tuple[str, ...] = ()  # down to the layer by calls, where its name tells others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +148,7 @@ class OwnerKeys(TypedDict):
     phase: Phase | None  # in which it was allocated
     bytes: int  # that it holds
     count: int  # allocations
+    call_path: Sequence[str]  # down to the layer by calls, of one that not only its parent calls; else empty
 
 
 class PeakKeys(TypedDict):
@@ -521,14 +523,6 @@ class LayerRow:
     def bound(self) -> Bound | None:
         """What holds it at the roof: the larger part of its time there. None where that is not known, or 0."""
         return bound_of(self.roof_time_per_step_ns, self.memory_roof_time_per_step_ns)
-
-
-def rows_by_layer(rows: Iterable[LayerRow]) -> dict[str, list[LayerRow]]:
-    """The rows of each layer, those of "" too, in the order in which they come."""
-    of_layer: dict[str, list[LayerRow]] = {}
-    for row in rows:
-        of_layer.setdefault(row.layer, []).append(row)
-    return of_layer
 
 
 def bound_of(roof_ns: float | None, memory_ns: float | None) -> Bound | None:

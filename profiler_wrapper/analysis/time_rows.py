@@ -485,15 +485,14 @@ def _events_by_block(attributed: Attributed, steps: Steps) -> dict[tuple[str, in
         place = attributed.attribution.places[charges.place[i]]
         if place.layer < 0:
             continue
-        layer = layers[place.layer]
-        block = layers[layer.block if layer.block >= 0 else layer.ancestors[-1]]
+        block = attributed.tree.block_of(place.chain)
         event = LayerEvent(
             recording.name_of(int(charges.span[i])),
             int(charges.time_ns[i]) / 1000,
             place.phase,
             classes.CLASSES[charges.work[i]],
         )
-        groups[block.name, max(int(step[i]), 0)].append(event)
+        groups[layers[block if block >= 0 else place.chain[-1]].name, max(int(step[i]), 0)].append(event)
     return groups
 
 

@@ -356,7 +356,7 @@ def shown_layers(totals: Sequence[LayerTotal]) -> list[LayerTotal]:
 
 
 def layer_bars(analysis: Analysis) -> list[LayerBar]:
-    """One bar per layer of `shown_layers`."""
+    """One bar per layer of `shown_layers`; of a shared layer with all its calls, as rows do not tell who made which."""
     totals = layer_totals(analysis)
     shown = shown_layers(totals)
     attention = attention_by_layer(analysis, {total.layer: total.parent for total in totals})

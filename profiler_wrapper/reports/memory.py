@@ -90,7 +90,7 @@ def owner_path(owner: Owner) -> tuple[str, ...]:
         what, of, parameter = owner.name.partition(" of ")
         return (*parameter.split("."), what) if of else tuple(owner.name.split("."))
     if owner.layer:
-        return (*owner.layer.split("."), owner.op or NO_OP)
+        return (*(owner.call_path or owner.layer.split(".")), owner.op or NO_OP)
     outside = () if owner.phase is None else (OUTSIDE if owner.phase == "other" else f"({owner.phase})",)
     return (*outside, owner.op or NO_OP)
 

@@ -7,13 +7,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from advice_facts import facts_of
 from invariants import broken
 from profiler_wrapper import ProfilerWrapper
+from profiler_wrapper.analysis.advice.waiting import _by_layer as by_layer
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.reports.folding import attention_by_layer, layer_bars
 from profiler_wrapper.reports.page import layer_view
@@ -47,6 +50,29 @@ def test_backward_counts_for_the_parent_that_made_the_node() -> None:
     trace = two_parents().node("MmBackward0", 1100, 1107, number=2).node("MmBackward0", 1200, 1260, number=1)
     trace.arrow(430, 1100).arrow(30, 1200)
     assert times(analyse(trace.recording()), "backward") == {"Net": 67, "first": 60, "first.0": 67, "second": 7}
+
+
+def shared_between_blocks() -> Trace:
+    """Two blocks call one attention: the first for 50 ns, the second for 20 and 30."""
+    trace = Trace().mark(".", 0, 1000)
+    for number, begin, lengths in ((0, 10, (50,)), (1, 400, (20, 30))):
+        trace.mark(f"layers.{number}", begin, begin + 300, kind="block")
+        trace.mark("layers.0.attention", begin + 10, begin + 200, flags=SHARED)
+        for at, length in enumerate(lengths):
+            start = begin + 20 + 50 * at
+            trace.op("aten::mm", start, start + 1).kernel("gemm", 2 * start, 2 * start + length, launched=start)
+    return trace
+
+
+def test_what_is_followed_by_block_is_of_the_block_that_called() -> None:
+    series = analyse(shared_between_blocks().recording(), track=[len]).series
+    assert {name: count for name, (count,) in series.items()} == {"len[layers.0]": 1, "len[layers.1]": 2}
+
+
+def test_findings_name_the_block_that_called() -> None:
+    facts = facts_of(shared_between_blocks().recording())
+    charges = facts.found.charges
+    assert by_layer(facts, np.arange(len(charges)), charges.time_ns) == {"layers.0": 50, "layers.1": 50}
 
 
 def test_what_is_recomputed_counts_for_the_parent_that_called_it_first() -> None:

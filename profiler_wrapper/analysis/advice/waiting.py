@@ -305,16 +305,15 @@ def many_small_kernels(facts: Facts) -> Iterator[Finding]:
 
 def _by_layer(facts: Facts, charge: Int64, time_ns: Int64, *, blocks: bool = True) -> Counter[str]:
     """Sums by innermost layer, "" for none; `blocks`: by the block around it, if there is one."""
-    places, layers = facts.found.attribution.places, facts.found.tree.layers
+    places, tree = facts.found.attribution.places, facts.found.tree
     sums = np.zeros(len(places), dtype=np.int64)
     np.add.at(sums, facts.found.charges.place[charge], time_ns)
     by_layer = Counter[str]()
     for place, spent in zip(places, sums.tolist(), strict=True):
         if spent:
-            layer = layers[place.layer] if place.layer >= 0 else None
-            if layer is not None and blocks and layer.block >= 0:
-                layer = layers[layer.block]
-            by_layer[layer.name if layer is not None else ""] += spent
+            block = tree.block_of(place.chain) if blocks else -1
+            layer = block if block >= 0 else place.layer
+            by_layer[tree.layers[layer].name if layer >= 0 else ""] += spent
     return by_layer
 
 

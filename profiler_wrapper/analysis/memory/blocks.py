@@ -282,6 +282,7 @@ class OwnedMemory:
     layer: Int32  # per block: index into `layers`
     layers: tuple[str, ...]  # full names; the last is "", for what has none
     phases: tuple[Phase | None, ...]  # by Attribution.places; the last is that of what was there before
+    paths: tuple[tuple[str, ...], ...]  # likewise, see `Owner`
     timeline: MemoryTimeline
     at_start: Int64  # shape (categories,): what is held before the first event
     lost_bytes: int  # by which, at most, the blocks that seem alive exceed what the allocator has given out
@@ -305,17 +306,21 @@ class OwnedMemory:
         )
 
     def owners(self, event: int) -> tuple[Owner, ...]:
-        """Who holds what after an event, the largest first; adds up to the total."""
+        """Who holds what after an event, the largest first; adds up to the total.
+
+        By call, but for what has a name and gradients: they are the module's, whoever calls it.
+        """
         blocks, alive = self.blocks, self.blocks.alive_after(event)
         keys = np.column_stack([self.category, self.layer, self.name, blocks.op, blocks.place])[alive]
         rows, row_of, counts = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
         sizes = sum_by_key(row_of.reshape(-1), blocks.size_bytes[alive], len(rows))
         names = (*self.memory.known.names, "")
-        summed: dict[tuple[MemoryCategory, str, str, str, Phase | None], list[int]] = {}
+        summed: dict[tuple[MemoryCategory, str, str, str, Phase | None, tuple[str, ...]], list[int]] = {}
         for row, size, count in zip(rows.tolist(), sizes.tolist(), counts.tolist(), strict=True):
             category, layer, name, op, place = row
+            path = () if names[name] or category == _CODE["grads"] else self.paths[place]
             key = (CATEGORIES[category], self.layers[layer], names[name], blocks.ops[op], self.phases[place])
-            entry = summed.setdefault(key, [0, 0])
+            entry = summed.setdefault((*key, path), [0, 0])
             entry[0] += size
             entry[1] += count
         held = self.timeline.bytes_by_category[:, event].tolist()
@@ -327,12 +332,12 @@ class OwnedMemory:
             unexplained, max(0, int(self.at_start[_OTHER]) - self._other_bytes(np.flatnonzero(blocks.before)))
         )
         for op_name, size in ((BEFORE_PROFILING, from_start), ("", unexplained - from_start)):
-            entry = summed.setdefault(("other", "", "", op_name, None), [0, 0])
+            entry = summed.setdefault(("other", "", "", op_name, None, ()), [0, 0])
             entry[0] += size
             entry[1] += 1
         owners = [
-            Owner(category=c, layer=layer, name=name, op=op, phase=phase, size_bytes=size, count=count)
-            for (c, layer, name, op, phase), (size, count) in summed.items()
+            Owner(category=c, layer=layer, name=name, op=op, phase=phase, size_bytes=size, count=count, call_path=path)
+            for (c, layer, name, op, phase, path), (size, count) in summed.items()
             if size
         ]
         return tuple(sorted(owners, key=lambda owner: -owner.size_bytes))
@@ -361,9 +366,11 @@ def owned_memory(attributed: Attributed, memory: DeviceMemory) -> OwnedMemory:
         reserved_bytes=None if memory.device == "cpu" else memory.reserved,
         phase_starts=_phase_starts(attributed),
     )
-    phases = (*(place.phase for place in attribution.places), None)
+    tree, phases = attributed.tree, (*(place.phase for place in attribution.places), None)
+    chains = (one.chain if one.layer >= 0 else () for one in attribution.places)
+    paths = (*(tree.path(one) if one and one != tree.layers[one[0]].ancestors else () for one in chains), ())
     return OwnedMemory(
-        memory, blocks, category, name, layer.astype(np.int32), layers, phases, timeline, held[:, 0], lost_bytes
+        memory, blocks, category, name, layer.astype(np.int32), layers, phases, paths, timeline, held[:, 0], lost_bytes
     )
 
 

@@ -17,6 +17,7 @@ from profiler_wrapper.analysis.model import (
     BEFORE_PROFILING,
     CATEGORIES,
     FORWARD_PHASES,
+    PHASES,
     Change,
     ChangeKind,
     Curve,
@@ -161,7 +162,8 @@ def find_leaks(owned: OwnedMemory, steps: Steps) -> tuple[tuple[Leak, Int64], ..
     staying, step = staying[inside], step[inside]
     if not len(staying):
         return ()
-    keys = np.column_stack([owned.layer[staying], blocks.op[staying], blocks.place[staying], owned.category[staying]])
+    phases = np.array([-1 if one is None else PHASES.index(one) for one in owned.phases])[blocks.place[staying]]
+    keys = np.column_stack([owned.layer[staying], blocks.op[staying], phases, owned.category[staying]])
     _, group, sizes = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
     group = group.reshape(-1)
     leaks: list[tuple[Leak, Int64]] = []
@@ -268,7 +270,8 @@ class _Changes:
 
     def __init__(self, attributed: Attributed, owned: OwnedMemory, peak: int, *, leaking: Sequence[Int64]) -> None:
         self.attributed, self.owned, self.peak = attributed, owned, peak
-        self.layers = attributed.tree.layers
+        self.layers, places = attributed.tree.layers, attributed.attribution.places
+        self.block_of_place = np.array([attributed.tree.block_of(place.chain) for place in places], dtype=np.int64)
         self.size, self.category = owned.blocks.size_bytes, owned.category
         self.at_peak = marked(len(self.size), owned.blocks.alive_after(peak))
         self.alive = self.at_peak & ~marked(len(self.size), np.concatenate([np.empty(0, np.int64), *leaking]))
@@ -281,7 +284,7 @@ class _Changes:
 
     def checkpoint(self) -> Change | None:
         """Keep of each block what the next one reads, and run it again in backward: one at a time."""
-        block = at(np.array([layer.block for layer in self.layers], dtype=np.int64), np.maximum(self.layer, -1), -1)
+        block = at(self.block_of_place, self.owned.blocks.place, -1)
         kept = (self.category == _ACTIVATION) & self.by_forward & (block >= 0)
         chosen = np.flatnonzero(kept & self.alive)
         if not self.trains or not len(chosen):
@@ -395,11 +398,8 @@ class _Changes:
         """Time per step of the forward of these blocks; None without steps."""
         if not len(self.attributed.steps):
             return None
-        places, charges = self.attributed.attribution.places, self.attributed.charges
-        chosen = np.array(
-            [p.phase in FORWARD_PHASES and p.layer >= 0 and self.layers[p.layer].block in blocks for p in places],
-            dtype=np.bool_,
-        )
+        charges, forward = self.attributed.charges, self.attributed.attribution.in_phases(*FORWARD_PHASES)
+        chosen = forward & np.isin(self.block_of_place, list(blocks))
         return int(charges.time_ns[chosen[charges.place]].sum()) // len(self.attributed.steps)
 
 

@@ -77,7 +77,7 @@
     return entries.reduce((most, row) => Math.max(most, depth(row)), 1) + (roots > 1 ? 1 : 0);
   }
 
-  /** Fields hold what is their own; those inside them the rest, so that sums always fit. */
+  /** Fields hold what is their own; those inside them the rest, so that sums fit. A shared layer has all its calls in its parent. */
   function icicleTrace(rows, measure, phase, work) {
     const entries = [...rows.layers.values()];
     const size = row => Math.max(0, measure.value(row, phase, work) || 0);

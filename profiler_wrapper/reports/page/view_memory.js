@@ -85,6 +85,7 @@
       columns: [
         category,
         page.columns.layers("layer", "Layer"),
+        { key: "call_path", title: "Called as", kind: "text", longest: 60, help: "of a layer that several call", value: row => (row.call_path || []).join(" > ") || undefined },
         { key: "name", title: "Tensor", kind: "text", longest: 60, value: row => row.name || undefined },
         { key: "op", title: "Allocated by", kind: "text", longest: 60, missing: "no op was around the allocation", value: row => row.op || null },
         page.columns.phase({ missing: "it was there before the recording" }),
