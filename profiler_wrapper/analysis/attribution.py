@@ -410,11 +410,13 @@ class _Walk:
 
     def _called(self, layer: int, phase: Phase, around: Place, node: int) -> Place:
         """The place of a call. What is recomputed was called by what called the outermost layer that runs again."""
-        callers = around.chain
-        if node >= 0 and around.phase == "backward":
-            again = self.entered.get(node, set())
-            callers = callers[max((i + 1 for i, above in enumerate(callers) if above in again), default=0) :]
+        callers = self._callers(around, node) if node >= 0 and around.phase == "backward" else around.chain
         return Place(layer, phase, chain=self.tree.called_by(layer, callers))
+
+    def _callers(self, around: Place, node: int) -> tuple[int, ...]:
+        """What called the outermost layer that runs again in a node."""
+        again, callers = self.entered.get(node, set()), around.chain
+        return callers[max((i + 1 for i, above in enumerate(callers) if above in again), default=0) :]
 
     def _special(self, span: int, role: int, around: Place, above: int, node: int) -> Place:
         """The place of a mark, of what role gives one, or of an op that may be recomputed."""
@@ -439,12 +441,11 @@ class _Walk:
         creates_nodes = node >= 0 and spans.sequence[span] >= 0 and spans.forward_thread[span] <= 0
         if creates_nodes and around.phase == "backward":
             if node in self.common_layer:
-                common = self.common_layer[node]
-                return (
-                    self._called(common, "recompute", around, node)
-                    if common >= 0
-                    else around._replace(phase="recompute")
-                )
+                common, callers = self.common_layer[node], self._callers(around, node)
+                if callers and any(self.tree.layers[layer].shared for layer in self.entered[node]):
+                    return Place(callers[0], "recompute", chain=callers)  # names may tell of other callers
+                again = around._replace(phase="recompute")
+                return self._called(common, "recompute", around, node) if common >= 0 else again
             if self.role[above] == Role.CHECKPOINT_BACKWARD or node in self.recomputing:
                 return around._replace(phase="recompute")
         return around

@@ -75,6 +75,25 @@ def test_findings_name_the_block_that_called() -> None:
     assert by_layer(facts, np.arange(len(charges)), charges.time_ns) == {"layers.0": 50, "layers.1": 50}
 
 
+@pytest.mark.parametrize("own", ["second.1", "first.0"])
+def test_what_a_layer_recomputes_itself_counts_for_it_whatever_it_calls(own: str) -> None:
+    """`second` is checkpointed: a layer that it calls, 10 ns of its own, another layer; `first.0` is of `first` too."""
+    flags = SHARED if own == "first.0" else ()
+    trace = Trace().mark(".", 0, 1000).mark("second", 400, 700).mark(own, 420, 500, flags=flags)
+    trace.op("aten::mm", 430, 460, sequence=2, forward_thread=0).op("aten::mul", 510, 520, sequence=3, forward_thread=0)
+    trace.mark("second.0", 530, 600).op("aten::mm", 540, 560, sequence=4, forward_thread=0)
+    trace.mark("first", 800, 990).mark("first.0", 810, 890, flags=SHARED).op("aten::mm", 820, 850, sequence=9)
+    trace.node("MmBackward0", 1100, 1400, number=4).arrow(540, 1100)
+    trace.mark(own, 1110, 1160, thread=AUTOGRAD, flags=flags)
+    trace.op("aten::mm", 1120, 1140, thread=AUTOGRAD, sequence=5, forward_thread=0)
+    trace.op("aten::mul", 1170, 1180, thread=AUTOGRAD, sequence=6, forward_thread=0)
+    trace.mark("second.0", 1190, 1250, thread=AUTOGRAD)
+    trace.op("aten::mm", 1200, 1220, thread=AUTOGRAD, sequence=7, forward_thread=0)
+    rows = {row.layer: row for row in analyse(trace.recording()).layers if row.phase == "recompute"}
+    assert {layer: row.time_ns for layer, row in rows.items()} == {"Net": 120, "second": 120, own: 50, "second.0": 60}
+    assert rows["second"].self_time_ns == 10
+
+
 def test_what_is_recomputed_counts_for_the_parent_that_called_it_first() -> None:
     trace = two_parents().node("MmBackward0", 1100, 1200, number=2).arrow(430, 1100)
     trace.mark("first.0", 1110, 1160, thread=AUTOGRAD, flags=SHARED)
