@@ -9,16 +9,4 @@ from __future__ import annotations
 from profiler_wrapper.commands import analyze, compare, demo, guard, monitor, peaks, ranks, report, run, skill, snapshot
 
 # In the order in which --help lists them.
-COMMANDS = (
-    demo,
-    run,
-    analyze,
-    report,
-    compare,
-    guard,
-    ranks,
-    snapshot,
-    monitor,
-    peaks,
-    skill,
-)
+COMMANDS = (demo, run, analyze, report, compare, guard, ranks, snapshot, monitor, peaks, skill)

@@ -9,21 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from profiler_wrapper.commands.common import (
-    Commands,
-    add_command,
-    add_output,
-    add_source,
-    find_source,
-    is_directory,
-    read_result,
-    refuse_to_overwrite,
-    settle_format,
-    trace_of,
-    trace_stem,
-    write,
-    write_text,
-)
+from profiler_wrapper.commands import common
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.units import WIDTH_OF_FILES, terminal_width, unicode_terminal
 
@@ -39,9 +25,9 @@ _FORMATS = ("text", "json", "csv")
 _LINES = 24  # of the printed table beside its layers, at most
 
 
-def add(commands: Commands) -> None:
-    command = add_command(commands, "analyze", analyze, examples=_EXAMPLES)
-    add_source(command)
+def add(commands: common.Commands) -> None:
+    command = common.add_command(commands, "analyze", analyze, examples=_EXAMPLES)
+    common.add_source(command)
     command.add_argument("--top", type=int, metavar="N", help="at most N rows of each table or list, the longest first")
     command.add_argument(
         "--select",
@@ -56,7 +42,7 @@ def add(commands: Commands) -> None:
         help="of each list of the JSON or CSV, only rows that say so: phase=optimizer, layer=model.layers.3",
     )
     command.add_argument("--schema", action=_PrintSchema, nargs=0, help="print the JSON Schema of the JSON and exit")
-    add_output(command, "the tables, result.json, the page and plots", formats=_FORMATS)
+    common.add_output(command, "the tables, result.json, the page and plots", formats=_FORMATS)
 
 
 class _PrintSchema(argparse.Action):
@@ -77,21 +63,21 @@ def analyze(options: argparse.Namespace) -> None:
     """
     if options.top is not None and options.top < 1:
         raise WrongUse(f"--top {options.top}: give a number of rows, from 1.")
-    settle_format(options, formats=_FORMATS)
+    common.settle_format(options, formats=_FORMATS)
     if options.format == "text" and (options.select is not None or options.where):
         raise WrongUse("--select and --where are of JSON and CSV: add --format json or --format csv.")
     if options.output is None:
         print(_text(_read(options), options, terminal_width(), unicode=unicode_terminal()).rstrip("\n"))
-    elif is_directory(options.output):
+    elif common.is_directory(options.output):
         _write_directory(options)
     else:
         output = Path(options.output)
-        refuse_to_overwrite([output], force=options.force)
-        write({output: lambda result, path: _write_file(result, path, options)}, _read(options))
+        common.refuse_to_overwrite([output], force=options.force)
+        common.write({output: lambda result, path: _write_file(result, path, options)}, _read(options))
 
 
 def _read(options: argparse.Namespace) -> ProfileResult:
-    return read_result(Path(options.path), peaks=options.peaks, rank=options.rank, process=options.process)
+    return common.read_result(Path(options.path), peaks=options.peaks, rank=options.rank, process=options.process)
 
 
 def _keys(options: argparse.Namespace) -> list[str]:
@@ -152,7 +138,7 @@ def _write_file(result: ProfileResult, path: Path, options: argparse.Namespace) 
 
         REPORTS["log"].files[0].write(result, path)
     else:
-        write_text(path, _text(result, options, WIDTH_OF_FILES).removesuffix("\n"))
+        common.write_text(path, _text(result, options, WIDTH_OF_FILES).removesuffix("\n"))
 
 
 def _write_directory(options: argparse.Namespace) -> None:
@@ -161,24 +147,25 @@ def _write_directory(options: argparse.Namespace) -> None:
     if options.format == "csv":
         from profiler_wrapper.reports.result_json import LISTS, write_csv_files
 
-        refuse_to_overwrite((directory / f"{name}.csv" for name in LISTS), force=options.force)
+        common.refuse_to_overwrite((directory / f"{name}.csv" for name in LISTS), force=options.force)
         print(*write_csv_files(_read(options), directory), sep="\n")
         return
     from profiler_wrapper.reports.page import write_page
     from profiler_wrapper.reports.write import REPORTS
     from profiler_wrapper.trace.run_directory import PAGE_FILE, href
 
-    source = find_source(Path(options.path), peaks=options.peaks, rank=options.rank, process=options.process)
-    prefix = trace_stem(Path(options.path))
+    source = common.find_source(Path(options.path), peaks=options.peaks, rank=options.rank, process=options.process)
+    prefix = common.trace_stem(Path(options.path))
     files = {
         directory / file.name.replace("<prefix>", prefix).replace("<r>", "0"): (report, file)
         for report in REPORTS.values()
         for file in report.files
     }
-    refuse_to_overwrite(files, force=options.force)
-    result = read_result(source, peaks=options.peaks, process=options.process)
+    common.refuse_to_overwrite(files, force=options.force)
+    result = common.read_result(source, peaks=options.peaks, process=options.process)
     reports: Mapping[Path, Callable[[ProfileResult, Path], object]] = {
         path: file.write for path, (report, file) in files.items() if report.applies(result)
     }
-    page, trace = directory / PAGE_FILE, trace_of(source, result)
-    write({**reports, page: partial(write_page, trace_href=None if trace is None else href(trace, page=page))}, result)
+    page, trace = directory / PAGE_FILE, common.trace_of(source, result)
+    trace_href = None if trace is None else href(trace, page=page)
+    common.write({**reports, page: partial(write_page, trace_href=trace_href)}, result)

@@ -157,6 +157,14 @@ def write(writers: Mapping[Path, Writer[Subject]], subject: Subject) -> None:
         print(path)
 
 
+def print_or_write(text: str, output: Path | None) -> None:
+    """To stdout, without `output`."""
+    if output is None:
+        print(text)
+    else:
+        write({output: lambda text, path: write_text(path, text)}, text)
+
+
 def write_text(path: Path, text: str) -> None:
     """One file with that text and a line's end; what UTF-8 does not have is written as an escape."""
     path.write_bytes(f"{text}\n".encode("utf-8", "backslashreplace"))

@@ -6,17 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from profiler_wrapper.commands.common import (
-    Commands,
-    Writer,
-    add_command,
-    add_output,
-    json_text,
-    output_files,
-    read_result,
-    write,
-    write_text,
-)
+from profiler_wrapper.commands import common
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.units import terminal_width
 
@@ -27,13 +17,15 @@ if TYPE_CHECKING:
 DEFAULT_ROWS = 20
 
 
-def add(commands: Commands) -> None:
+def add(commands: common.Commands) -> None:
     examples = "outputs/before outputs/after\nbefore.json.gz after.json.gz -o difference.html"
-    command = add_command(commands, "compare", compare, examples=examples)
+    command = common.add_command(commands, "compare", compare, examples=examples)
     command.add_argument("a", metavar="A", help="what was before: a trace, a result.json, or the directory of a run")
     command.add_argument("b", metavar="B", help="what is now")
     command.add_argument("--top", type=int, metavar="N", help=f"rows of the table (default: {DEFAULT_ROWS})")
-    add_output(command, "the text, the JSON, a CSV and the page; the ending of FILE (.html .json .csv .txt) says which")
+    common.add_output(
+        command, "the text, the JSON, a CSV and the page; the ending of FILE (.html .json .csv .txt) says which"
+    )
 
 
 def compare(options: argparse.Namespace) -> None:
@@ -47,18 +39,18 @@ def compare(options: argparse.Namespace) -> None:
     if options.top is not None and options.top < 1:
         raise WrongUse("--top is a number of rows, 1 or more")
     rows = options.top or DEFAULT_ROWS
-    files: dict[str, Writer[Comparison]] = {
-        "compare.txt": lambda found, path: write_text(path, found.table(rows=rows)),
-        "compare.json": lambda found, path: write_text(path, json_text(found.to_dict())),
+    files: dict[str, common.Writer[Comparison]] = {
+        "compare.txt": lambda found, path: common.write_text(path, found.table(rows=rows)),
+        "compare.json": lambda found, path: common.write_text(path, common.json_text(found.to_dict())),
         "compare.csv": lambda found, path: found.to_csv(path),
         "compare.html": lambda found, path: found.write_page(path),
     }
-    writers = output_files(options, files)
-    a, b = (read_result(Path(path)) for path in (options.a, options.b))
+    writers = common.output_files(options, files)
+    a, b = (common.read_result(Path(path)) for path in (options.a, options.b))
     found = compare_results(a, b, name_a=options.a, name_b=options.b)
     if writers:
-        write(writers, found)
+        common.write(writers, found)
     elif options.format == "json":
-        print(json_text(found.to_dict()))
+        print(common.json_text(found.to_dict()))
     else:
         print(found.table(rows=rows, width=terminal_width()))

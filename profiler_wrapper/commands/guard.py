@@ -5,31 +5,17 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from profiler_wrapper.commands.common import (
-    FINE,
-    FORMATS,
-    REGRESSION,
-    Commands,
-    add_command,
-    add_output,
-    is_directory,
-    json_text,
-    output_file,
-    read_result,
-    refuse_to_overwrite,
-    write,
-    write_text,
-)
+from profiler_wrapper.commands import common
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.units import terminal_width
 
 
-def add(commands: Commands) -> None:
+def add(commands: common.Commands) -> None:
     examples = (
         "--update baseline.json outputs/run1 outputs/run2 outputs/run3\nbaseline.json outputs/run\n"
         "--update --force baseline.json outputs/run4"
     )
-    command = add_command(commands, "guard", guard, examples=examples)
+    command = common.add_command(commands, "guard", guard, examples=examples)
     command.add_argument(
         "baseline", metavar="BASELINE", help="the file that --update wrote; or a run: its directory, result or trace"
     )
@@ -41,7 +27,7 @@ def add(commands: Commands) -> None:
         action="store_true",
         help="write BASELINE from the RUNs instead: what varies among them passes; an earlier one only with --force",
     )
-    add_output(command, "guard.txt, guard.json or guard.md", formats=(*FORMATS, "markdown"))
+    common.add_output(command, "guard.txt, guard.json or guard.md", formats=(*common.FORMATS, "markdown"))
 
 
 def guard(options: argparse.Namespace) -> int:
@@ -62,35 +48,33 @@ def guard(options: argparse.Namespace) -> int:
         if options.output is not None:
             raise WrongUse("--update writes BASELINE: leave out -o")
         return _update(options)
-    output = output_file(options, {"json": "guard.json", "markdown": "guard.md"}.get(options.format, "guard.txt"))
+    name = {"json": "guard.json", "markdown": "guard.md"}.get(options.format, "guard.txt")
+    output = common.output_file(options, name)
     base = read_baseline(options.baseline)
-    current = make_baseline(options.runs, read=lambda path: read_result(Path(path)))
+    current = make_baseline(options.runs, read=lambda path: common.read_result(Path(path)))
     report = judge(base, current, baseline_name=options.baseline, run_name=", ".join(options.runs))
     if not report.judged:
         reasons = {check.reason for check in report.checks if check.reason}
         raise WrongUse(f"nothing of {options.baseline} and {report.run} can be compared: {'; '.join(sorted(reasons))}")
     ending = "" if output is None else output.suffix
     if options.format == "json" or ending == ".json":
-        text = json_text(report.to_dict())
+        text = common.json_text(report.to_dict())
     elif options.format == "markdown" or ending == ".md":
         text = report.markdown()
     else:
         text = report.table(width=terminal_width())
-    if output is None:
-        print(text)
-    else:
-        write({output: lambda text, path: write_text(path, text)}, text)
-    return REGRESSION if report.regressed else FINE
+    common.print_or_write(text, output)
+    return common.REGRESSION if report.regressed else common.FINE
 
 
 def _update(options: argparse.Namespace) -> int:
     from profiler_wrapper.comparison.baseline import make_baseline, write_baseline
 
     path = Path(options.baseline)
-    if is_directory(options.baseline):
+    if common.is_directory(options.baseline):
         raise WrongUse(f"{path} is a directory: name the file that the baseline goes to")
-    refuse_to_overwrite([path], force=options.force)
-    made = make_baseline(options.runs, read=lambda run: read_result(Path(run)))
+    common.refuse_to_overwrite([path], force=options.force)
+    made = make_baseline(options.runs, read=lambda run: common.read_result(Path(run)))
     write_baseline(made, path)
-    print(json_text({"baseline": str(path)}) if options.format == "json" else path)
-    return FINE
+    print(common.json_text({"baseline": str(path)}) if options.format == "json" else path)
+    return common.FINE

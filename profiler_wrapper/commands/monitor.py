@@ -7,17 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from profiler_wrapper.commands.common import (
-    Commands,
-    Writer,
-    add_command,
-    add_output,
-    json_text,
-    output_files,
-    settle_format,
-    write,
-    write_text,
-)
+from profiler_wrapper.commands import common
 from profiler_wrapper.errors import ProfilerWrapperError
 from profiler_wrapper.units import WIDTH_OF_FILES, terminal_width
 
@@ -25,10 +15,11 @@ if TYPE_CHECKING:
     from profiler_wrapper.monitor.read import MonitorRun
 
 
-def add(commands: Commands) -> None:
-    command = add_command(commands, "monitor", monitor, examples="logs/perf_monitor\nlogs/perf_monitor -o course.png")
+def add(commands: common.Commands) -> None:
+    examples = "logs/perf_monitor\nlogs/perf_monitor -o course.png"
+    command = common.add_command(commands, "monitor", monitor, examples=examples)
     command.add_argument("path", metavar="PATH", help="a log of a TrainingMonitor, or a directory with logs or runs")
-    add_output(command, "the plot and the text")
+    common.add_output(command, "the plot and the text")
 
 
 def monitor(options: argparse.Namespace) -> None:
@@ -39,23 +30,23 @@ def monitor(options: argparse.Namespace) -> None:
     from profiler_wrapper.monitor.read import find_log, monitor_run, read_log
     from profiler_wrapper.monitor.reports import draw_monitor, monitor_text
 
-    settle_format(options, others=[".png"])
+    common.settle_format(options, others=[".png"])
     width = WIDTH_OF_FILES if options.output is not None else terminal_width()
 
     def text(run: MonitorRun) -> str:
-        return json_text(run.to_dict()) if options.format == "json" else monitor_text(run, width=width)
+        return common.json_text(run.to_dict()) if options.format == "json" else monitor_text(run, width=width)
 
     log = find_log(options.path)
     _rebuild_summaries(Path(options.path))
     report = f"{log.stem}_report.{'json' if options.format == 'json' else 'txt'}"
-    files: dict[str, Writer[MonitorRun]] = {
+    files: dict[str, common.Writer[MonitorRun]] = {
         f"{log.stem}.png": draw_monitor,
-        report: lambda run, path: write_text(path, text(run)),
+        report: lambda run, path: common.write_text(path, text(run)),
     }
-    writers = output_files(options, files)
+    writers = common.output_files(options, files)
     run = monitor_run(read_log(log))
     if writers:
-        write(writers, run)
+        common.write(writers, run)
     else:
         print(text(run))
 

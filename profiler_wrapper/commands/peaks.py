@@ -6,27 +6,19 @@ import argparse
 import math
 import sys
 
-from profiler_wrapper.commands.common import (
-    Commands,
-    add_command,
-    add_output,
-    json_text,
-    output_file,
-    settle_format,
-    write_text,
-)
+from profiler_wrapper.commands import common
 from profiler_wrapper.errors import WrongUse, shown
 from profiler_wrapper.units import terminal_width
 
 
-def add(commands: Commands) -> None:
-    command = add_command(commands, "peaks", peaks, examples="--all\n--measure -o peaks.json")
+def add(commands: common.Commands) -> None:
+    command = common.add_command(commands, "peaks", peaks, examples="--all\n--measure -o peaks.json")
     which = command.add_mutually_exclusive_group()
     which.add_argument("--all", action="store_true", help="every device that is known")
     which.add_argument("--measure", action="store_true", help="measure it; -o writes the JSON that --peaks reads")
     command.add_argument("--seconds", type=float, metavar="S", help="that measuring may take, about (default: 15)")
     command.add_argument("--device", metavar="NAME", help="cpu, cuda:1, ... (default: the accelerator, else the CPU)")
-    add_output(command, "peaks.txt or peaks.json")
+    common.add_output(command, "peaks.txt or peaks.json")
 
 
 def peaks(options: argparse.Namespace) -> None:
@@ -38,15 +30,15 @@ def peaks(options: argparse.Namespace) -> None:
         raise WrongUse("--seconds is for measuring: add --measure.")
     if options.device is not None and options.all:
         raise WrongUse("--all is of every device: leave out --device.")
-    settle_format(options)
+    common.settle_format(options)
     as_json = options.measure or options.format == "json"
-    output = output_file(options, "peaks.json" if as_json else "peaks.txt")
+    output = common.output_file(options, "peaks.json" if as_json else "peaks.txt")
     text, data = _said(options)
     if output is None:
-        print(json_text(data) if options.format == "json" else text)
+        print(common.json_text(data) if options.format == "json" else text)
         return
     with replacing(output) as beside:
-        write_text(beside, json_text(data) if as_json else text)
+        common.write_text(beside, common.json_text(data) if as_json else text)
     use = f"  analyze --peaks {output}\n  peaks={str(output)!r} in code\n  {VARIABLE}={output}"
     print(f"{text}\n\nWritten to {output}. To use it:\n{use}" if options.measure else output)
 

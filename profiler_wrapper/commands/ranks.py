@@ -7,19 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from profiler_wrapper.commands.common import (
-    Commands,
-    Writer,
-    add_command,
-    add_output,
-    is_directory,
-    json_text,
-    output_files,
-    reading_bar,
-    settle_format,
-    write,
-    write_text,
-)
+from profiler_wrapper.commands import common
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.trace.spans import ranges
 from profiler_wrapper.units import WIDTH_OF_FILES, terminal_width
@@ -33,7 +21,7 @@ Lanes = tuple[int, ...] | str | None  # what --lanes says: ranks, "all", or noth
 _TRACE = "timeline_trace.json.gz"
 
 
-def add(commands: Commands) -> None:
+def add(commands: common.Commands) -> None:
     examples = (
         "outputs/profile-20260101-120000\n"
         "outputs/profile-20260101-120000 --ranks 0-7 --format json\n"
@@ -41,7 +29,7 @@ def add(commands: Commands) -> None:
         "outputs/profile-20260101-120000 --lanes 40-47 -o timeline.png\n"
         "traces/ --scheduler tcp://10.0.0.1:8786 -o report/"
     )
-    command = add_command(commands, "ranks", ranks, examples=examples)
+    command = common.add_command(commands, "ranks", ranks, examples=examples)
     command.epilog = f"{command.epilog or ''}\n\n{_names_help()}"
     command.add_argument(
         "path", nargs="?", metavar="RUN", help="the directory of a run, a directory of traces, or a table of spans"
@@ -69,7 +57,9 @@ def add(commands: Commands) -> None:
         "--use", choices=("timers", "traces"), help="where a run has both (default: what tells of more ranks)"
     )
     command.add_argument("--scheduler", metavar="ADDRESS", help="of a Dask cluster that reduces the traces")
-    add_output(command, "the text, the JSON, the page, the timeline (PNG, and a trace for Perfetto) and the heat map")
+    common.add_output(
+        command, "the text, the JSON, the page, the timeline (PNG, and a trace for Perfetto) and the heat map"
+    )
 
 
 def _names_help() -> str:
@@ -97,30 +87,30 @@ def ranks(options: argparse.Namespace) -> None:
         raise WrongUse("say which run: its directory, or a table of spans by --spans FILE")
     if options.path is not None and options.spans is not None:
         raise WrongUse(f"say either RUN or --spans: {options.path} and {options.spans} are two sources of spans")
-    settle_format(options, others=[".png", ".html"])
+    common.settle_format(options, others=[".png", ".html"])
     if options.lanes is not None and options.output is None:
         raise WrongUse("--lanes is of the timeline: say where it goes by -o timeline.png, report.html or DIR/")
     columns = parse_mapping(options.columns)
     chosen = None if options.ranks is None else parse_ranks(options.ranks)
     if options.lanes is not None and options.lanes != "all":
         options.lanes = parse_ranks(options.lanes, option="--lanes ")
-    writers = output_files(options, _files(options))
+    writers = common.output_files(options, _files(options))
     from profiler_wrapper.ranks.load import Choice, open_ranks
 
     path = Path(options.path if options.path is not None else options.spans)
-    with reading_bar("reducing traces", unit="trace") as bar:
+    with common.reading_bar("reducing traces", unit="trace") as bar:
         choice = Choice(
             spans=None if options.spans is None else Path(options.spans),
             columns=columns,
             scheduler=options.scheduler,
             ranks=chosen,
             use=options.use,
-            output=Path(options.output) if options.output is not None and is_directory(options.output) else None,
+            output=Path(options.output) if options.output is not None and common.is_directory(options.output) else None,
             progress=bar and (lambda _, done, total: bar(done, total)),
         )
         with open_ranks(path, choice) as (loaded, report):
             if writers:
-                write(writers, (loaded.database, report))
+                common.write(writers, (loaded.database, report))
             else:
                 print(_text(report, options.format, width=terminal_width()))
 
@@ -128,25 +118,25 @@ def ranks(options: argparse.Namespace) -> None:
 def _text(report: RanksReport, form: str, *, width: int) -> str:
     from profiler_wrapper.ranks.text import ranks_text
 
-    return json_text(report.to_dict()) if form == "json" else ranks_text(report, width=width)
+    return common.json_text(report.to_dict()) if form == "json" else ranks_text(report, width=width)
 
 
-def _files(options: argparse.Namespace) -> dict[str, Writer[Subject]]:
+def _files(options: argparse.Namespace) -> dict[str, common.Writer[Subject]]:
     """What is written, by name."""
     from profiler_wrapper.ranks.figures import draw_heat_map, draw_timeline, write_ranks_page
     from profiler_wrapper.ranks.timeline import write_ranks_trace
 
-    def lanes_of(write_to: Callable[..., object], **more: Any) -> Writer[Subject]:
+    def lanes_of(write_to: Callable[..., object], **more: Any) -> common.Writer[Subject]:
         def write(subject: Subject, path: Path) -> None:
             database, report = subject
             write_to(report, database, path, ranks=_chosen_lanes(report, options.lanes), **more)
 
         return write
 
-    trace_href = _TRACE if options.output is not None and is_directory(options.output) else None
+    trace_href = _TRACE if options.output is not None and common.is_directory(options.output) else None
     return {
-        "ranks.txt": lambda subject, path: write_text(path, _text(subject[1], "text", width=WIDTH_OF_FILES)),
-        "ranks.json": lambda subject, path: write_text(path, _text(subject[1], "json", width=WIDTH_OF_FILES)),
+        "ranks.txt": lambda subject, path: common.write_text(path, _text(subject[1], "text", width=WIDTH_OF_FILES)),
+        "ranks.json": lambda subject, path: common.write_text(path, _text(subject[1], "json", width=WIDTH_OF_FILES)),
         "report.html": lanes_of(write_ranks_page, trace_href=trace_href),
         "timeline.png": lanes_of(draw_timeline),
         "heat_map.png": lambda subject, path: draw_heat_map(subject[1], path),

@@ -7,31 +7,18 @@ import os
 import sys
 from pathlib import Path
 
-from profiler_wrapper.commands.common import (
-    Commands,
-    add_command,
-    add_output,
-    add_source,
-    find_source,
-    is_directory,
-    json_text,
-    read_result,
-    refuse_ending,
-    refuse_to_overwrite,
-    trace_of,
-    trace_stem,
-)
+from profiler_wrapper.commands import common
 from profiler_wrapper.trace.run_directory import PAGE_FILE, RESULT_FILE, href
 
 
-def add(commands: Commands) -> None:
+def add(commands: common.Commands) -> None:
     examples = "outputs/profile-20260101-120000 --rank 3\ntrace.json.gz -o page.html\ntrace.json.gz --share"
-    command = add_command(commands, "report", report, examples=examples)
-    add_source(command)
+    command = common.add_command(commands, "report", report, examples=examples)
+    common.add_source(command)
     command.add_argument(
         "--share", action="store_true", help="leave out paths, names of host, user and run, sources: shared_report.html"
     )
-    add_output(command, "the page")
+    common.add_output(command, "the page")
 
 
 def report(options: argparse.Namespace) -> None:
@@ -45,19 +32,19 @@ def report(options: argparse.Namespace) -> None:
     from profiler_wrapper.sharing import LEFT_OUT, shareable
     from profiler_wrapper.trace.atomic import replacing
 
-    refuse_ending(options.output, "the page", fine=(".html", ".htm"))
+    common.refuse_ending(options.output, "the page", fine=(".html", ".htm"))
     given = Path(options.path)
-    source = find_source(given, peaks=options.peaks, rank=options.rank, process=options.process)
+    source = common.find_source(given, peaks=options.peaks, rank=options.rank, process=options.process)
     page = _page_path(given, source, options)
-    refuse_to_overwrite([page], force=options.force)
-    result = read_result(source, peaks=options.peaks, process=options.process)
-    trace = None if options.share else trace_of(source, result)
+    common.refuse_to_overwrite([page], force=options.force)
+    result = common.read_result(source, peaks=options.peaks, process=options.process)
+    trace = None if options.share else common.trace_of(source, result)
     shown = shareable(result) if options.share else result
     with replacing(page) as beside:
         write_page(shown, beside, trace_href=None if trace is None else href(trace, page=page))
     left_out = {"left_out": LEFT_OUT} if options.share else {}
     if options.format == "json":
-        print(json_text({"page": str(page), "trace": trace and str(trace), **left_out}))
+        print(common.json_text({"page": str(page), "trace": trace and str(trace), **left_out}))
     else:
         print(page, *left_out.values(), sep="\n")
 
@@ -68,11 +55,11 @@ def _page_path(given: Path, source: Path, options: argparse.Namespace) -> Path:
     if options.share:
         name = f"shared_{PAGE_FILE}"
     elif not given.is_dir() and source.name != RESULT_FILE:
-        name = f"{trace_stem(source)}_{PAGE_FILE}"
+        name = f"{common.trace_stem(source)}_{PAGE_FILE}"
     if given.is_dir() and options.rank is None and directory.resolve() != given.resolve():
         directory = directory.parent  # of all ranks
     if options.output is not None:
-        return Path(options.output, name) if is_directory(options.output) else Path(options.output)
+        return Path(options.output, name) if common.is_directory(options.output) else Path(options.output)
     # Root could write also where nobody is meant to.
     if os.access(directory, os.W_OK) and directory.stat().st_mode & 0o222:
         return directory / name

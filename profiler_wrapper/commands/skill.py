@@ -5,20 +5,12 @@ from __future__ import annotations
 import argparse
 from importlib.resources import files
 
-from profiler_wrapper.commands.common import (
-    Commands,
-    add_command,
-    add_output,
-    json_text,
-    output_file,
-    write,
-    write_text,
-)
+from profiler_wrapper.commands import common
 
 
-def add(commands: Commands) -> None:
-    command = add_command(commands, "skill", skill, examples="\n-o .claude/skills/profiler-wrapper/SKILL.md")
-    add_output(command, "SKILL.md")
+def add(commands: common.Commands) -> None:
+    command = common.add_command(commands, "skill", skill, examples="\n-o .claude/skills/profiler-wrapper/SKILL.md")
+    common.add_output(command, "SKILL.md")
 
 
 def skill(options: argparse.Namespace) -> None:
@@ -26,12 +18,9 @@ def skill(options: argparse.Namespace) -> None:
 
     With --format json its parts: name, description, text.
     """
-    output = output_file(options, "SKILL.md")
+    output = common.output_file(options, "SKILL.md")
     text = files(__package__).joinpath("SKILL.md").read_text(encoding="utf-8").rstrip("\n")
     if options.format == "json":
         head = dict(line.split(": ", 1) for line in text.split("---\n")[1].splitlines())
-        text = json_text({"name": head["name"], "description": head["description"], "text": text})
-    if output is None:
-        print(text)
-    else:
-        write({output: lambda subject, path: write_text(path, subject)}, text)
+        text = common.json_text({"name": head["name"], "description": head["description"], "text": text})
+    common.print_or_write(text, output)

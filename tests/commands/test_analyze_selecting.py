@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from profiler_wrapper.__main__ import main
-from profiler_wrapper.commands import analyze
+from profiler_wrapper.commands import common
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.reports.result_json import LISTS, rows_where, selected, short_summary, to_dict
 from recordings import Trace
@@ -206,7 +206,7 @@ def test_next_commands_name_the_run_as_a_shell_takes_it() -> None:
 def test_the_summary_of_a_recorded_trace_is_under_two_kib_and_says_what_to_run(
     path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(analyze, "read_result", cache(analyze.read_result))  # one trace, many questions
+    monkeypatch.setattr(common, "read_result", cache(common.read_result))  # one trace, many questions
     text = printed([str(path), "--format", "json", "--select", "summary"], capsys)
     assert len(text.encode()) < 2048
     summary = json.loads(text)["summary"]
