@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeGuard
 
@@ -43,7 +43,7 @@ def size_of(batch: object) -> BatchSize:
     first tensor holds integers in two dimensions, as the token ids of a plain language model do.
     """
     length = mask = None
-    first = _first_tensor(batch)
+    first = next(_tensors_in(batch), None)
     if isinstance(batch, Mapping):
         for name in _TOKENS:
             ids = batch.get(name)
@@ -56,7 +56,7 @@ def size_of(batch: object) -> BatchSize:
     elif _are_ids(first):
         length = first.shape[1]
     sizes = () if first is None else tuple(first.shape[:2])
-    shapes = tuple(_shapes_in(batch))
+    shapes = tuple(tuple(tensor.shape) for tensor in _tensors_in(batch))
     key: tuple[int, Any] = (1, shapes)
     if first is not None and (length is not None or first.dim() > 3) and {shape[:1] for shape in shapes} == {sizes[:1]}:
         rest = tuple(shape[1:] for shape in shapes)
@@ -64,34 +64,18 @@ def size_of(batch: object) -> BatchSize:
     return BatchSize(sizes[0] if sizes else None, length, mask, sizes, key)
 
 
-def _shapes_in(batch: object, depth: int = _DEPTH) -> Iterable[tuple[int, ...]]:
-    """Of all tensors."""
+def _tensors_in(batch: object, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
+    """All of them, in their order."""
     if isinstance(batch, torch.Tensor):
-        yield tuple(batch.shape)
+        yield batch
     elif isinstance(batch, (Mapping, Sequence)) and not isinstance(batch, (str, bytes)) and depth:
         for value in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from _shapes_in(value, depth - 1)
+            yield from _tensors_in(value, depth - 1)
 
 
 def _are_ids(value: object) -> TypeGuard[torch.Tensor]:
     """Whether `value` looks like token ids (samples, sequence length)."""
     return isinstance(value, torch.Tensor) and value.dim() == 2 and value.dtype in (torch.int64, torch.int32)
-
-
-def _first_tensor(batch: object, depth: int = _DEPTH) -> torch.Tensor | None:
-    if isinstance(batch, torch.Tensor):
-        return batch
-    inside: Iterable[object]
-    if isinstance(batch, Mapping):
-        inside = batch.values()
-    elif isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
-        inside = batch
-    else:
-        return None
-    if not depth:
-        return None
-    found = (_first_tensor(value, depth - 1) for value in inside)
-    return next((tensor for tensor in found if tensor is not None), None)
 
 
 class BatchCounter(scopes.Listener):
@@ -150,7 +134,7 @@ class BatchCounter(scopes.Listener):
         if args and _are_ids(args[0]):
             self.sizes.append(size_of({"input_ids": args[0], **kwargs, "others": args[1:]}))
         else:
-            one = len(args) == 1 and not any(_shapes_in(kwargs))
+            one = len(args) == 1 and not any(tensor.dim() for tensor in _tensors_in(kwargs))
             self.sizes.append(size_of(args[0] if one else [*args, kwargs] if args else kwargs))
 
     def open_call(
