@@ -304,14 +304,13 @@ def console_table(
     if order not in ("cost", "model"):
         raise WrongUse(f"order={shown(order)}: give 'cost' or 'model'.")
     head = _joined(title_parts(analysis, unicode=unicode), width, _TITLE_LINES if rows >= _HIGH else 2)
-    steps_in_parts = [parts_in_words(analysis), left_out_in_words(analysis)] if rows >= _HIGH else []
-    about = [
-        *(line for text in filter(None, steps_in_parts) for line in wrap(text, width, 2)),
-        *(use_lines(analysis, width) if rows >= _HIGH else ()),
-        *(expert_and_adapter_lines(analysis, width) if rows >= _HIGH else ()),
-        *(memory_lines(analysis.memory, width) if rows >= _HIGH else ()),
-        *(line for text in (kv_cache_lines(analysis)[:2] if rows >= _HIGH else ()) for line in wrap(text, width, 2)),
-    ]
+    about: list[str] = []
+    if rows >= _HIGH:
+        steps = filter(None, [parts_in_words(analysis), left_out_in_words(analysis)])
+        about += (line for text in steps for line in wrap(text, width, 2))
+        about += use_lines(analysis, width) + expert_and_adapter_lines(analysis, width)
+        about += memory_lines(analysis.memory, width)
+        about += (line for text in kv_cache_lines(analysis)[:2] for line in wrap(text, width, 2))
     closing = [*_warning_lines(analysis, rows, width, unicode), *_verdict_lines(analysis, rows, width, unicode)]
     followed = followed_lines(analysis, most=_FOLLOWED_LINES if rows >= _HIGH else 1, width=width, unicode=unicode)
     most = rows - len(head) - 2 - len(followed) - len(closing)  # 2: the heading and its units
