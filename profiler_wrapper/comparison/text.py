@@ -444,14 +444,9 @@ def _fitting(
 
 _CSV_OF_ROW = ("layer", "phase", "class_name", "kind", "decision", "change", "error")
 _CSV_OF_SIDE = (
-    "time_per_step_us",
-    "self_time_per_step_us",
-    "calls_per_step",
-    "self_events_per_step",
-    "flops_per_step",
-    "retained_bytes",
-    "peak_bytes",
-)
+    "time_per_step_us", "self_time_per_step_us", "calls_per_step", "self_events_per_step", "flops_per_step",
+    "retained_bytes", "peak_bytes",
+)  # fmt: skip
 
 
 def compare_csv(comparison: Comparison) -> str:

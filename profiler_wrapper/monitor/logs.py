@@ -21,24 +21,8 @@ from typing import IO, Any
 import msgspec
 
 from profiler_wrapper.monitor.config import MonitorConfig
-from profiler_wrapper.monitor.read import (
-    LogKind,
-    StepLine,
-    StepReader,
-    kind_and_stamp,
-    log_file,
-    log_sessions,
-)
-from profiler_wrapper.monitor.records import (
-    GB,
-    PERCENTILES,
-    Interval,
-    Row,
-    RunStatistics,
-    Session,
-    StepRecord,
-    times,
-)
+from profiler_wrapper.monitor.read import LogKind, StepLine, StepReader, kind_and_stamp, log_file, log_sessions
+from profiler_wrapper.monitor.records import GB, PERCENTILES, Interval, Row, RunStatistics, Session, StepRecord, times
 from profiler_wrapper.monitor.sinks import Console, Sink, TensorBoard, Wandb
 from profiler_wrapper.trace.atomic import plain_data, replacing
 

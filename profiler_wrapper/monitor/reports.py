@@ -39,11 +39,7 @@ _ROWS = {
 _COLUMNS = ("mean", "min", *(f"p{percent}" for percent in PERCENTILES), "max")
 FEWEST_FOR_TAILS = 20  # steps or rows: of fewer the 95th percentile is but the largest
 _MANY_DECIMALS = 5  # of what is small, as rates on a CPU are
-_WHAT = {
-    "steps": "every step",
-    "summary": "means over the log interval",
-    "text": "rows of the log interval",
-}
+_WHAT = {"steps": "every step", "summary": "means over the log interval", "text": "rows of the log interval"}
 _MOST_STRETCHES = 3
 _PEAK_LINES = 4
 _SLOWEST = 3  # times the median: a single step that is worth a word

@@ -51,14 +51,7 @@ from profiler_wrapper.reports.folding import (
 from profiler_wrapper.reports.memory import category_name
 from profiler_wrapper.reports.result_json import LISTS, NS_PER_US, plain, to_dict, to_plain
 from profiler_wrapper.reports.roofline import HOW_TO_GET_PEAKS, not_shown, roofline
-from profiler_wrapper.reports.table import (
-    ALONE,
-    TableRow,
-    console_table,
-    outside_rows,
-    total_row,
-    unattributed_rows,
-)
+from profiler_wrapper.reports.table import ALONE, TableRow, console_table, outside_rows, total_row, unattributed_rows
 from profiler_wrapper.reports.text import clean, shorten
 from profiler_wrapper.units import MIB, TIME_NAMES
 
