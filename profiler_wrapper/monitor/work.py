@@ -282,11 +282,7 @@ def formula_of(
 
     @functools.lru_cache(maxsize=_MOST_SHAPES)
     def formula(sequences: int, length: int | None) -> float:
-        return float(
-            model_flops(
-                config, sequences, length, convention=convention, family=None if family == "auto" else family
-            ).total
-        )
+        return float(model_flops(config, sequences, length, convention=convention, family=family).total)
 
     for length in (8, None, _LONG):  # texts need a length; images none; videos one that is longer than their text
         try:
