@@ -422,10 +422,8 @@ class StepWatch:
             self._breakdown = Breakdown(
                 self._clock.mark, on_failure, model=given.model, optimizers=self._optimizers, notices=notices
             )
-        self._calls: BatchCounter | None = None  # of the model
+        self._calls = None if given.model is None else BatchCounter(given.model)
         self._compared = False  # a step has told whether they are as told
-        if given.model is not None:
-            self._calls = BatchCounter(given.model)
         self._job: Job | None = None
         self._opened: Job | None = None  # from the end of the first step on
         self._batches: Batches

@@ -172,10 +172,9 @@ def _tell_apart(folds: list[Fold]) -> list[Fold]:
 
     `.mlp` of dense and of expert blocks, `layer.0` and `layer.1` of T5, attention and feed-forward.
     """
-    counts: dict[str, int] = defaultdict(int)
+    counts = Counter(fold.label for fold in folds)
     classes: dict[str, set[str]] = defaultdict(set)
     for fold in folds:
-        counts[fold.label] += 1
         classes[split_number(fold.relative[0])[0]].add(fold.members[0].class_name)
     labelled: list[Fold] = []
     for fold in folds:
