@@ -267,7 +267,7 @@ class _Collector:
         self._add_spans(spans, category[is_span])
         self._add_memory(list(compress(events, is_memory.tolist())))
         self._add_flows(list(compress(events, is_flow.tolist())))
-        self._add_calls(list(compress(events, is_call.tolist())))
+        self._calls.add(**self._timed(list(compress(events, is_call.tolist()))))
         return spans
 
     def _part_python(self, is_span: Bool, category: Int8, events: list[Event]) -> Bool:
@@ -302,25 +302,26 @@ class _Collector:
             ]
         return is_memory
 
-    def _names_of(self, events: list[Event]) -> Int32:
-        return self._names.of(map(_NAME, events), len(events))
-
     def _lanes_of(self, events: list[Event]) -> Int32:
         return self._lanes.of(map(_LANE, events), len(events))
 
+    def _timed(self, events: list[Event]) -> dict[str, npt.NDArray[Any]]:
+        return {
+            "name": self._names.of(map(_NAME, events), len(events)),
+            "lane": self._lanes_of(events),
+            "start_ns": _nanoseconds(events, _TS),
+            "duration_ns": _nanoseconds(events, _DUR),
+        }
+
     def _add_spans(self, events: list[Event], category: Int8) -> None:
         args = list(map(_ARGS, events))
-        name = self._names_of(events)
         on_device = (category >= Category.KERNEL) & (category < UNKNOWN)
         device, stream, graph_node = _columns_of_some(args, on_device, "device", "stream", "graph_node")
         _fill_from_lane(events, on_device & ((device < 0) | (stream < 0)), device, stream)
         sequence, forward_thread = _columns_of_some(args, category == Category.CPU_OP, "sequence", "forward_thread")
         self._spans.add(
             category=category,
-            name=name,
-            lane=self._lanes_of(events),
-            start_ns=_nanoseconds(events, _TS),
-            duration_ns=_nanoseconds(events, _DUR),
+            **self._timed(events),
             correlation=_column(args, "correlation"),
             external_id=_column(args, "external_id"),
             sequence=sequence,
@@ -367,14 +368,6 @@ class _Collector:
             else:
                 self._flow_ends.append((event.id, lane, time_ns))
 
-    def _add_calls(self, events: list[Event]) -> None:
-        self._calls.add(
-            name=self._names_of(events),
-            lane=self._lanes_of(events),
-            start_ns=_nanoseconds(events, _TS),
-            duration_ns=_nanoseconds(events, _DUR),
-        )
-
     # --- the end ---
 
     def finish(self, path: str, trace: TraceEvents, process: int | str | None) -> tuple[Recording, Bool]:
@@ -384,7 +377,6 @@ class _Collector:
         if self._rank is not None:  # what is said is of one of the files that were put together
             info = metadata.get("distributedInfo")
             metadata = {**metadata, "distributedInfo": {**(info if isinstance(info, dict) else {}), "rank": self._rank}}
-        flows = self._finished_flows()
         # What is said beside times is worth no recording: where it cannot be read it is left out, which is said.
         otherwise: tuple[DeviceDetails, tuple[CollectiveDetails, ...]] = DeviceDetails(), ()
         details, collectives = attempt(
@@ -402,7 +394,7 @@ class _Collector:
             lanes=tuple(Lane(*lane) for lane in self._lanes),
             spans=spans,
             memory=self._finished_memory(),
-            flows=flows,
+            flows=self._finished_flows(),
             metadata=metadata,
             complete=trace.complete,
             warnings=(*trace.warnings, *self._warnings),
@@ -469,8 +461,7 @@ class _Collector:
         trace_ns = int(start[timed].max()) - int(start[timed].min())
         sane: Bool = (duration >= 0) & (duration <= max(10 * trace_ns, _HOUR_NS))
         for good, what in ((timed, "no time"), (sane | ~timed, "a negative or impossible duration")):
-            count = int((~good).sum())
-            if count:
+            if count := int((~good).sum()):
                 self._warnings.append(f"{count} events with {what} were left out")
         return sane & timed
 
@@ -493,9 +484,7 @@ class _Collector:
         used: Counter[int | str] = Counter()
         for identity, lane, time_ns in self._flow_ends:
             starts = [one for one in self._flow_starts.get(identity, ()) if self._is_ours[one[0]]]
-            if not self._is_ours[lane]:
-                continue
-            if used[identity] < len(starts):
+            if self._is_ours[lane] and used[identity] < len(starts):
                 pairs.append((*starts[used[identity]], lane, time_ns))
                 used[identity] += 1
         table = np.array(pairs, np.int64).reshape(-1, 4)
