@@ -134,11 +134,8 @@ def owners(nodes: Iterable[Any]) -> list[Module]:
     The sum of two gradients of one tensor belongs to nobody. What a pass made belongs to whom its
     nearest inputs belong.
     """
-    found: dict[Module, None] = {}
-    for node in nodes:
-        if not node.meta.get("is_gradient_acc"):
-            found.update(dict.fromkeys(_owners_of_node(node, set())))
-    return list(found) or [OWN]
+    working = (node for node in nodes if not node.meta.get("is_gradient_acc"))
+    return list(dict.fromkeys(one for node in working for one in _owners_of_node(node, set()))) or [OWN]
 
 
 def _owners_of_node(node: Any, seen: set[Any]) -> list[Module]:
@@ -318,9 +315,8 @@ def _known(compiled: Any, is_fresh: bool, arguments: Iterable[Any]) -> tuple[Ker
     graph = _graph_of_dynamo() if graph is None else graph
     if graph is None:
         return UNCHECKED
-    here = modules_of(graph)
     named = {module for kernel in kernels for module in kernel.modules if module != OWN}
-    return kernels if named <= here else OTHER_MODULES
+    return kernels if named <= modules_of(graph) else OTHER_MODULES
 
 
 def _graph_of_dynamo() -> Any | None:

@@ -49,8 +49,7 @@ def peak_resident_bytes() -> int | None:
 def free_bytes() -> int | None:
     """Memory that can still be had: of the machine, the container, or below the process's own limit."""
     sizes = (_machine_free_bytes(), control_group_free_bytes(), free_bytes_below_own_limit())
-    known = [size for size in sizes if size is not None]
-    return min(known) if known else None
+    return min((size for size in sizes if size is not None), default=None)
 
 
 def free_bytes_below_own_limit() -> int | None:
@@ -165,7 +164,6 @@ class GrowthBound:
         bound, why = self.bound_bytes, "4 GiB, or a quarter of the free memory"
         if self.recorded_calls > MANY_CALLS:
             bound, why = bound // GROWS_AT_STOP, f"torch takes {GROWS_AT_STOP} times as much when it stops"
-        if resident is None or resident - self._start_bytes <= bound:
+        if resident is None or (grown := resident - self._start_bytes) <= bound:
             return None
-        grown = resident - self._start_bytes
         return f"the process grew by {file_size(grown)} while recording (the bound is {file_size(bound)}: {why})"

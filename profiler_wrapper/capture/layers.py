@@ -83,11 +83,8 @@ def numbered_from(module: nn.Module) -> int:
 
 
 def _own_number(entry: nn.Module, name: str) -> int | None:
-    for module in (entry, *children(entry).values()):
-        number = getattr(module, name, None)
-        if isinstance(number, int) and not isinstance(number, bool):
-            return number
-    return None
+    numbers = (getattr(module, name, None) for module in (entry, *children(entry).values()))
+    return next((one for one in numbers if isinstance(one, int) and not isinstance(one, bool)), None)
 
 
 Pattern = Union[str, "re.Pattern[str]"]

@@ -63,8 +63,7 @@ class Listing:
         left = Listing()
         left.time_ns = self.time_ns
         for device, labels in self.labels.items():
-            new = {address: label for address, label in labels.items() if known.get(address) != label}
-            if new:
+            if new := {address: label for address, label in labels.items() if known.get(address) != label}:
                 left.labels[device] = new
         return left
 
@@ -193,8 +192,7 @@ class ParameterNames:
         if all(self.get(tensor) is not None for tensor in parameters_of(optimizer)):
             return False
         self.refresh()
-        unknown = [tensor for tensor in parameters_of(optimizer) if self.get(tensor) is None]
-        if unknown:
+        if unknown := [tensor for tensor in parameters_of(optimizer) if self.get(tensor) is None]:
             self._name_unknown(unknown, type(optimizer).__name__)
         return True
 
@@ -210,8 +208,7 @@ class ParameterNames:
         dtypes = {tensor.dtype for tensor, _ in learning}
         copies, others = [], []
         for tensor in tensors:
-            same_memory = listed.name_of(tensor)
-            if same_memory is not None:
+            if (same_memory := listed.name_of(tensor)) is not None:
                 self._add(tensor, same_memory)
             # What no module has, or a parameter of a type that the model has none of: one of the model's own type may
             # as well belong to a module that is not known here.
@@ -234,8 +231,7 @@ class ParameterNames:
 
 def _alive(listed: Iterable[Known]) -> Iterator[tuple[torch.Tensor, str]]:
     for known in listed:
-        tensor = known.reference()
-        if tensor is not None:
+        if (tensor := known.reference()) is not None:
             yield tensor, known.name
 
 

@@ -236,12 +236,8 @@ def megatron_has_pipeline() -> bool:
 
 def mesh_of(modules: Iterable[nn.Module]) -> Any:
     """The whole mesh that the first sharded parameter lies on."""
-    for module in modules:
-        for parameter in all_parameters(module):
-            mesh = getattr(parameter, "device_mesh", None)
-            if mesh is not None:
-                return root_mesh(mesh)
-    return None
+    meshes = (getattr(one, "device_mesh", None) for module in modules for one in all_parameters(module))
+    return next((root_mesh(mesh) for mesh in meshes if mesh is not None), None)
 
 
 def root_mesh(mesh: Any) -> Any:
@@ -376,14 +372,8 @@ _PARTS_OF_CUDA: dict[str, Callable[[], object]] = {
     "device_count": torch.cuda.device_count,
     "device_memory_bytes": lambda: int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory),
     "compute_capability": lambda: list(torch.cuda.get_device_capability()) if torch.version.cuda else None,
-    "tf32": lambda: {
-        "matmul": torch.backends.cuda.matmul.allow_tf32,
-        "cudnn": torch.backends.cudnn.allow_tf32,
-    },
-    "cudnn": lambda: {
-        "benchmark": torch.backends.cudnn.benchmark,
-        "deterministic": torch.backends.cudnn.deterministic,
-    },
+    "tf32": lambda: {"matmul": torch.backends.cuda.matmul.allow_tf32, "cudnn": torch.backends.cudnn.allow_tf32},
+    "cudnn": lambda: {"benchmark": torch.backends.cudnn.benchmark, "deterministic": torch.backends.cudnn.deterministic},
     # Of the caching allocator, as the environment has them; "" where it has none.
     "allocator_settings": lambda: next((os.environ[name] for name in _ALLOCATOR_VARIABLES if name in os.environ), ""),
 }

@@ -163,16 +163,11 @@ class OpenPlan(Plan):
         return self.mode
 
     def after(self, step: int, facts: StepFacts) -> Decision:
-        if self.entered_again:
-            return Decision(self.mode)
-        return Decision(Mode.OVER, ends_window=True)
+        return Decision(self.mode) if self.entered_again else Decision(Mode.OVER, ends_window=True)
 
 
 def make_plan(
-    steps: str | int | range = "auto",
-    *,
-    schedule: Callable[[int], Any] | None = None,
-    record_shapes: Shapes = "auto",
+    steps: str | int | range = "auto", *, schedule: Callable[[int], Any] | None = None, record_shapes: Shapes = "auto"
 ) -> Plan:
     """The plan for what a user asked for.
 
