@@ -548,11 +548,7 @@ def _launches(table: Configurations, spans: Spans, number: Int32) -> DeviceDetai
 
 
 def _with_launches(
-    table: Configurations,
-    correlation: Int64 | Int32,
-    number: Int32,
-    launched: Int64 | Int32,
-    launch_number: Int32,
+    table: Configurations, correlation: Int64 | Int32, number: Int32, launched: Int64 | Int32, launch_number: Int32
 ) -> tuple[Configurations, Int32]:
     """The configurations with what only the launches of the events say, and the number of each event."""
     order = np.argsort(launched, kind="stable")
