@@ -25,11 +25,10 @@ from profiler_wrapper.trace.marks import (
     parse_mark,
 )
 from profiler_wrapper.trace.nesting import nearest, nearest_above
-from profiler_wrapper.trace.recording import Bool, Category, Int32, Recording
+from profiler_wrapper.trace.recording import MODULE_PREFIX, Bool, Category, Int32, Recording
 
 Source = Literal["marks", "modules", "named blocks", "none"]
 
-_MODULE_PREFIX = "nn.Module: "
 _ANONYMOUS = re.compile(r".+#\d+")  # a root named by its class, numbered
 # Annotations that torch and its libraries make by themselves: they name no block of a model.
 _NOT_A_BLOCK = re.compile(
@@ -248,7 +247,7 @@ def _above(parent: Int32, entries: Sequence[int]) -> dict[int, int]:
 
 def _from_modules(recording: Recording, modules: Sequence[int], parent: Int32) -> LayerTree:
     """A module's name is its path from the root, by class, numbered among like siblings."""
-    instance_of = {span: recording.name_of(span)[len(_MODULE_PREFIX) :] for span in modules}
+    instance_of = {span: recording.name_of(span)[len(MODULE_PREFIX) :] for span in modules}
     around = _above(parent, modules)
     first_holder: dict[str, str] = {}
     for span, instance in instance_of.items():  # in order of start
