@@ -181,9 +181,6 @@ def sum_of_known(values: Iterable[Number | None]) -> Number | None:
 
 def sum_if_all_known(values: Iterable[Number | None]) -> Number | None:
     """The sum; None where one of them is not known."""
-    known = []
-    for value in values:
-        if value is None:
-            return None
-        known.append(value)
-    return sum(known)
+    every = list(values)
+    known = [value for value in every if value is not None]
+    return sum(known) if len(known) == len(every) else None
