@@ -86,8 +86,7 @@ class ForwardOps:
         has its number, see `_NODE_OF_A_VIEW`.
         """
         for end in ends:
-            arrow = self._arrows.get(end)
-            if arrow is not None and arrow[0] in self._ops:
+            if (arrow := self._arrows.get(end)) is not None and arrow[0] in self._ops:
                 found = self._ops[arrow[0]].latest(number, arrow[1], or_before=of_view)
                 if found >= 0:
                     return found
@@ -132,8 +131,7 @@ def layer_of_module(module: str, layer_by_name: Mapping[str, int]) -> int:
     parts = [part for part in module.split(".") if part not in _WRAPPERS]
     for dropped in range(len(parts)):
         for kept in range(len(parts), dropped, -1):
-            layer = layer_by_name.get(".".join(parts[dropped:kept]), -1)
-            if layer >= 0:
+            if (layer := layer_by_name.get(".".join(parts[dropped:kept]), -1)) >= 0:
                 return layer
     for kept in range(len(parts), 0, -1):
         ending = "." + ".".join(parts[:kept])
@@ -420,8 +418,7 @@ class _Walk:
 
     def _special(self, span: int, role: int, around: Place, above: int, node: int) -> Place:
         """The place of a mark, of what role gives one, or of an op that may be recomputed."""
-        layer = self.tree.layer_of_span.get(span)
-        if layer is not None:
+        if (layer := self.tree.layer_of_span.get(span)) is not None:
             if node < 0:
                 inherited: Phase = around.phase if around.phase in GENERATING_PHASES else "forward"
                 return self._called(layer, self.tree.phase_of_span.get(span, inherited), around, node)

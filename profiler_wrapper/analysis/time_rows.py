@@ -596,9 +596,7 @@ def with_class_flops(rows: Sequence[ClassRow], count: FlopCount) -> tuple[ClassR
         row
         if (row.class_name, row.phase) in unknown
         else replace(
-            row,
-            flops_per_step=full[row.class_name, row.phase],
-            causal_flops_per_step=causal[row.class_name, row.phase],
+            row, flops_per_step=full[row.class_name, row.phase], causal_flops_per_step=causal[row.class_name, row.phase]
         )
         for row in every
     )

@@ -174,11 +174,10 @@ def find_leaks(owned: OwnedMemory, steps: Steps) -> tuple[tuple[Leak, Int64], ..
         if not goes_on or size < _SMALLEST_LEAK_BYTES * count:
             continue
         one = int(staying[members[0]])
-        phase = owned.phases[int(blocks.place[one])]
         leak = Leak(
             layer=owned.layers[int(owned.layer[one])],
             op=blocks.ops[int(blocks.op[one])],
-            phase=phase or "other",
+            phase=owned.phases[int(blocks.place[one])] or "other",
             category=CATEGORIES[int(owned.category[one])],
             bytes_per_step=size / count,
             count_per_step=len(members) / count,

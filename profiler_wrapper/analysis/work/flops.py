@@ -275,8 +275,7 @@ class FlopOps:
             key = (name, shapes.number(span))
             if key not in known:
                 known[key] = flops_of(recording.names[name], shapes[span])
-            counted = known[key]
-            if counted is not None:
+            if (counted := known[key]) is not None:
                 flops[span] = counted
         return flops
 
