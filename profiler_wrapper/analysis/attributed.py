@@ -115,8 +115,7 @@ def attributed(
         in_charges = np.where(charges.cpu_span >= 0, left_out[charges.cpu_span], False)
         charges, cpu_ns = charges.only(~in_charges), np.where(left_out, 0, cpu_ns)
         missing = missing._replace(lost=missing.lost[~left_out[missing.lost]])
-        lost = sorted({*all_steps.number} - {*steps.number} - {*(run.get("evaluated_steps") or ())})
-        if lost:
+        if lost := sorted({*all_steps.number} - {*steps.number} - {*(run.get("evaluated_steps") or ())}):
             notes.append(f"step {', '.join(map(str, lost))} did not end: what it did counts in no time and no call")
     return Attributed(
         recording=recording,

@@ -97,8 +97,7 @@ def _cost(recording: Recording, calls: CallTree, charges: Charges) -> tuple[Int6
     device = np.full(len(calls), -1, np.int16)
     device[call[::-1]] = spans.device[span][::-1]  # in order of start: the first one stays
     for i in range(len(calls) - 1, -1, -1):  # a call begins after the one around it
-        above = calls.parent[i]
-        if above >= 0:
+        if (above := calls.parent[i]) >= 0:
             time_ns[above] += time_ns[i]
             if first[i] < first[above]:
                 first[above], device[above] = first[i], device[i]

@@ -196,8 +196,7 @@ def device_properties(recording: Recording, device: int) -> DeviceProperties:
     """What the trace tells of the device of that index; where it lists only others, alike, what it tells of them."""
     listed = recording.metadata.get("deviceProperties")
     entries = [entry for entry in listed if isinstance(entry, Mapping)] if isinstance(listed, list) else []
-    of_index = [_properties(entry) for entry in entries if entry.get("id") == device]
-    if of_index:
+    if of_index := [_properties(entry) for entry in entries if entry.get("id") == device]:
         return of_index[0]
     kinds = {_properties(entry) for entry in entries}
     return kinds.pop() if len(kinds) == 1 else DeviceProperties()

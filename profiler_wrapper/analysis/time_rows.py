@@ -421,8 +421,7 @@ def _inside(attributed: Attributed, ids: set[int]) -> Bool:
     recording, charges = attributed.recording, attributed.charges
     chosen = np.isin(recording.spans.name, list(ids))
     inside: Bool = at(nearest(attributed.enclosing, chosen) >= 0, charges.cpu_span, False) | chosen[charges.span]
-    blocks = {i for i in ids if is_named_block(recording.names[i])}
-    if blocks:
+    if blocks := {i for i in ids if is_named_block(recording.names[i])}:
         inside |= (charges.cpu_span >= 0) & _begins_in_block(recording, charges.cpu_span, blocks)
     return inside
 

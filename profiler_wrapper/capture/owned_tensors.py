@@ -53,8 +53,7 @@ class Listing:
     def name_of(self, tensor: torch.Tensor) -> str | None:
         """The name under which a tensor's memory is listed; None if it is not."""
         for part in plain_parts(tensor):
-            label = self.labels.get(part.device, {}).get(storage_of(part)[0])
-            if label is not None:
+            if (label := self.labels.get(part.device, {}).get(storage_of(part)[0])) is not None:
                 return label.split(" ", 2)[2]
         return None
 
@@ -106,8 +105,7 @@ def plain_parts(tensor: torch.Tensor, depth: int = _MOST_NESTED) -> Iterator[tor
         yield tensor
         return
     for name in tensor.__tensor_flatten__()[0]:
-        part = getattr(tensor, name, None)
-        if isinstance(part, torch.Tensor):
+        if isinstance(part := getattr(tensor, name, None), torch.Tensor):
             yield from plain_parts(part, depth - 1)
 
 

@@ -202,8 +202,7 @@ class Recorder:
     def _end_loop(self) -> None:
         if self.counter.last_step_counts():
             self.sessions.end_step(self.counter.ended)
-        missed = self._plan.missed(self.counter.ended)
-        if missed is not None:
+        if (missed := self._plan.missed(self.counter.ended)) is not None:
             self.note(f"of the steps asked for, {missed} never came: the block ended after {self.counter.ended} steps")
         self.sessions.stop()
         self._close_window()

@@ -188,8 +188,7 @@ def mesh_coordinates(mesh: Any) -> dict[str, int]:
         return {}
     found: dict[str, int] = {}
     for name, place, size in zip(names or (), places, sizes, strict=False):
-        known = DIMENSIONS.get(str(name).lower())
-        if known is not None:
+        if (known := DIMENSIONS.get(str(name).lower())) is not None:
             found[known] = found.get(known, 0) * int(size) + int(place)
     return in_order(found)
 

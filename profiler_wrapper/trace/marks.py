@@ -185,8 +185,7 @@ def is_server_step(name: str) -> bool:
 
 def phase_of_server_step(name: str) -> ServerPhase | None:
     """What a server does in a step; None where it does both at once, or does not tell."""
-    requests = _REQUESTS.search(name)
-    if requests is not None:
+    if (requests := _REQUESTS.search(name)) is not None:
         prefills, decodes = int(requests["context"]) > 0, int(requests["generation"]) > 0
         return None if prefills == decodes else "prefill" if prefills else "decode"
     step = _SERVER_STEP.match(name)

@@ -203,8 +203,7 @@ def find_result(path: Path, *, rank: int | None = None, with_trace: bool = False
         order = [sorted(place.glob(pattern), key=lambda p: ("_full_trace" in p.name, p.name)) for pattern in _TRACES]
         traces = [trace for traces in order for trace in traces]
         result = [place / RESULT_FILE] if (place / RESULT_FILE).is_file() else []
-        found = traces + result if with_trace else result + traces
-        if found:
+        if found := (traces + result if with_trace else result + traces):
             return found[0]
     timers = any(path.glob("**/timer_rank*.jsonl"))
     instead = "; its timers are read by `profiler-wrapper ranks`, or pw.load_ranks(path)" if timers else ""

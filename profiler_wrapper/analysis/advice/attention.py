@@ -176,14 +176,12 @@ def attention_fallback(facts: Facts) -> Iterator[Finding]:
     groups: dict[tuple[str, tuple[Reason, ...]], list[tuple[str, str]]] = defaultdict(list)
     machine = _machine(facts)
     for key in entries:
-        reasons = _reasons(key[1], calls.get(key), machine)
-        if reasons is not None:
+        if (reasons := _reasons(key[1], calls.get(key), machine)) is not None:
             groups[key[1], reasons].append(key)
     for (backend, reasons), members in groups.items():
         chosen = np.isin(entry_of, [entry for key in members for entry in entries[key]])
         timed = at(chosen, found.charges.cpu_span, False) & (found.charges.backend >= 0)  # as in the table
-        time_ns = facts.per_step_ns(int(found.charges.time_ns[timed].sum()))
-        if time_ns:
+        if time_ns := facts.per_step_ns(int(found.charges.time_ns[timed].sum())):
             layers = tuple(layer for layer, _ in members)
             known = any(key in calls for key in members)
             why = reasons[0].text if reasons else "its inputs meet all conditions" if known else "inputs unknown"

@@ -294,8 +294,7 @@ class PythonSources:
         self._texts: dict[int, str] = {}  # `file:line` by name index
         origin = np.zeros(len(recording.names) if len(recording.python) else 0, dtype=np.int8)
         for name in np.unique(recording.python.name).tolist():
-            match = _FRAME.match(recording.names[name])
-            if match is not None:
+            if (match := _FRAME.match(recording.names[name])) is not None:
                 self._texts[name] = f"{match['file']}:{match['line']}"
                 origin[name] = origin_of(match["file"])
         origin = origin[recording.python.name]

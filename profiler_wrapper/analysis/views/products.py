@@ -85,8 +85,7 @@ def attention_call_rows(
         inputs = (int(name_of[entry]), shapes.number(entry))
         if inputs not in described:
             described[inputs] = _described(names[inputs[0]], shapes[entry])
-        call = described[inputs]
-        if call is not None:
+        if (call := described[inputs]) is not None:
             place = places[index]
             key = (attributed.layer_name(place) or "", place.phase, classes.BACKENDS[backend], call)
             calls[key].add(entry)

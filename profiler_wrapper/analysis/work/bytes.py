@@ -400,8 +400,7 @@ def _from_table(rows: _Bytes, indices: int) -> _Rule:
 
 def _selected(x: Operands) -> int:
     """Table, dimension, indices: bytes of its rows that they name."""
-    dims = x.dims(0)
-    if dims:
+    if dims := x.dims(0):
         dims[x.number(1)] = x.elements(2)
     return prod(dims) * x.size(0)
 

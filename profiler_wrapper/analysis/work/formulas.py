@@ -60,8 +60,7 @@ _Formula = Callable[[OpShapes], tuple[Product, ...]]
 def flops_of(name: str, shapes: OpShapes) -> OpFlops | None:
     """FLOPs of one call of the op `name`; None where its shapes do not tell."""
     try:
-        attention = ATTENTIONS.get(name) or flex_attention(name)
-        if attention is not None:
+        if (attention := ATTENTIONS.get(name) or flex_attention(name)) is not None:
             counted = attention.flops(shapes)
             return None if counted is None else OpFlops(*counted[:2], dtype_of(shapes, attention.query), *counted[2:])
         flops = sum(product.flops for product in _PRODUCTS[name](shapes))

@@ -157,8 +157,7 @@ class Traffic:
         for span, calls in inside.items():
             if span not in self._shapes:
                 continue
-            moved = indexed(self._recording.name_of(span), self._shapes[span], calls)
-            if moved is not None:
+            if (moved := indexed(self._recording.name_of(span), self._shapes[span], calls)) is not None:
                 known[span] = True
                 self._read[span], self._written[span] = moved
 
@@ -242,8 +241,7 @@ _CPU = 0
 
 def element_size_of_kernel(name: str) -> int | None:
     """Bytes of one element by the name of a kernel over lists; None where the name has no type."""
-    opaque = _OPAQUE.search(name)
-    if opaque is not None:
+    if (opaque := _OPAQUE.search(name)) is not None:
         return int(opaque[1])
     known = _FUNCTOR.search(name) or _CAT.search(name)
     return None if known is None else SIZE_OF_TYPE.get(known["type"])
