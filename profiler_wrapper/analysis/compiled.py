@@ -11,7 +11,7 @@ known to lie there, and becomes an event of their names.
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -24,7 +24,7 @@ from profiler_wrapper.analysis.attribution import Attribution, Place
 from profiler_wrapper.analysis.charges import Charges
 from profiler_wrapper.analysis.layer_tree import LayerTree, paths_above
 from profiler_wrapper.analysis.model import Phase
-from profiler_wrapper.analysis.statistics import in_order
+from profiler_wrapper.analysis.statistics import grouped, in_order
 from profiler_wrapper.trace.marks import ALL_GRAPHS, Mark, parse_mark
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Category, Int32, Recording, Spans
@@ -198,10 +198,7 @@ def _children(recording: Recording, parent: Int32, calls: Sequence[int]) -> dict
     spans = recording.spans
     inside = np.isin(parent, list(calls)) & (spans.category < Category.MODULE)
     chosen = in_order(np.flatnonzero(inside), spans.start_ns)
-    found: dict[int, list[int]] = defaultdict(list)
-    for span, call in zip(chosen.tolist(), parent[chosen].tolist(), strict=True):
-        found[call].append(span)
-    return found
+    return grouped(zip(parent[chosen].tolist(), chosen.tolist(), strict=True))
 
 
 def _match(kernels: Sequence[Kernel], events: Sequence[str]) -> list[int] | None:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from profiler_wrapper.analysis.model import GENERATING_PHASES, Phase
-from profiler_wrapper.analysis.statistics import marked
+from profiler_wrapper.analysis.statistics import grouped, marked
 from profiler_wrapper.trace.marks import (
     GARBAGE,
     MEMORY_POINT,
@@ -253,9 +253,7 @@ def _from_modules(recording: Recording, modules: Sequence[int], parent: Int32) -
     for span, instance in instance_of.items():  # in order of start
         if instance not in first_holder:
             first_holder[instance] = instance_of[around[span]] if around[span] >= 0 else ""
-    like: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for instance, holder in first_holder.items():
-        like[holder, _module_class(instance)].append(instance)
+    like = grouped(((holder, _module_class(instance)), instance) for instance, holder in first_holder.items())
     number = {instance: i for siblings in like.values() for i, instance in enumerate(siblings)}
     tree = LayerTree("modules")
     index: dict[str, int] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, Final, TypeVar
@@ -54,6 +53,8 @@ def number_ranges(numbers: Sequence[int]) -> str:
 
 
 Item = TypeVar("Item", bound=np.generic)
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 Float = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
@@ -141,6 +142,14 @@ def sum_by_key(key: npt.NDArray[Any], values: Int64, count: int) -> Int64:
     return total
 
 
+def grouped(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, list[_Value]]:
+    """The values of each key, keys and values in the order in which they come."""
+    groups: dict[_Key, list[_Value]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
+
+
 def largest_names(
     names: Sequence[str], key: npt.NDArray[Any], value: npt.NDArray[Any], weight: Int64, most: int
 ) -> dict[int, tuple[str, ...]]:
@@ -161,9 +170,9 @@ def largest_by_key(
         sums.append(sum_by_key(place, weight[chosen], len(pairs)))
     pairs, place = np.unique(np.concatenate(found), return_inverse=True)
     order = np.lexsort((pairs, -sum_by_key(place, np.concatenate(sums), len(pairs))))
-    values: dict[int, list[int]] = defaultdict(list)
-    for one, number in zip(*(column.tolist() for column in np.divmod(pairs[order], width)), strict=True):
-        values[one].append(number)
+    values: dict[int, list[int]] = grouped(
+        zip(*(column.tolist() for column in np.divmod(pairs[order], width)), strict=True)
+    )
     return {one: tuple(numbers[:most]) for one, numbers in values.items()}
 
 

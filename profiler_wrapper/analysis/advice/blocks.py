@@ -26,6 +26,7 @@ from profiler_wrapper.analysis.model import FORWARD_PHASES, Finding, Phase
 from profiler_wrapper.analysis.statistics import (
     OUTLIER_SHARE,
     at,
+    grouped,
     mad,
     marked,
     outliers,
@@ -286,10 +287,8 @@ def slow_optimizer(facts: Facts) -> Iterator[Finding]:
 def _steps(facts: Facts) -> Iterator[_Steps]:
     recording, parent, attribution = facts.found.recording, facts.found.nesting.parent, facts.found.attribution
     spans = recording.spans
-    of_class: dict[str, list[int]] = defaultdict(list)
-    for i, name in enumerate(recording.names):
-        if match := _STEP.match(name):
-            of_class[match["class_name"]].append(i)
+    steps = ((i, match) for i, name in enumerate(recording.names) if (match := _STEP.match(name)))
+    of_class = grouped((match["class_name"], i) for i, match in steps)
     is_annotation = spans.category == Category.ANNOTATION
     any_step = np.isin(spans.name, [name for names in of_class.values() for name in names]) & is_annotation
     step_of = nearest(parent, any_step)  # an optimizer may step another: what that does is its own

@@ -15,7 +15,7 @@ from profiler_wrapper.analysis.attribution import Role, role_of
 from profiler_wrapper.analysis.charges import Union, union
 from profiler_wrapper.analysis.classes import CLASSES, DeviceProperties, busiest_device, busiest_device_properties
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, Finding, LayerRow, Phase
-from profiler_wrapper.analysis.statistics import OPEN, at, fill_numbers, in_order
+from profiler_wrapper.analysis.statistics import OPEN, at, fill_numbers, grouped, in_order
 from profiler_wrapper.analysis.steps import StepWindows, step_windows
 from profiler_wrapper.errors import first_few
 from profiler_wrapper.trace.nesting import self_time
@@ -399,10 +399,7 @@ class Facts:
     @cached_property
     def rows_of(self) -> dict[str, list[LayerRow]]:
         """The rows of each layer, in model order; what has no layer is "" ."""
-        rows: dict[str, list[LayerRow]] = {}
-        for row in self.analysis.layers:
-            rows.setdefault(row.layer, []).append(row)
-        return rows
+        return grouped((row.layer, row) for row in self.analysis.layers)
 
     @cached_property
     def blocks(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule, cut, duration, share
 from profiler_wrapper.analysis.classes import DeviceProperties
 from profiler_wrapper.analysis.model import Finding, KernelRow, ProductRow
-from profiler_wrapper.analysis.statistics import marked
+from profiler_wrapper.analysis.statistics import grouped, marked
 from profiler_wrapper.analysis.work.formulas import class_of_work, has_formula
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Bool, Category
@@ -60,11 +60,8 @@ def unaligned_dimensions(facts: Facts) -> Iterator[Finding]:
     device = facts.device
     if device is None or not device.has_tensor_cores:
         return
-    found: dict[_Size, list[ProductRow]] = defaultdict(list)
-    for row in facts.analysis.products:
-        if row.phase != "backward":
-            for key in _unaligned(facts, row):
-                found[key].append(row)
+    forward = (row for row in facts.analysis.products if row.phase != "backward")
+    found = grouped((key, row) for row in forward for key in _unaligned(facts, row))
     for (size, multiple, dtype, role), rows in found.items():
         layers = tuple(dict.fromkeys(row.layer for row in rows))
         backward = (row for row in facts.analysis.products if row.phase == "backward" and row.layer in layers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -20,8 +20,8 @@ from profiler_wrapper.analysis.advice.facts import (
     where,
 )
 from profiler_wrapper.analysis.charges import Union, union
-from profiler_wrapper.analysis.model import FORWARD_PHASES, Finding, Phase, SynchronisationRow
-from profiler_wrapper.analysis.statistics import at, marked, sum_by_key
+from profiler_wrapper.analysis.model import FORWARD_PHASES, Finding
+from profiler_wrapper.analysis.statistics import at, grouped, marked, sum_by_key
 from profiler_wrapper.analysis.views.overview import kinds_of_wall_time
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Bool, Category, Int64
@@ -74,9 +74,7 @@ def synchronisation(facts: Facts) -> Iterator[Finding]:
     idle = facts.idle_ns
     if idle is None:
         return
-    groups: dict[tuple[str, str, Phase], list[SynchronisationRow]] = defaultdict(list)
-    for row in facts.analysis.synchronisations:
-        groups[row.kind, row.op, row.phase].append(row)
+    groups = grouped(((row.kind, row.op, row.phase), row) for row in facts.analysis.synchronisations)
     for (kind, op, phase), rows in groups.items():
         calls = sum(row.count for row in rows)
         if kind in _KINDS_OF_PROFILER and (calls <= _WAITS_OF_PROFILER or calls < facts.steps):
@@ -438,11 +436,8 @@ def _regions_by_call(facts: Facts) -> dict[int, list[int]]:
     is_call = marked(len(spans), found.tree.layer_of_span)
     regions = np.flatnonzero(is_region & (found.attribution.node_of < 0))
     holder = nearest(found.nesting.parent, is_call)[regions]  # what goes on after a break lies in the region before
-    by_call: dict[int, list[int]] = defaultdict(list)
-    for region, call in zip(regions.tolist(), holder.tolist(), strict=True):
-        if call >= 0:
-            by_call[call].append(region)
-    return by_call
+    pairs = zip(holder.tolist(), regions.tolist(), strict=True)
+    return grouped((call, region) for call, region in pairs if call >= 0)
 
 
 def _between(facts: Facts, groups: list[list[int]]) -> float:

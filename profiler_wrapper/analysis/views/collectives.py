@@ -22,7 +22,7 @@ from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.charges import outermost
 from profiler_wrapper.analysis.model import PHASES, CollectiveRow, Phase
-from profiler_wrapper.analysis.statistics import marked, sum_by_key, sum_if_all_known
+from profiler_wrapper.analysis.statistics import grouped, marked, sum_by_key, sum_if_all_known
 from profiler_wrapper.analysis.time_rows import exposed_communication
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Bool, Category, CollectiveDetails, Int64
@@ -200,9 +200,7 @@ class _Calls:
     def __init__(self, attributed: Attributed) -> None:
         self._recording, self._on_device = attributed.recording, attributed.charges.basis == "device"
         spans, parent = attributed.recording.spans, attributed.nesting.parent
-        self._details: dict[int, list[CollectiveDetails]] = defaultdict(list)
-        for details in attributed.recording.collectives:
-            self._details[details.span].append(details)
+        self._details = grouped((details.span, details) for details in attributed.recording.collectives)
         is_call: Bool = attributed.recording.named(is_collective_call) & (spans.category <= Category.ANNOTATION)
         self._outermost = outermost(parent, nearest(parent, is_call))
         tells = marked(len(spans), self._details) & (spans.category <= Category.RUNTIME)

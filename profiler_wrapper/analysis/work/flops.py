@@ -25,7 +25,7 @@ from profiler_wrapper.analysis.charges import Charges, optimizer_work
 from profiler_wrapper.analysis.classes import FIRST_WITH_TF32, busiest_device_properties
 from profiler_wrapper.analysis.compiled import graph_key
 from profiler_wrapper.analysis.model import PHASES, FlopRow, Phase, UncountedRow
-from profiler_wrapper.analysis.statistics import marked, sum_by_key
+from profiler_wrapper.analysis.statistics import grouped, marked, sum_by_key
 from profiler_wrapper.analysis.work.bytes import moves_nothing
 from profiler_wrapper.analysis.work.formulas import (
     OpFlops,
@@ -368,9 +368,7 @@ class UnknownCall(NamedTuple):
 def unknown_rows(found: Attributed, calls: Iterable[UnknownCall], steps: int) -> tuple[UncountedRow, ...]:
     """A row for each op, class and phase; the longest first; times are per step."""
     places = found.attribution.places
-    groups: dict[tuple[str, str, Phase], list[UnknownCall]] = defaultdict(list)
-    for call in calls:
-        groups[call.op, call.class_name, places[call.place].phase].append(call)
+    groups = grouped(((call.op, call.class_name, places[call.place].phase), call) for call in calls)
     rows = []
     for (op, class_name, phase), group in groups.items():
         layers = (found.layer_name(places[call.place]) for call in group)

@@ -27,7 +27,7 @@ import numpy as np
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.attribution import Place
 from profiler_wrapper.analysis.model import GENERATING_PHASES, Phase, UncountedRow, Utilization
-from profiler_wrapper.analysis.statistics import sum_by_key
+from profiler_wrapper.analysis.statistics import grouped, sum_by_key
 from profiler_wrapper.analysis.steps import step_windows
 from profiler_wrapper.analysis.views.products import ShapeRows, shape_rows
 from profiler_wrapper.analysis.work.flops import (
@@ -112,9 +112,8 @@ def _demands(
     place_of, places = found.attribution.place_of, found.attribution.places
     counted = np.flatnonzero(ops.is_counted)
     unit_of = np.where(traffic.unit_of[counted] >= 0, traffic.unit_of[counted], counted)
-    flops_of: dict[int, list[OpFlops]] = defaultdict(list)
-    for span, unit in zip(counted.tolist(), unit_of.tolist(), strict=True):
-        flops_of[unit].append(ops.flops_of(span))
+    units_of = zip(counted.tolist(), unit_of.tolist(), strict=True)
+    flops_of = grouped((unit, ops.flops_of(span)) for span, unit in units_of)
     distinct: dict[tuple[OpFlops, ...], int] = {(): 0}
     flops = np.zeros(len(place_of), dtype=np.int64)
     for unit, members in flops_of.items():
