@@ -170,9 +170,8 @@ def largest_by_key(
         sums.append(sum_by_key(place, weight[chosen], len(pairs)))
     pairs, place = np.unique(np.concatenate(found), return_inverse=True)
     order = np.lexsort((pairs, -sum_by_key(place, np.concatenate(sums), len(pairs))))
-    values: dict[int, list[int]] = grouped(
-        zip(*(column.tolist() for column in np.divmod(pairs[order], width)), strict=True)
-    )
+    columns = (column.tolist() for column in np.divmod(pairs[order], width))
+    values: dict[int, list[int]] = grouped(zip(*columns, strict=True))
     return {one: tuple(numbers[:most]) for one, numbers in values.items()}
 
 

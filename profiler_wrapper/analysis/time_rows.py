@@ -215,7 +215,6 @@ def attention_rows(attributed: Attributed) -> tuple[AttentionRow, ...]:
         if place.layer != UNKNOWN:
             key = (place.layer, place.phase, int(charges.backend[i]))
             kernels[key][recording.name_of(int(charges.span[i]))] += int(charges.time_ns[i])
-
     orders = [*(layer.order for layer in tree.layers), len(tree.layers)]  # the last one is for `NO_LAYER`
     return tuple(
         AttentionRow(

@@ -356,9 +356,7 @@ class StepCounter:
 
     def last_step_counts(self) -> bool:
         """The recording ends now: is what runs a step of its own, not just what follows the last one?"""
-        if self.source == "nothing yet":
-            return True
-        return self.source in ("updates", "root calls") and bool(self._roots)
+        return self.source == "nothing yet" or (self.source in ("updates", "root calls") and bool(self._roots))
 
     def end(self) -> Ended:
         """The running step has ended, whatever counts."""

@@ -117,9 +117,7 @@ def plain_data(value: Any) -> Any:
     """What json does not know, as what it does: numpy's numbers and arrays, sets; the rest as text."""
     if hasattr(value, "tolist"):
         return finite(value.tolist())
-    if isinstance(value, (set, frozenset)):
-        return sorted(value, key=str)
-    return str(value)
+    return sorted(value, key=str) if isinstance(value, (set, frozenset)) else str(value)
 
 
 def finite(value: Any) -> Any:

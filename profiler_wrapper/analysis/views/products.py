@@ -58,8 +58,7 @@ def attention_made(attributed: Attributed, *, ran: Bool | None = None) -> tuple[
     chosen = (charges.backend >= 0) & (charges.cpu_span >= 0)
     working = entry_of[charges.cpu_span[chosen]].tolist()
     backends = [classes.BACKENDS[backend] for backend in charges.backend[chosen].tolist()]
-    first = dict(zip(reversed(working), reversed(backends), strict=True))  # as the first op in a call names it
-    return entry_of, first
+    return entry_of, dict(zip(reversed(working), reversed(backends), strict=True))  # as the first op in a call names it
 
 
 def attention_call_rows(
