@@ -403,7 +403,7 @@ def adapter_rows(found: Attributed, flops: FlopCount | None) -> tuple[AdapterRow
         # Where the base has no row of its own, it is all that is not in an adapter.
         whole, some = (sum((below[name] for name in names), Counter()) for names in (below, base or own))
         both = (some, whole - some) if base else (whole - some, some)
-        base_flops, flops_ = (None if flops is None or one["unknown"] else one["flops"] for one in both)
+        base_flops, adapter_flops = (None if flops is None or one["unknown"] else one["flops"] for one in both)
         rows.append(
             AdapterRow(
                 layer=layer,
@@ -411,7 +411,7 @@ def adapter_rows(found: Attributed, flops: FlopCount | None) -> tuple[AdapterRow
                 base_time_ns=both[0]["time"],
                 adapter_time_ns=both[1]["time"],
                 base_flops_per_step=base_flops,
-                adapter_flops_per_step=flops_,
+                adapter_flops_per_step=adapter_flops,
             )
         )
     return tuple(rows)
