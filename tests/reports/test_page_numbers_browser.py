@@ -201,6 +201,9 @@ def test_calls_with_shapes_show_the_time_of_the_timed_steps_too(opened: Opener) 
 
 def test_memory_by_hand(full: Page) -> None:
     show(full, "memory")
+    words = full.text("#view-memory")
+    assert "optimizer state" in words and "os state" not in words, "keys are for files"
+    assert "Called as" not in words, "no layer has several callers"
     allocations = table_named(full, "memory", "Largest allocations")
     allocations.assert_shows("size_bytes", [64 << 20, 16 << 20])
     allocations.assert_shows("allocated_us", [2000, 2500])

@@ -85,7 +85,7 @@
       columns: [
         category,
         page.columns.layers("layer", "Layer"),
-        { key: "call_path", title: "Called as", kind: "text", longest: 60, help: "of a layer that several call", value: row => (row.call_path || []).join(" > ") || undefined },
+        ...(owners.some(row => row.call_path?.length) ? [{ key: "call_path", title: "Called as", kind: "text", longest: 60, help: "Of a layer that several call", value: row => row.call_path.join(" > ") || undefined }] : []),
         { key: "name", title: "Tensor", kind: "text", longest: 60, value: row => row.name || undefined },
         { key: "op", title: "Allocated by", kind: "text", longest: 60, missing: "no op was around the allocation", value: row => row.op || null },
         page.columns.phase({ missing: "it was there before the recording" }),
@@ -164,7 +164,7 @@
         { key: "label", title: "Moment", kind: "text" },
         { key: "allocated_bytes", title: "Allocated", kind: "bytes" },
         ...(moments.some(one => one.reserved_bytes !== null) ? [{ key: "reserved_bytes", title: "Reserved", kind: "bytes" }] : []),
-        ...names.map(name => ({ key: name, title: name.replaceAll("_", " "), kind: "bytes", help: HELP[name], value: row => row.categories[name] })),
+        ...names.map(name => ({ key: name, title: page.categoryName(name), kind: "bytes", help: HELP[name], value: row => row.categories[name] })),
       ],
       rows: moments, search: false, limit: 12,
     });
