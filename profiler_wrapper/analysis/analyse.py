@@ -155,7 +155,7 @@ def _with_views(analysis: Analysis, attributed: Attributed, shaped: ShapeRows, o
         analysis,
         experts=shaped.experts,
         expert_layers=attempt(
-            "experts are", lambda: expert_layer_rows(attributed, shaped.experts, all_to_all_ns(attributed)), (), notes
+            "experts are", lambda: expert_layer_rows(attributed, shaped.experts, all_to_all_ns), (), notes
         ),
         overview=attempt("the overview is", lambda: overview(attributed), None, notes),
         operators=attempt("operators are", lambda: operator_rows(attributed, shaped.shapes_of_op), (), notes),

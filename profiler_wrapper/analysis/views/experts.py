@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, count, pairwise
 from statistics import fmean
 from string import digits
@@ -279,14 +279,18 @@ def method_of_kernel(name: str) -> str | None:
 
 
 def expert_layer_rows(
-    found: Attributed, experts: Sequence[ExpertRow], all_to_all_ns: Int64
+    found: Attributed, experts: Sequence[ExpertRow], all_to_all_ns: Callable[[Attributed], Int64]
 ) -> tuple[ExpertLayerRow, ...]:
     """A row for each module that holds experts, and for what grouped and fused kernels compute elsewhere.
 
-    `all_to_all_ns`: per place.
+    `all_to_all_ns`: gives it per place; asked where there are experts.
     """
     held, layers, places, charges = _holders(found), found.tree.layers, found.attribution.places, found.charges
-    kernels, parts, kinds = _kernels(found, held), _parts(found, None), {one.name: one.kind for one in layers}
+    kernels = _kernels(found, held)
+    elsewhere = tuple(_elsewhere(layer, names) for layer, names in kernels.items() if layer not in held.names)
+    if not held.names:
+        return elsewhere
+    parts, kinds, moved_ns = _parts(found, None), {one.name: one.kind for one in layers}, all_to_all_ns(found)
     time_ns = np.where(found.attribution.in_phases(*_PHASES)[charges.place], charges.time_ns, 0)
     rows = []
     for at_name, name in enumerate(held.names):
@@ -318,14 +322,11 @@ def expert_layer_rows(
                 router_time_ns=sum(beside[one]["time"] for one in routers) if routers else None,
                 experts_time_ns=int(time_ns[is_held[charges.place]].sum()),
                 shared_time_ns=sum(beside[one]["time"] for one in shared) if shared else None,
-                all_to_all_time_ns=int(all_to_all_ns[around].sum()),
+                all_to_all_time_ns=int(moved_ns[around].sum()),
                 tokens_unknown=None if balances else why,
             )
         )  # fmt: skip
-    for elsewhere, names in kernels.items():
-        if elsewhere not in held.names:
-            rows.append(_elsewhere(elsewhere, names))
-    return tuple(rows)
+    return (*rows, *elsewhere)
 
 
 _NO_SHAPES = "the shapes of ops were not recorded (record_shapes=True)"
@@ -393,8 +394,10 @@ def _parts(found: Attributed, flops: FlopCount | None) -> dict[str, dict[str, Co
 
 def adapter_rows(found: Attributed, flops: FlopCount | None) -> tuple[AdapterRow, ...]:
     """A row for each layer that adapters (LoRA and others) were put beside: its own calls of them and of their base."""
-    parts, kinds = _parts(found, flops), {one.name: one.kind for one in found.tree.layers}
-    rows = []
+    kinds = {one.name: one.kind for one in found.tree.layers}
+    if "adapter" not in kinds.values():
+        return ()
+    parts, rows = _parts(found, flops), []
     for layer, below in parts.items():
         own = [name for name in below if kinds.get(name) == "adapter"]
         if not own or kinds.get(layer, "adapter") == "adapter":
