@@ -43,7 +43,8 @@ def size_of(batch: object) -> BatchSize:
     first tensor holds integers in two dimensions, as the token ids of a plain language model do.
     """
     length = mask = None
-    first = next(_tensors_in(batch), None)
+    tensors = list(_tensors_in(batch))
+    first = next(iter(tensors), None)
     if isinstance(batch, Mapping):
         for name in _TOKENS:
             ids = batch.get(name)
@@ -56,7 +57,7 @@ def size_of(batch: object) -> BatchSize:
     elif _are_ids(first):
         length = first.shape[1]
     sizes = () if first is None else tuple(first.shape[:2])
-    shapes = tuple(tuple(tensor.shape) for tensor in _tensors_in(batch))
+    shapes = tuple(tuple(tensor.shape) for tensor in tensors)
     key: tuple[int, Any] = (1, shapes)
     if first is not None and (length is not None or first.dim() > 3) and {shape[:1] for shape in shapes} == {sizes[:1]}:
         rest = tuple(shape[1:] for shape in shapes)

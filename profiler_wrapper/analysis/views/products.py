@@ -240,11 +240,11 @@ def _shapes_of_op(attributed: Attributed, shapes: Shapes, ops: FlopOps) -> dict[
     ran = ops.ran[spans] & ~attributed.recording.named(CHOOSING.__eq__)[spans]
     names = attributed.recording.spans.name[spans[ran]].astype(np.int64)
     frequent = largest_by_key(names, numbers[ran].astype(np.int64), np.ones(len(names), dtype=np.int64), _MOST_SHAPES)
-    return {
-        attributed.recording.names[name]: tuple(dict.fromkeys(kept))
-        for name, chosen in frequent.items()
-        if (kept := [text for number in chosen if (text := _text(shapes.numbered(number)))])
-    }
+    texts = {}
+    for name, chosen in frequent.items():
+        if kept := [text for number in chosen if (text := _text(shapes.numbered(number)))]:
+            texts[attributed.recording.names[name]] = tuple(dict.fromkeys(kept))
+    return texts
 
 
 def _text(shapes: OpShapes) -> str:
