@@ -53,7 +53,8 @@ class Forked:
             streams = [nothing.fileno(), *(file.fileno() for file in self._files)]
             text = json.dumps(request).encode() + b"\n"
             sent = socket.send_fds(self._server, [text], streams)
-            self._server.sendall(text[sent:])
+            while sent < len(text):  # sending nothing fails where the program, and so its server, has ended
+                sent += self._server.send(text[sent:])
         self._answers = self._server.makefile()
         self.pid = int(self._answers.readline())
 

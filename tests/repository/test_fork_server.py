@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,6 +56,20 @@ def test_a_fork_that_goes_on_too_long_is_killed() -> None:
     with pytest.raises(subprocess.TimeoutExpired) as told:
         program.wait(0.3)
     assert program.returncode == -9 and told.value.cmd[0] == "-c"
+
+
+def test_a_fork_may_end_before_it_is_asked_anything_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    send_fds = socket.send_fds
+
+    def send_and_wait_for_the_end(server: socket.socket, *request: Any) -> int:
+        sent = send_fds(server, *request)
+        hung_up = select.poll()
+        hung_up.register(server, 0)
+        assert hung_up.poll(60_000)
+        return sent
+
+    monkeypatch.setattr(socket, "send_fds", send_and_wait_for_the_end)
+    assert run_program("-c", "print('at once')").stdout == "at once\n"
 
 
 def test_a_fork_has_what_is_imported_and_nothing_of_ours() -> None:
