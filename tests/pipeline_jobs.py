@@ -159,7 +159,8 @@ def span_rows(
     rows, begin = [], 1_700_000_000_000 * MS
     for step, length in enumerate(lengths):
         counts: dict[tuple[str, int, int], int] = {}
-        for op, (start, end) in sorted(play(job, length, gap).items(), key=lambda item: item[1]):
+        played = play(job, length, gap)
+        for op, (start, end) in sorted(played.items(), key=lambda item: item[1]):
             number = counts[op[:3]] = counts.get(op[:3], -1) + 1
             own = op.name.endswith("compute")
             rows.append(
@@ -177,7 +178,7 @@ def span_rows(
                     op.chunk if own and chunks else None,
                 )
             )
-        begin += 10_000 * MS
+        begin += round(max(end for _, end in played.values()) * MS)  # all begin the next step together
     return rows
 
 

@@ -95,7 +95,8 @@ def clock_tables(
     connection.execute(
         """CREATE TABLE spans AS SELECT rank::INTEGER AS rank, step, 'all_reduce' AS name, kind, "group",
         "start" AS start_ns, "end" - "start" AS duration_ns, 0 AS depth, 0 AS sequence,
-        NULL::BIGINT AS thread, NULL::BIGINT AS bytes, NULL::BIGINT AS overlapped_ns FROM arrow"""
+        NULL::BIGINT AS thread, NULL::BIGINT AS bytes, NULL::BIGINT AS overlapped_ns,
+        NULL::BIGINT AS device_ns FROM arrow"""
     )
     connection.unregister("arrow")
     connection.execute("CREATE TABLE ranks(rank INTEGER, stage INTEGER, host VARCHAR)")

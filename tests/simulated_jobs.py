@@ -7,9 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from profiler_wrapper.ranks.model import SELF_KINDS, LayerTimes, RanksReport, SelfTimes
-from profiler_wrapper.ranks.stragglers import diagnose
-from profiler_wrapper.ranks.times import account, score
+from profiler_wrapper.ranks.account import KINDS, Account, Meetings, Points, Work, meeting_each_step
+from profiler_wrapper.ranks.excess import Job
+from profiler_wrapper.ranks.graph import build
+from profiler_wrapper.ranks.model import SELF_KINDS, LayerTimes, RanksReport, SelfTimes, Verdict
+from profiler_wrapper.ranks.question import ask
+from profiler_wrapper.ranks.times import account, score, steady_steps
+from profiler_wrapper.ranks.verdict import verdict_of
 
 MS = 1e6
 TYPICAL_MS = {"data": 1.0, "forward": 20.0, "backward": 40.0, "optimizer": 5.0, "communication": 3.0, "other": 1.5}
@@ -91,6 +95,8 @@ def _plant(
         own[hit, rank, kind["forward"]] += delay
     elif cause == "two ranks":
         own[:, [rank, (rank + 1) % ranks], kind["forward"]] += delay
+    elif cause == "all":
+        own[:, :, kind["forward"]] += delay
     elif cause == "stage":
         own[:, stage_of == stage, kind["forward"]] += delay
     elif cause == "imbalance":  # the length of the longest input decides, forward and backward alike
@@ -144,12 +150,37 @@ def layer_times(
     )
 
 
+def diagnose(own: SelfTimes, layers: LayerTimes | None = None) -> Verdict:
+    """The verdict on a job whose ranks meet at the end of each step."""
+    nothing = np.empty(0, dtype=np.int64)
+    meetings = Meetings(*[nothing] * 7, nothing > 0, nothing, nothing > 0, nothing.astype(np.float64))
+    own_ns = np.concatenate([own.self_ns, np.zeros((*own.self_ns.shape[:2], len(KINDS) - len(SELF_KINDS)))], axis=2)
+    empty = Account(
+        ranks=own.ranks,
+        steps=own.steps,
+        own_ns=own_ns,
+        waiting_ns=own.waiting_ns,
+        wall_ns=own.wall_ns,
+        meetings=meetings,
+        points=Points(nothing, nothing, nothing, nothing),
+        work=Work(nothing, nothing, nothing, nothing.astype(np.float64), nothing),
+        begins_ns=np.zeros(len(own.ranks), dtype=np.int64),
+        jumped=nothing,
+        beside=np.zeros(own.wall_ns.shape, dtype=bool),
+    )
+    meets = meeting_each_step(empty, own_ns)
+    judged = np.isin(own.steps, steady_steps(own)[0].steps)
+    hosts = ("",) * len(own.ranks)
+    job = Job(meets, build(meets), judged, own.stages, hosts, ("",), ("",), layers=layers)
+    return verdict_of(job, ask(job))
+
+
 def report_of(own: SelfTimes, **more: Any) -> RanksReport:
     """What is said of such a job."""
     layers = more.pop("layers", None) or layer_times(own)
     return RanksReport(
         run="a run",
-        verdict=diagnose(own, None, layers),
+        verdict=diagnose(own, layers),
         own=own,
         accounting=account(own),
         scores=score(own),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from profiler_wrapper.ranks.database import Database, open_database
+from profiler_wrapper.ranks.database import Database, insert, open_database
 from profiler_wrapper.ranks.model import SelfTimes
 from profiler_wrapper.trace.spans import RANK_COLUMNS, SPAN_COLUMNS
 
@@ -29,18 +29,12 @@ def span_database(
     """A database with `spans` and `ranks`; stages are 0 where `ranks` says nothing."""
     rows = list(rows)
     with open_database(memory_bytes=100 << 20, threads=1) as database:
-        columns = ", ".join(f'"{name}" {kind}' for name, (kind, _) in SPAN_COLUMNS.items())
-        database.execute(f"CREATE TABLE spans ({columns})")
-        places = ", ".join("?" * len(SPAN_COLUMNS))
-        values = [[row.get(name) for name in SPAN_COLUMNS] for row in rows]
-        database.executemany(f"INSERT INTO spans VALUES ({places})", values)
-        database.execute(
-            f"CREATE TABLE ranks ({', '.join(f'{name} {kind}' for name, (kind, _) in RANK_COLUMNS.items())})"
-        )
         told = {row["rank"]: {"stage": 0} for row in rows} if ranks is None else ranks
-        for rank, place in told.items():
-            row = [{**place, "rank": rank}.get(name) for name in RANK_COLUMNS]
-            database.execute(f"INSERT INTO ranks VALUES ({', '.join('?' * len(RANK_COLUMNS))})", row)
+        places = [{**place, "rank": rank} for rank, place in told.items()]
+        for name, columns, found in (("spans", SPAN_COLUMNS, rows), ("ranks", RANK_COLUMNS, places)):
+            listed = ", ".join(f'"{one}" {kind}' for one, (kind, _) in columns.items())
+            database.execute(f"CREATE TABLE {name} ({listed})")
+            insert(database, name, [[row.get(one) for one in columns] for row in found])
         yield database
 
 

@@ -200,6 +200,7 @@ _READERS: Final[dict[str, tuple[str, ...]]] = {
     ".ndjson": _LINES,
     ".json": ("read_json", "union_by_name = true"),
 }
+_LONGEST_LINE: Final = 1 << 16
 # A table with these columns is one of ours.
 OUR_COLUMNS: Final = ("rank", "step", "name", "kind", "start_ns", "duration_ns", "depth")
 
@@ -319,10 +320,14 @@ def read_table(
         there = columns_of(database, relation)
         if not columns and set(OUR_COLUMNS) <= set(there) and relation.startswith("read_parquet("):
             rows, bad = view_spans(database, relation, ranks=ranks)
-            stage = "coalesce(any_value(TRY_CAST(stage AS INTEGER)), 0)" if "stage" in there else "0"
+            about = ", ".join(
+                f"any_value(TRY_CAST({name} AS {kind})) AS {name}"
+                for name, (kind, _) in RANK_COLUMNS.items()
+                if name in there and name != "rank"
+            )
             places = to_rows(
                 database,
-                f"""SELECT * FROM (SELECT TRY_CAST(rank AS INTEGER) AS rank, {stage} AS stage FROM {relation}
+                f"""SELECT * FROM (SELECT TRY_CAST(rank AS INTEGER) AS rank{about and ", "}{about} FROM {relation}
                 WHERE TRY_CAST(rank AS INTEGER) >= 0 GROUP BY ALL){where}""",
             )
         else:
@@ -363,8 +368,17 @@ def read_table(
 
 
 def is_table(path: Path) -> bool:
-    """Whether it is a table by its ending, and no log or trace of ours."""
-    return path.is_file() and _ending(path) in _READERS and _ending(path) not in (".json", ".jsonl")
+    """Whether it is a table by its ending, and no log or trace of ours: a timer's log begins with a header."""
+    if not path.is_file() or _ending(path) not in _READERS or _ending(path) == ".json":
+        return False
+    if _ending(path) != ".jsonl":
+        return True
+    try:
+        with path.open("rb") as lines:
+            first = lines.readline(_LONGEST_LINE).strip()
+    except OSError:
+        return False
+    return not path.name.startswith("timer_rank") and first.startswith(b"{") and not first.startswith(b'{"header"')
 
 
 def _ending(path: Path) -> str:
@@ -508,7 +522,7 @@ def _lay_end_to_end(database: Database) -> bool:
 
 def _make_spans(database: Database, found: Mapping[str, Column]) -> None:
     (stages,) = database.execute("SELECT coalesce(max(stage), 0) + 1 FROM foreign_rows").fetchone()
-    group = '"group"' if "group" in found else _group(stages)
+    group = f"""coalesce(nullif("group", ''), {_group(stages)})""" if "group" in found else _group(stages)
     expressions = {name: f"f.{quoted(name)}" for name in SPAN_COLUMNS if name != "overlapped_ns"} | {
         "kind": "n.kind",
         "group": f"CASE WHEN {_COMMUNICATES} THEN {group} END",
@@ -520,8 +534,9 @@ def _make_spans(database: Database, found: Mapping[str, Column]) -> None:
     if "depth" not in found:
         expressions["depth"] = _DEPTH
     if "thread" not in found:
-        # Nothing tells whether communication runs beside the rest: what it hides behind is not its time.
-        expressions["thread"] = f"CASE WHEN {_COMMUNICATES} THEN 1 ELSE 0 END"
+        # Nothing tells whether communication runs beside the rest: what it hides behind is not its time. Nor does
+        # anything tell in which order that of different names runs.
+        expressions["thread"] = f"CASE WHEN {_COMMUNICATES} THEN 1 + (hash(n.name) % 1000000)::BIGINT ELSE 0 END"
     select = span_select("foreign_rows f JOIN foreign_names n USING (name)", expressions)
     database.execute(f"CREATE OR REPLACE TABLE foreign_spans AS {select}")
 

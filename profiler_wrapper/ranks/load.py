@@ -261,7 +261,13 @@ def _alone(trace: TraceFile) -> Reduced:
 
 
 def _ranked(reduced: list[Reduced], gaps: list[Gap]) -> list[Reduced]:
-    """With a rank for each: where neither trace nor name tells, they are numbered in order of their names."""
+    """With a rank for each: where neither trace nor name tells, workers are numbered in order of their names.
+
+    A worker's files differ in the time at which they were written: they are windows of one rank.
+
+    Raises:
+        BrokenTrace: their names tell of several stages of a server, which do not do the same.
+    """
     without = [one for one in reduced if one.rank is None]
     if without and len(reduced) > 1:
         gaps.append(
@@ -269,7 +275,17 @@ def _ranked(reduced: list[Reduced], gaps: list[Gap]) -> list[Reduced]:
         )
     taken = {one.rank for one in reduced}
     free = (rank for rank in range(len(reduced) + len(taken) + 1) if rank not in taken)
-    return [one if one.rank is not None else one._replace(rank=next(free)) for one in reduced]
+    of_worker: dict[str, int] = {}
+    for one in without:
+        if (worker := _WRITTEN_AT.sub("", Path(one.trace).name)) not in of_worker:
+            of_worker[worker] = next(free)
+    stages = {found[0].upper() for worker in of_worker if (found := _SERVER_STAGE.search(worker))}
+    if len(stages) > 1:
+        raise BrokenTrace(f"traces of several stages of a server: {', '.join(sorted(stages))}; name those of one")
+    return [
+        one if one.rank is not None else one._replace(rank=of_worker[_WRITTEN_AT.sub("", Path(one.trace).name)])
+        for one in reduced
+    ]
 
 
 def _one_per_step(reduced: list[Reduced], gaps: list[Gap]) -> list[Reduced]:
@@ -437,6 +453,8 @@ _TIMER_LOG = re.compile(r"timer_rank(\d+)\.jsonl$")
 _TRACE_ENDINGS = (".json", ".json.gz")
 _OWN_JSON = re.compile(r"(run|result|ranks|baseline)\.json|.*_(categories|timeline_trace)\.json|perf_.*")
 _RANK_IN_NAME = re.compile(r"(?i)(?:^|[^a-z])rank[_\-.]?(\d{1,9})(?!\d)")
+_WRITTEN_AT = re.compile(r"\d{10,}(\.\d+)?")  # `worker.time.pt.trace.json`, `time-TP-0-DECODE.trace.json.gz`
+_SERVER_STAGE = re.compile(r"(?i)(?<![a-z])(extend|prefill|decode)(?![a-z])")
 _GREATEST = 2**31 - 1  # that a column of RANK_COLUMNS holds
 
 

@@ -21,8 +21,23 @@ Bool = npt.NDArray[np.bool_]
 
 # What a rank's step is made of, in the order in which a step has them.
 SELF_KINDS: Final = tuple(kind for kind in KINDS if kind != "step")
+BETWEEN: Final = "between steps"  # after the end of a step, before the begin of the next
 COMPUTE: Final = ("forward", "recompute", "backward")
-VerdictName = Literal["rank", "stage", "imbalance", "data", "gc", "none"]
+VerdictName = Literal[
+    "rank",
+    "host",
+    "stage",
+    "imbalance",
+    "data",
+    "gc",
+    "save",
+    "link",
+    "group",
+    "steps",
+    "unrecorded",
+    "unknown",
+    "none",
+]
 Cause = Literal[
     "forward",
     "backward",
@@ -180,6 +195,12 @@ class Suspect:
     lost_ns: float = 0.0  # T - T without it, per step
     steps: int = 0  # in which it cost the job time
     evidence: tuple[str, ...] = ()
+    named_ranks: tuple[int, ...] = ()
+    host: str | None = None
+    group: str | None = None
+    phase: str | None = None
+    first_step: int | None = None  # of those
+    last_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +215,7 @@ class Verdict:
     layer: str | None = None
     share: float | None = None  # of the lost time
     lost_ns: float | None = None  # by it, per step
-    step_ns: float | None = None  # T: what the slowest rank does itself in a step, or the step replayed
+    step_ns: float | None = None  # T: a step on the clock
     wall_ns: float | None = None  # a step on the clock, of the rank whose steps take longest
     ideal_ns: float | None = None  # T ideal, per step
     confidence: Confidence = "low"
@@ -203,6 +224,13 @@ class Verdict:
     mw: float | None = None
     evidence: tuple[str, ...] = ()
     suspects: tuple[Suspect, ...] = ()  # the greatest share first
+    causes: tuple[Suspect, ...] = ()  # the verdict's, then what is left without it, and so on
+    named_ranks: tuple[int, ...] = ()  # empty: none, or all
+    host: str | None = None
+    group: str | None = None  # of the communication that is slow
+    phase: str | None = None  # where it is one
+    first_step: int | None = None  # in which it shows, and the last one
+    last_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,6 +305,8 @@ class RanksReport:
     def named_ranks(self) -> frozenset[int]:
         """The ranks that the verdict names: one, or those of a stage."""
         verdict, own = self.verdict, self.own
+        if verdict.named_ranks:
+            return frozenset(verdict.named_ranks)
         if verdict.rank is not None:
             return frozenset({verdict.rank})
         if verdict.verdict == "stage" and verdict.stage is not None:

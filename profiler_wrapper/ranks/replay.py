@@ -425,7 +425,7 @@ def self_lengths(cells: Cells, graph: Graph, steps: Int) -> StepClass:
             own[number] = alone
     if wrong > MOST_WRONG * moves:
         raise NotReplayable(
-            f"{wrong / moves:.0%} of transfers and collectives end before others begin them: "
+            f"{100 * wrong / moves:.0f} % of transfers and collectives end before others begin them: "
             "clocks differ, or their groups are others"
         )
     there = ~np.isnan(own)
@@ -483,7 +483,9 @@ def fill_unknown(each: StepClass, typical_ns: Float) -> None:
         NotReplayable: so many that the replay would be made up.
     """
     if each.lost > MOST_LOST * each.self_ns.size:
-        raise NotReplayable(f"{each.lost / each.self_ns.size:.0%} of the operations of a step are not in the table")
+        raise NotReplayable(
+            f"{100 * each.lost / each.self_ns.size:.0f} % of the operations of a step are not in the table"
+        )
     np.copyto(each.self_ns, typical_ns[:, None, None].astype(np.float32), where=each.unknown)
     np.copyto(each.self_ns, np.float32(0), where=np.isnan(each.self_ns))
 
@@ -576,7 +578,8 @@ def what_if(database: Database, *, align: Align | None = None, most_rows: int = 
 def _check(cells: Cells, roles: list[Role]) -> None:
     if cells.waiting_share > MOST_WAITING:
         raise NotReplayable(
-            f"{cells.waiting_share:.0%} of forwards and backwards is communication within them, which has no place"
+            f"{100 * cells.waiting_share:.0f} % of forwards and backwards is communication within them, "
+            "which has no place"
         )
     if cells.grid.size == 1:
         raise NotReplayable("one rank alone waits for no other")
@@ -657,7 +660,9 @@ def _gaps(replayed: float, recorded: float) -> list[str]:
             f"replayed, the job takes {replayed / recorded:.2f} times as long as recorded: it waits for something else"
         )
     if replayed < (1 - GAPS) * recorded:
-        return [f"{1 - replayed / recorded:.0%} of the recorded time lies between operations and is not replayed"]
+        return [
+            f"{100 * (1 - replayed / recorded):.0f} % of the recorded time lies between operations and is not replayed"
+        ]
     return []
 
 

@@ -16,12 +16,16 @@ import numpy as np
 from profiler_wrapper.analysis.statistics import mean, median
 from profiler_wrapper.errors import EmptyRecording
 from profiler_wrapper.ranks import model, times
+from profiler_wrapper.ranks.account import KINDS, meeting_each_step, read_account
 from profiler_wrapper.ranks.clocks import align, fit, write_table
 from profiler_wrapper.ranks.database import Database, LoadedSpans, insert, to_rows
-from profiler_wrapper.ranks.model import Int, NamedSpan, RanksReport, SelfTimes
+from profiler_wrapper.ranks.excess import Job
+from profiler_wrapper.ranks.graph import NoGraph, build
+from profiler_wrapper.ranks.model import Bool, Float, Int, NamedSpan, RanksReport, SelfTimes
+from profiler_wrapper.ranks.question import ask
 from profiler_wrapper.ranks.replay import what_if
-from profiler_wrapper.ranks.stragglers import LATE, OUTSIDE, diagnose
 from profiler_wrapper.ranks.times import Basis
+from profiler_wrapper.ranks.verdict import OUTSIDE, unknown, verdict_of
 from profiler_wrapper.trace.atomic import finite
 from profiler_wrapper.trace.run_directory import RESULT_FILE, rank_number
 from profiler_wrapper.trace.spans import Gap, ranges
@@ -47,17 +51,63 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
     clocks = fit(database) if loaded.has_clocks else None
     write_table(database, clocks)
     basis, arrived = _basis(loaded), times.match_collectives(database)
-    own = times.with_waiting_of_one(times.subtract_transfer_waiting(times.self_times(database, basis=basis)))
-    if not len(own.steps):
+    account = read_account(database, clocks, on_device=basis == "device")
+    if not len(account.steps):
         raise EmptyRecording(f"{loaded.run}: no span belongs to a step. {_NO_STEPS[loaded.from_timers]}")
-    steady = times.steady_times(own)
+    row_of = {row["rank"]: row for row in to_rows(database, "SELECT * FROM ranks")}
+    about = [row_of.get(rank, {}) for rank in account.ranks.tolist()]
+    hosts = tuple(str(rank.get("host") or "") for rank in about)
+    own = SelfTimes(
+        ranks=account.ranks,
+        stages=np.array([rank.get("stage") or 0 for rank in about], dtype=np.int64),
+        steps=account.steps,
+        self_ns=account.own_ns[:, :, : len(model.SELF_KINDS)],
+        waiting_ns=account.waiting_ns,
+        wall_ns=account.wall_ns,
+        basis=basis,
+        waiting_known=bool(len(account.meetings.label)) or len(account.ranks) < 2,
+    )
+    own = times.with_waiting_of_one(own)
+    steady, left_out = times.steady_times(own), times.steady_steps(own)[1]
     layers = times.layer_times(database, basis=basis)
     replayed = what_if(database, align=None if clocks is None else partial(align, clocks))
     replay, replay_unknown = (replayed, None) if isinstance(replayed, model.Replay) else (None, replayed)
-    row_of = {row["rank"]: row for row in to_rows(database, "SELECT * FROM ranks")}
-    about = [row_of.get(rank, {}) for rank in own.ranks.tolist()]
-    hosts = tuple(str(rank.get("host") or "") for rank in about)
-    verdict = diagnose(own, arrived, layers, replay)
+    labels = to_rows(database, 'SELECT name, "group" FROM labels ORDER BY label')
+    judged = np.isin(own.steps, steady.steps)
+    measured = bool(account.meetings.waits.any())
+    notes = list(left_out)
+    if not measured:
+        account = meeting_each_step(account, _without_waiting(own, judged, account.own_ns))
+    try:
+        graph = build(account)
+        ordered = True
+    except NoGraph as circle:
+        notes.append(f"{circle}: ranks were taken to meet at the end of each step alone, so what is gained is not sure")
+        ordered = False
+        account = meeting_each_step(account, account.own_ns)
+        graph = build(account)
+    job = Job(
+        account,
+        graph,
+        judged,
+        own.stages,
+        hosts,
+        tuple(row["name"] for row in labels) or ("",),
+        tuple(row["group"] for row in labels) or ("",),
+        measured=measured or len(own.ranks) < 2,
+        ordered=ordered,
+        absent=loaded.world_size is not None and loaded.world_size > len(account.ranks),
+        layers=layers,
+        layer_means=partial(times.layer_means, database, basis=basis),
+    )
+    if len(account.jumped):
+        notes.append(
+            f"the clock of rank {ranges(account.jumped.tolist())} jumps in some steps: its times were moved back"
+        )
+    verdict = None if measured or basis == "device" or not loaded.from_timers else _one_call(database, steady)
+    if verdict is None:
+        verdict = verdict_of(job, ask(job), notes=notes)
+    verdict = replace(verdict, ms=None if replay is None else replay.ms, mw=None if replay is None else replay.mw)
     named = named_spans(database, steady)
     verdict = with_name(verdict, named)
     evidence = [*verdict.evidence, *loaded.notes]
@@ -84,6 +134,37 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
         spans=int(database.execute("SELECT count(*) FROM spans").fetchone()[0]),
         **results_of(loaded.root, own.ranks),
     )
+
+
+def _without_waiting(own: SelfTimes, judged: Bool, own_ns: Float) -> Float:
+    """Times of all steps (S, R, K), with what lies between them; without waiting where that is estimated."""
+    found = own_ns.copy()
+    found[:, :, : own.self_ns.shape[2]] = own.self_ns
+    if not own.waiting_known:
+        by_step = {name: getattr(own, name)[judged] for name in ("steps", "waiting_ns", "wall_ns")}
+        steps = replace(own, self_ns=found[judged], kinds=KINDS, **by_step)
+        found[judged] = times.subtract_estimated_waiting(steps).self_ns
+    return np.asarray(found)
+
+
+def _one_call(database: Database, steady: SelfTimes) -> model.Verdict | None:
+    """The verdict where one call that is no phase is most of a step of timers that measure the CPU alone."""
+    name, kind, taken_ns = database.execute(
+        """SELECT name, any_value(kind), sum(duration_ns)::DOUBLE AS taken FROM spans
+        WHERE depth = 0 AND kind <> 'step' AND step IS NOT NULL GROUP BY name ORDER BY taken DESC LIMIT 1"""
+    ).fetchone() or ("", "", 0.0)
+    whole = float(np.nansum(steady.wall_ns))
+    if kind not in ("optimizer", "other") or not whole:
+        return None
+    count = np.isfinite(steady.wall_ns).sum()
+    share = taken_ns / max(1, database.execute("SELECT count(DISTINCT (rank, step)) FROM spans").fetchone()[0])
+    step_ns = whole / count
+    return unknown(clean_name(name), share, step_ns, len(steady.steps)) if share >= step_ns / 2 else None
+
+
+def clean_name(name: str) -> str:
+    """A name of a span for a sentence."""
+    return name[:_LONGEST]
 
 
 def _basis(loaded: LoadedSpans) -> Basis:
@@ -276,7 +357,7 @@ def _why_null(report: RanksReport, head: Mapping[str, Any]) -> dict[str, str]:
     reasons = {
         "rank": named,
         "stage": named if len(np.unique(report.own.stages)) > 1 else "the job has no stages, or one",
-        "layer": named,
+        **dict.fromkeys(("layer", "host", "group", "phase", "first_step", "last_step"), named),
         "share": no_verdict,
         "lost_ms_per_step": no_verdict,
         **dict.fromkeys(
@@ -471,6 +552,4 @@ def with_name(verdict: model.Verdict, spans: Sequence[NamedSpan]) -> model.Verdi
     most = max(mine, key=lambda one: one.beyond_ns, default=None)
     if most is None or most.beyond_ns < _MOST_OF_IT * verdict.lost_ns:
         return verdict
-    why = f"its {most.name[:_LONGEST]} takes longer"
-    sentence = verdict.sentence.replace(LATE, f"{why}, and it comes late to the collectives").replace(OUTSIDE, why)
-    return replace(verdict, sentence=sentence)
+    return replace(verdict, sentence=verdict.sentence.replace(OUTSIDE, f"its {clean_name(most.name)}"))

@@ -14,8 +14,9 @@ import numpy as np
 from profiler_wrapper.analysis.statistics import mean
 from profiler_wrapper.ranks.model import CommunicationRow, RanksReport, Suspect
 from profiler_wrapper.ranks.report import layers_over_ranks
-from profiler_wrapper.ranks.times import SLOW, WINDOWS, is_call, typical, waiting_source
+from profiler_wrapper.ranks.times import SLOW, WINDOWS, is_call, largest, typical, waiting_source
 from profiler_wrapper.reports.text import cells, clean, grid, shorten
+from profiler_wrapper.trace.spans import ranges
 from profiler_wrapper.units import file_size
 
 # --------------------------------------------------------------------------------------------------
@@ -219,12 +220,14 @@ def suspects_table(report: RanksReport, width: int) -> str:
 
 
 def _who(suspect: Suspect) -> str:
-    if suspect.rank is not None:
-        name = f"rank {suspect.rank}"
-    elif suspect.stage is not None:
+    if suspect.host is not None:
+        name = f"host {suspect.host}"
+    elif suspect.verdict == "stage" and suspect.stage is not None and suspect.layer is None:
         name = f"stage {suspect.stage}"
+    elif suspect.named_ranks:
+        name = f"rank{'s' if len(suspect.named_ranks) > 1 else ''} {ranges(suspect.named_ranks)}"
     else:
-        name = {"data": "data loading", "gc": "garbage collection"}.get(suspect.verdict, suspect.verdict)
+        name = "all ranks"
     return name if suspect.layer is None else f"{name}, {shorten(clean(suspect.layer), _LONGEST_SUSPECT)}"
 
 
@@ -381,8 +384,8 @@ def _head(report: RanksReport, width: int) -> str:
     if verdict.wall_ns is not None:
         about.append(f"a step takes {ms(verdict.wall_ns / 1e6)} ms")
     if verdict.step_ns is not None and verdict.ideal_ns is not None and len(own.ranks) > 1:
-        work = f"{ms(verdict.step_ns / 1e6)} ms"
-        about.append(f"{work} replayed" if staged and report.replay else f"the slowest rank is busy for {work}")
+        busy_ns = float(largest(mean(report.steady.self_ns.sum(axis=2))))
+        about.append(f"the slowest rank is busy for {ms(busy_ns / 1e6)} ms")
         about.append(f"{ms(verdict.ideal_ns / 1e6)} ms if all were as quick as the typical one")
     about.append(f"confidence {verdict.confidence}")
     if staged:

@@ -13,7 +13,7 @@ from profiler_wrapper.analysis.statistics import MAD_TO_SIGMA, median
 from profiler_wrapper.ranks import model
 from profiler_wrapper.ranks.database import Database, Grid, column, insert, to_arrays, to_rows
 from profiler_wrapper.ranks.model import COMPUTE, SELF_KINDS, Bool, Float, Int, SelfTimes
-from profiler_wrapper.trace.spans import SPAN_KINDS
+from profiler_wrapper.trace.spans import SPAN_KINDS, sends_forward
 
 # --------------------------------------------------------------------------------------------------
 # Collectives, sends and receives of all ranks: who came last to each, who waited, what each name costs in all.
@@ -48,14 +48,23 @@ def prepare(database: Database) -> None:
         WHERE kind = 'communication' AND step IS NOT NULL GROUP BY key"""
     ).fetchall()
     labels: dict[tuple[str, str], int] = {}
-    of_names = [(key, labels.setdefault((common_name(name), group or ""), len(labels))) for key, name, group in names]
+    commons: dict[str, int] = {}  # a number for each name, whatever the group
+    of_names = []
+    for key, name, group in names:
+        common = common_name(name)
+        label = labels.setdefault((common, group or ""), len(labels))
+        of_names.append((key, label, _role(name), commons.setdefault(common, len(commons)), sends_forward(name)))
     database.execute('CREATE OR REPLACE TABLE labels (label INTEGER, name VARCHAR, "group" VARCHAR)')
-    database.execute("CREATE OR REPLACE TABLE labels_of_names (key UBIGINT, label INTEGER)")
+    database.execute(
+        "CREATE OR REPLACE TABLE labels_of_names "
+        "(key UBIGINT, label INTEGER, role TINYINT, common INTEGER, forward BOOLEAN)"
+    )
     insert(database, "labels_of_names", of_names)
     insert(database, "labels", [(label, *both) for both, label in labels.items()])
     database.execute(
         f"""CREATE OR REPLACE TABLE communications AS
-        SELECT s.rank, s.step, l.label, s.sequence, s.start_ns, s.duration_ns, s.bytes, s.overlapped_ns,
+        SELECT s.rank, s.step, l.label, s.sequence, s.start_ns, coalesce(s.device_ns, s.duration_ns) AS duration_ns,
+            s.bytes, s.overlapped_ns,
             {ON_MAIN} AS on_main
         FROM spans s JOIN labels_of_names l ON l.key = {label_key("s")} LEFT JOIN main_threads m ON m.rank = s.rank
         WHERE s.kind = 'communication' AND s.step IS NOT NULL"""
@@ -66,6 +75,12 @@ def prepare(database: Database) -> None:
             median(duration_ns) - min(duration_ns) AS shorter_by_ns, arg_min(rank, (duration_ns, rank)) AS shortest_rank
         FROM communications WHERE sequence IS NOT NULL GROUP BY label, step, sequence HAVING count(*) > 1"""
     )
+
+
+def _role(name: str) -> int:
+    """1 of a send, 2 of a receive, 0 of all else."""
+    found = _SENDS.search(name)
+    return 0 if found is None else 1 if found[3].lower() == "send" else 2
 
 
 def label_key(table: str) -> str:
@@ -316,7 +331,7 @@ def largest(values: Float, axis: int = 0) -> Float:
 
 
 _LEFT_OF_HEAD_START = 0.5  # at most, where two ranks have waited for one another
-_MAY_WAIT = ("forward", "backward", "communication", "optimizer", "other")  # where ranks may wait
+_MAY_WAIT = ("forward", "backward", "communication", "optimizer", "other", model.BETWEEN)  # where ranks may wait
 
 
 def subtract_transfer_waiting(own: SelfTimes) -> SelfTimes:
@@ -394,13 +409,11 @@ def steady_steps(own: SelfTimes) -> tuple[SelfTimes, list[str]]:
     if len(kept) < len(share):
         left_out.append(f"{len(share) - len(kept)} steps were not judged: too few ranks have them")
     longest = np.where(known, own.self_ns.sum(axis=2), -np.inf).max(axis=1, initial=-np.inf)[kept]
-    warm_up = 0
-    while (
-        warm_up < min(_MOST_WARM_UP, max(1, len(longest) // 5))
-        and len(longest) - warm_up > SOME_STEPS
-        and longest[warm_up] > _WARM_UP * np.median(longest[warm_up + 1 :])
-    ):
+    warm_up, most = 0, min(_MOST_WARM_UP, len(longest) // 5, len(longest) - SOME_STEPS)
+    while warm_up < most and longest[warm_up] > _WARM_UP * np.median(longest[warm_up + 1 :]):
         warm_up += 1
+    if warm_up > 0 and longest[warm_up] > _WARM_UP * np.median(longest[warm_up + 1 :]):
+        warm_up = 0  # the next one is as long: the job became quicker
     if warm_up:
         which = f"the first {warm_up} steps were" if warm_up > 1 else "the first step was"
         left_out.append(f"{which} left out as warm-up")
@@ -412,7 +425,8 @@ def steady_steps(own: SelfTimes) -> tuple[SelfTimes, list[str]]:
 def steady_times(own: SelfTimes) -> SelfTimes:
     """Self times in the steady steps, else in all; without waiting, also where it has to be estimated."""
     steady, _ = steady_steps(own)
-    return subtract_estimated_waiting(steady if len(steady.steps) else own)
+    steady = steady if len(steady.steps) else own
+    return steady if own.waiting_known else subtract_estimated_waiting(steady)
 
 
 def with_waiting_of_one(own: SelfTimes) -> SelfTimes:
@@ -474,6 +488,22 @@ def layer_times(database: Database, *, basis: Basis = "cpu") -> model.LayerTimes
         kinds=COMPUTE,
         self_ns=times,
     )
+
+
+def layer_means(
+    database: Database, ranks: Sequence[int], steps: Int, *, basis: Basis = "cpu"
+) -> dict[tuple[int, str, str], float]:
+    """The mean time a step, over these steps, of each layer and kind on these ranks: (rank, layer, kind) -> ns."""
+    own = "duration_ns - coalesce(waiting_ns, 0)"
+    if basis == "device":
+        own = f"coalesce(device_ns, {own})"
+    rows = database.execute(
+        f"""SELECT rank, layer, kind, sum({own})::DOUBLE / count(DISTINCT step) FROM spans
+        WHERE layer IS NOT NULL AND kind IN {COMPUTE} AND list_contains(?::INTEGER[], rank)
+            AND list_contains(?::BIGINT[], step) GROUP BY rank, layer, kind""",
+        [list(ranks), steps.tolist()],
+    ).fetchall()
+    return {(rank, layer, kind): ns for rank, layer, kind, ns in rows}
 
 
 # --- accounting ---

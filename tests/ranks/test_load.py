@@ -169,7 +169,10 @@ def test_shares_of_suspects_are_of_one_whole() -> None:
 def test_a_suspect_is_told_once() -> None:
     for cause in ("data", "gc of one"):
         suspects = report_of(simulated(cause, seed=0, rank=3, noise=QUIET)).verdict.suspects
-        told = [(one.verdict, one.cause, one.rank, one.layer) for one in suspects]
+        told = [
+            (one.verdict, one.cause, one.named_ranks, one.stage, one.layer, one.host, one.group, one.phase)
+            for one in suspects
+        ]
         assert len(told) == len(set(told)), told
 
 
@@ -363,4 +366,12 @@ def test_a_step_takes_what_the_clock_says(tmp_path: Path) -> None:
             waits.append({**row, "kind": "communication", "start_ns": row["start_ns"] + 100 * MS, **about})
     report = loaded(tmp_path / "waits", waits)
     text = " ".join(ranks_text(report).split())
-    assert "a step takes 110.0 ms" in text and "the slowest rank is busy for" in text
+    assert "a step takes 110.0 ms" in text and "the slowest rank is busy for 110.0 ms;" in text
+
+
+def test_ranks_that_wait_in_turn_are_busy_for_less_than_a_step(tmp_path: Path) -> None:
+    """Each waits for the other for 30 of 100 ms in every second step."""
+    jobs = [job(ranks=2, slow=slow) for slow in (0, 1)]
+    report = loaded(tmp_path, [row for rows in jobs for row in rows if row["step"] % 2 == jobs.index(rows)], ranks=2)
+    text = " ".join(ranks_text(report).split())
+    assert "a step takes 100.0 ms; the slowest rank is busy for 85.0 ms;" in text

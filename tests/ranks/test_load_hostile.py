@@ -129,6 +129,8 @@ def test_a_job_recorded_twice_in_one_table_is_read(tmp_path: Path) -> None:
     rows = job(slow=2)
     report = load_ranks(write_parquet([*rows, *rows], tmp_path / "spans.parquet"))
     assert report.own.ranks.tolist() == [0, 1, 2, 3]
+    assert report.verdict.sentence.startswith("Most likely: Rank 2 is the straggler: its forward takes longer;")
+    assert any("depend on one another in a circle" in note for note in report.verdict.evidence), report.verdict
 
 
 # --- tables beside, or in the place of traces ---

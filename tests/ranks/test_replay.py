@@ -369,7 +369,7 @@ def test_communication_within_computes_is_not_replayed() -> None:
     connection.execute("UPDATE spans SET waiting_ns = duration_ns // 100 WHERE kind = 'backward'")
     assert isinstance(what_if(connection), Replay)
     connection.execute("UPDATE spans SET waiting_ns = duration_ns // 2 WHERE kind = 'backward'")
-    assert "33% of forwards and backwards is communication within them" in reason(connection)
+    assert "33 % of forwards and backwards is communication within them" in reason(connection)
 
 
 FIVE = [(rank, 0, rank) for rank in range(5)]
@@ -388,7 +388,7 @@ def test_gaps_are_told() -> None:
     answer = found(connect([(*row[:4], row[4] + 40 * MS * (row[3] == "backward"), *row[5:]) for row in rows], FIVE))
     assert answer.total_ns == 90 * MS
     assert answer.recorded_ns == 130 * MS
-    assert "31% of the recorded time lies between operations and is not replayed" in answer.notes
+    assert "31 % of the recorded time lies between operations and is not replayed" in answer.notes
 
 
 # ---- jobs as their authors publish them

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from profiler_wrapper.ranks.model import SELF_KINDS, Float, SelfTimes
-from profiler_wrapper.ranks.stragglers import diagnose
-from profiler_wrapper.ranks.times import subtract_estimated_waiting
+from profiler_wrapper.ranks.times import steady_times, subtract_estimated_waiting
+from simulated_jobs import diagnose
 
 STEPS, RANKS = 12, 4
 MS = 1e6
@@ -53,20 +53,25 @@ def measured(own: dict[str, Float], *, meets_early: list[bool], known: bool = Fa
     )
 
 
-@pytest.mark.parametrize("known", [False, True], ids=["estimated", "partly measured"])
 @pytest.mark.parametrize("meets_early", MEETINGS.values(), ids=MEETINGS)
 @pytest.mark.parametrize(("kind", "cause"), CAUSES, ids=["data", "forward", "other"])
-def test_own_times_are_found_again(kind: str, cause: str | None, meets_early: list[bool], known: bool) -> None:
+def test_own_times_are_found_again(kind: str, cause: str | None, meets_early: list[bool]) -> None:
     own = truth(**{kind: (1, 120.0)})
-    job = measured(own, meets_early=meets_early, known=known)
+    job = measured(own, meets_early=meets_early)
     found = subtract_estimated_waiting(job)
     assert np.allclose(found.self_ns.sum(axis=2) + found.waiting_ns, job.wall_ns, rtol=1e-12), "no time comes or goes"
     for phase, times in own.items():
         # What chance makes of a phase may be taken for waiting, for at most as long as it lasts.
         assert np.abs(found.of(phase) / MS - times).max() < 2.5, phase
-    verdict = diagnose(job)
+    verdict = diagnose(found)
     assert verdict.rank == 1, verdict.sentence
     assert cause is None or verdict.cause == cause, verdict.sentence
+
+
+def test_where_waiting_was_measured_none_is_estimated() -> None:
+    job = measured(truth(forward=(1, 120.0)), meets_early=[True] * 4, known=True)
+    found = steady_times(job)
+    assert np.array_equal(found.self_ns, job.self_ns) and np.array_equal(found.waiting_ns, job.waiting_ns)
 
 
 def test_work_that_makes_up_for_less_work_before_it_is_no_waiting() -> None:
@@ -85,5 +90,6 @@ def test_a_wait_behind_a_phase_that_no_span_covers(ahead_of: tuple[str, ...]) ->
     own = truth(forward=(2, 9.0))
     before = sum(times for phase, times in own.items() if phase not in ahead_of)
     seen = own | {"other": own["other"] + before.max(axis=1, keepdims=True) - before}
-    verdict = diagnose(measured(seen, meets_early=[False] * 4, known=True))
+    job = measured(seen, meets_early=[False] * 4)
+    verdict = diagnose(steady_times(job))
     assert (verdict.rank, verdict.cause) == (2, "forward"), verdict.sentence

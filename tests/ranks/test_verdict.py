@@ -1,4 +1,7 @@
-"""Verdicts on simulated jobs: every cause, many seeds, noise as machines have it; and when there is nothing."""
+"""Verdicts on jobs given as self times: every cause, many seeds, noise as machines have it; and when there is nothing.
+
+What the sentences say of each kind is in test_verdict_words.py, jobs with their spans in test_verdict_simulated.py.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from profiler_wrapper.ranks.model import Arrivals, Replay, SelfTimes, Verdict
-from profiler_wrapper.ranks.stragglers import diagnose
+from profiler_wrapper.ranks.model import SelfTimes, Verdict
 from profiler_wrapper.ranks.times import account, score
-from simulated_jobs import QUIET, Noise, layer_times, simulated
+from simulated_jobs import MS, QUIET, Noise, diagnose, layer_times, simulated
 
-SEEDS = range(30)
+SEEDS = range(20)
+# Without times at which half of the ranks are slow: those are causes, of some steps.
+STEADY = Noise(burst=0)
 OF_A_RANK = {
     "forward": ("rank", "forward"),
     "backward": ("rank", "backward"),
@@ -24,8 +28,6 @@ OF_A_RANK = {
 OF_NO_RANK = {
     "imbalance": ("imbalance", "data imbalance"),
     "one long input": ("imbalance", "data imbalance"),
-    "anyone's forward": ("imbalance", "forward"),
-    "anyone's data": ("data", "data loading"),
     "gc": ("gc", "garbage collection"),
     "none": ("none", "none"),
 }
@@ -42,7 +44,9 @@ def ranks_of(seed: int) -> int:
 @pytest.mark.parametrize("cause", OF_A_RANK)
 def test_a_slow_rank_and_its_cause(cause: str) -> None:
     slow = [seed // 2 % ranks_of(seed) for seed in SEEDS]
-    found = [diagnose(simulated(cause, seed=seed, ranks=ranks_of(seed), rank=slow[seed])) for seed in SEEDS]
+    found = [
+        diagnose(simulated(cause, seed=seed, ranks=ranks_of(seed), rank=slow[seed], noise=STEADY)) for seed in SEEDS
+    ]
     right = [answer(one) == (*OF_A_RANK[cause], rank) for rank, one in zip(slow, found, strict=True)]
     assert np.mean(right) >= 0.95
     others = [one.rank for rank, one in zip(slow, found, strict=True) if one.rank not in (None, rank)]
@@ -51,65 +55,75 @@ def test_a_slow_rank_and_its_cause(cause: str) -> None:
 
 @pytest.mark.parametrize("cause", OF_NO_RANK)
 def test_no_one_rank(cause: str) -> None:
-    found = [answer(diagnose(simulated(cause, seed=seed, ranks=ranks_of(seed)))) for seed in SEEDS]
+    found = [answer(diagnose(simulated(cause, seed=seed, ranks=ranks_of(seed), noise=STEADY))) for seed in SEEDS]
     assert np.mean([one == (*OF_NO_RANK[cause], None) for one in found]) >= 0.95
 
 
 @pytest.mark.parametrize(("ranks", "stages"), [(4, 4), (4, 2), (8, 4), (8, 2)])
 def test_a_slow_stage(ranks: int, stages: int) -> None:
-    found = [diagnose(simulated("stage", seed=seed, ranks=ranks, stages=stages, stage=seed % stages)) for seed in SEEDS]
+    found = [
+        diagnose(simulated("stage", seed=seed, ranks=ranks, stages=stages, stage=seed % stages, noise=STEADY))
+        for seed in SEEDS
+    ]
     right = [one.verdict == "stage" and one.stage == seed % stages for seed, one in zip(SEEDS, found, strict=True)]
     assert np.mean(right) >= 0.95
 
 
 @pytest.mark.parametrize(("ranks", "stages"), [(4, 4), (8, 4), (8, 2)])
 def test_stages_that_are_alike(ranks: int, stages: int) -> None:
-    found = [diagnose(simulated(seed=seed, ranks=ranks, stages=stages)).verdict for seed in SEEDS]
+    alike = replace(STEADY, of_a_stage=0.002, of_a_rank=0.002, tail=0.0)
+    found = [diagnose(simulated(seed=seed, ranks=ranks, stages=stages, noise=alike)).verdict for seed in SEEDS]
     assert np.mean([one == "none" for one in found]) >= 0.95
 
 
 def test_a_slow_rank_of_a_stage_is_no_slow_stage() -> None:
-    found = [answer(diagnose(simulated("forward", seed=seed, ranks=8, stages=2, rank=seed % 8))) for seed in SEEDS]
+    found = [
+        answer(diagnose(simulated("forward", seed=seed, ranks=8, stages=2, rank=seed % 8, noise=STEADY)))
+        for seed in SEEDS
+    ]
     assert np.mean([one == ("rank", "forward", seed % 8) for seed, one in zip(SEEDS, found, strict=True)]) >= 0.95
 
 
-@pytest.mark.parametrize(("cause", "where", "share"), [("stage", {"stage": 1}, 0.7), ("forward", {"rank": 3}, 0.6)])
-def test_a_job_with_stages_has_the_shares_of_its_replay(cause: str, where: dict[str, int], share: float) -> None:
-    own = simulated(cause, seed=1, ranks=8, stages=2, **where)
-    shares = np.full(8, 0.1)
-    shares[3] = 0.6
-    replay = Replay(
-        recorded_ns=1.4e9,
-        total_ns=1.3e9,
-        ideal_ns=1e9,
-        slowdown=1.3,
-        ms=0.7,
-        mw=0.6,
-        slowest_ranks=(3,),
-        ranks=np.arange(8),
-        stages=np.arange(2),
-        share_of_rank=shares,
-        share_of_stage=np.array([0.05, 0.7]),
-        slowdown_of_stage=np.array([1.0, 1.2]),
-        steps=10,
+def test_ranks_that_are_as_slow_are_named_together() -> None:
+    """Each alone gains nothing, as the other holds the job."""
+    verdict = diagnose(simulated("two ranks", seed=1, rank=3, noise=QUIET))
+    assert (verdict.verdict, verdict.cause, verdict.rank) == ("rank", "forward", 3)
+    assert verdict.named_ranks == (3, 4) and verdict.lost_ns == pytest.approx(60e6, abs=1e6)
+    alone = [one.lost_ns for one in verdict.suspects if one.named_ranks in ((3,), (4,))]
+    assert alone and max(alone) < 1e6
+
+
+@pytest.mark.parametrize("cause", ["backward", "compute"])
+def test_one_step_that_takes_far_longer_hides_none_of_the_others(cause: str) -> None:
+    own = simulated(cause, seed=0, rank=5, noise=QUIET)
+    times = own.self_ns.copy()
+    times[7, 5, own.kinds.index("backward")] += 140e6
+    verdict = diagnose(replace(own, self_ns=times))
+    assert answer(verdict) == ("rank", cause, 5)
+    assert verdict.lost_ns == pytest.approx(60e6 * 0.95, rel=0.03), (
+        "the step that stands out is no matter of the others"
     )
-    verdict = diagnose(own, replay=replay)
-    assert (verdict.verdict, verdict.share) == ("stage" if cause == "stage" else "rank", share)
-    assert verdict.lost_ns == pytest.approx(share * 0.3e9 / 10)
-    assert (verdict.step_ns, verdict.ideal_ns) == (1.3e8, 1e8)
+    assert (verdict.first_step, verdict.last_step) == (0, 19)
 
 
-def test_two_slow_ranks_are_found_together() -> None:
-    verdict = diagnose(simulated("two ranks", seed=1, rank=3))
-    assert verdict.rank in (3, 4) and verdict.cause == "forward"
-    assert any("as slow" in line and str(7 - verdict.rank) in line for line in verdict.evidence)
+def test_a_rank_that_is_slow_by_turns_is_named_for_its_steps_alone() -> None:
+    """Another rank in each step: whoever is named is so for steps in which it was slow, and costs what they cost."""
+    for seed in range(8):
+        own = simulated("anyone's forward", seed=seed, noise=QUIET)
+        forward = own.of("forward") / MS
+        verdict = diagnose(own)
+        if verdict.rank is not None:
+            mine = np.flatnonzero(forward[:, verdict.rank] > 50)
+            (cause,) = verdict.causes[:1]
+            assert cause.steps == len(mine) and (cause.first_step, cause.last_step) == (mine[0], mine[-1])
+            assert verdict.lost_ns == pytest.approx(60e6 * len(mine) / 20, abs=1e6)
 
 
-@pytest.mark.parametrize(("ranks", "steps", "most"), [(2, 5, 12), (8, 8, 20)])
+@pytest.mark.parametrize(("ranks", "steps", "most"), [(2, 5, 3), (8, 8, 5)])
 def test_equal_ranks_of_few_steps_are_seldom_named(ranks: int, steps: int, most: int) -> None:
-    """Of 200 jobs whose ranks are slow for a while, each as often as any: what disturbs a step disturbs the next."""
+    """Of 50 jobs whose ranks are slow for a while, each as often as any: what disturbs a step disturbs the next."""
     named = 0
-    for seed in range(200):
+    for seed in range(50):
         job, random = simulated(seed=seed, ranks=ranks, steps=steps, noise=QUIET), np.random.default_rng(seed)
         level, slower = np.zeros(ranks), np.zeros((steps, ranks))
         for step in slower:
@@ -125,73 +139,21 @@ def test_equal_ranks_of_few_steps_are_seldom_named(ranks: int, steps: int, most:
 
 
 def test_large_jobs_have_no_straggler_by_chance() -> None:
-    found = [diagnose(simulated(seed=seed, ranks=256)).verdict for seed in range(15)]
-    assert found.count("none") >= 14
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_waiting_within_backward_is_not_taken_for_slowness(seed: int) -> None:
-    """Nobody recorded communication: whoever is early waits in backward, and only the late rank's is its own."""
-    known = simulated("forward", seed=seed, rank=2, noise=Noise(burst=0))
-    own = known.self_ns.copy()
-    own[:, :, known.kinds.index("backward")] += known.waiting_ns
-    mixed = replace(known, self_ns=own, waiting_ns=np.zeros_like(known.waiting_ns), waiting_known=False)
-    verdict = diagnose(mixed)
-    assert answer(verdict) == ("rank", "forward", 2)
-    assert any("no communication was recorded" in line for line in verdict.evidence)
-
-
-def late(own: SelfTimes, rank: int) -> Arrivals:
-    """One collective a step, to which one rank comes late by 60 ms."""
-    steps, ranks = own.waiting_ns.shape
-    return Arrivals(
-        step=own.steps,
-        name=("all_reduce",) * steps,
-        shortest_rank=np.full(steps, rank),
-        shorter_by_ns=np.full(steps, 6e7),
-        ranks=own.ranks,
-        times_last=(own.ranks == rank) * steps,
-        late_ns=np.zeros(ranks),
-    )
-
-
-def test_late_to_a_collective_though_no_phase_is_longer() -> None:
-    own = simulated("other", seed=3, rank=5)
-    assert diagnose(own, late(own, 5)).cause == "late collective"
-    assert diagnose(own, late(own, 2)).cause == "other"
-    assert diagnose(simulated("forward", seed=3, rank=5), late(own, 5)).cause == "forward"
-
-
-def test_a_layer_of_one_rank() -> None:
-    own = simulated("forward", seed=4, rank=6)
-    verdict = diagnose(own, None, layer_times(own, slow=3, ranks=(6,)))
-    assert (verdict.verdict, verdict.rank, verdict.cause, verdict.layer) == (
-        "rank",
-        6,
-        "slow layer",
-        "model.layers.3.mlp",
-    )
-
-
-def test_slow_layers_all_alike_on_a_rank_are_no_slow_layer() -> None:
-    own = simulated("forward", seed=4, rank=6)
-    layers = layer_times(own)
-    times = layers.self_ns.copy()
-    times[6] *= 4
-    verdict = diagnose(own, None, replace(layers, self_ns=times))
-    assert (verdict.cause, verdict.layer) == ("forward", None)
+    found = [diagnose(simulated(seed=seed, ranks=256, noise=STEADY)).verdict for seed in range(6)]
+    assert found == ["none"] * 6
 
 
 def test_a_layer_of_all_ranks_beside_its_equals() -> None:
-    own = simulated(seed=5)
-    verdict = diagnose(own, None, layer_times(own, slow=2))
-    assert (verdict.verdict, verdict.cause, verdict.layer) == ("stage", "slow layer", "model.layers.2.mlp")
-    assert diagnose(own, None, layer_times(own)).verdict == "none"
+    own = simulated("all", seed=5, noise=QUIET)
+    verdict = diagnose(own, layer_times(own, slow=2))
+    assert (verdict.verdict, verdict.cause, verdict.layer) == ("stage", "slow layer", "model.layers.2")
+    assert verdict.named_ranks == () and verdict.lost_ns == pytest.approx(60e6, rel=0.03)
+    assert diagnose(own, layer_times(own)).verdict == "none"
 
 
 def test_a_layer_of_a_slow_stage() -> None:
     own = simulated("stage", seed=5, stages=2, stage=1)
-    verdict = diagnose(own, None, layer_times(own, slow=7, ranks=(4, 5, 6, 7)))
+    verdict = diagnose(own, layer_times(own, slow=7, ranks=(4, 5, 6, 7)))
     assert (verdict.verdict, verdict.stage) == ("stage", 1)
 
 
@@ -213,11 +175,10 @@ def _no_steps() -> SelfTimes:
     )
 
 
-def test_few_steps_lower_the_confidence_and_say_so() -> None:
+def test_few_steps_lower_the_confidence() -> None:
     verdict = diagnose(simulated("forward", seed=0, steps=4, rank=3, noise=QUIET))
     assert answer(verdict) == ("rank", "forward", 3)
     assert verdict.confidence == "low"
-    assert any("only 4 steps" in line for line in verdict.evidence)
     assert diagnose(simulated("forward", seed=0, steps=20, rank=3, noise=QUIET)).confidence == "high"
 
 
@@ -234,7 +195,6 @@ def test_ranks_and_steps_that_are_missing() -> None:
     times[5] = np.nan  # nobody has it
     verdict = diagnose(replace(own, self_ns=times))
     assert answer(verdict) == ("rank", "forward", 3)
-    assert any("1 steps were not judged" in line for line in verdict.evidence)
 
 
 def test_the_share_is_that_of_the_frame() -> None:

@@ -1,0 +1,633 @@
+"""One account of a job: what each rank did itself, by kind, between the points where it depends on others.
+
+Each moment of a rank's main thread is one kind's: that of the spans that run, by priority, or "other" where none does.
+A communication that several ranks have is a meeting: a rank waits in it from its own arrival to the last arrival, and
+the rest is the transfer, as long as its shortest span. So waiting is measured, and by each rank's own clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from profiler_wrapper.ranks.clocks import CLOSE_ENDS_NS, ENDS_TO_STARTS, align
+from profiler_wrapper.ranks.database import Database, to_arrays
+from profiler_wrapper.ranks.model import BETWEEN, COMPUTE, SELF_KINDS, Bool, Clocks, Float, Int
+from profiler_wrapper.ranks.times import ON_MAIN, label_key
+from profiler_wrapper.trace.spans import SPAN_KINDS
+
+KINDS: Final = (*SELF_KINDS, BETWEEN)
+_PLACE: Final = {kind: place for place, kind in enumerate(KINDS)}
+_EXCLUSIVE: Final = tuple(kind.name for kind in SPAN_KINDS if kind.within)
+_BY_PRIORITY: Final = tuple(k for k in sorted(SPAN_KINDS, key=lambda k: k.priority) if k.name != "step")
+# What runs at a moment: kinds on the main thread, a meeting there, then kinds beside it.
+_MEETING: Final = len(KINDS)
+_BESIDE: Final = _MEETING + 1
+_WITHIN: Final = _BESIDE + len(KINDS)  # a layer within a phase: where none runs, the phase may wait
+_NEARLY: Final = 0.9  # of the instances of a communication, or of a wait for it
+_RECEIVE: Final = 2  # a role of names
+_SOON_NS: Final = 200_000  # after what it waited for has ended a thread goes on
+_JUMP_NS: Final = 1e6  # and
+_JUMP: Final = 20  # times as far as the clock of a rank is from that of others otherwise: a jump
+_ENOUGH: Final = 20_000  # waits that are looked at, to tell before what a collective is waited for
+LAUNCHES, MEETS, WAITS, ENDS = range(4)  # kinds of points
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Meetings:
+    """Communications that several ranks have: M, and I instances, one for each member."""
+
+    label: Int  # (M,) in the table `labels`
+    step: Int  # (M,) index
+    of: Int  # (I,) its meeting
+    rank: Int  # (I,) index
+    start_ns: Int  # (I,) by the rank's own clock
+    end_ns: Int  # (I,)
+    common_ns: Int  # (I,) start by the common clock
+    on_main: Bool  # (I,)
+    thread: Int  # (I,) -1: not known
+    waits: Bool  # (I,) for the last arrival
+    transfer_ns: Float  # (I,)
+
+    @property
+    def begin_ns(self) -> Float:
+        """(M,) the last arrival, by the common clock, as the typical member has it; since the first arrival of all."""
+        base = int(self.common_ns.min()) if len(self.common_ns) else 0  # since the first: exact as floats
+        begin = (self.common_ns - base) + (self.end_ns - self.start_ns) - self.transfer_ns
+        total = np.bincount(self.of, weights=np.where(self.waits, begin, 0.0), minlength=len(self.label))
+        return total / np.maximum(1, np.bincount(self.of, weights=self.waits, minlength=len(self.label)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Points:
+    """Points of main threads where a rank depends on others, or others on it; by rank, in order. P of them."""
+
+    rank: Int  # (P,) index
+    at_ns: Int  # (P,) by the rank's own clock
+    kind: Int  # (P,) LAUNCHES, MEETS, WAITS; the last one of each rank ENDS
+    instance: Int  # (P,) of `Meetings`; -1 at the end
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """What ranks did themselves before each point: W rows."""
+
+    point: Int  # (W,)
+    step: Int  # (W,) index
+    kind: Int  # (W,) index of KINDS
+    ns: Float  # (W,)
+    number: Int  # (W,) of the operation, among those of its kind in its step
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Account:
+    """Axes: S steps, R ranks, K kinds."""
+
+    ranks: Int
+    steps: Int
+    own_ns: Float  # (S, R, K) nan where a rank has no such step. A transfer is "communication"
+    waiting_ns: Float  # (S, R)
+    wall_ns: Float  # (S, R)
+    meetings: Meetings
+    points: Points
+    work: Work
+    begins_ns: Int  # (R,) of its first step, by the common clock
+    jumped: Int  # ranks whose clock jumps in some steps; their times of these are moved back
+    beside: Bool  # (S, R) work that nobody waits for ran beside the main thread, as a save in the background
+
+
+def read_account(database: Database, clocks: Clocks | None, *, on_device: bool = False) -> Account:
+    """The account of a database that is prepared (see `times.prepare`).
+
+    `on_device`: what timers measured between events on the device counts in the place of what the CPU took to launch
+    it. Nothing tells when that ran, so it is laid end to end.
+    """
+    rows = _read(database)
+    ranks, rank = np.unique(rows["rank"], return_inverse=True)
+    steps, step = np.unique(rows["step"], return_inverse=True)
+    shape = len(ranks), len(steps)
+    begin, end = _windows(rows, rank, step, shape)
+    wall = np.where(begin < 0, np.nan, end - begin).T
+    beside = _beside(rows, rank, begin, end)
+    jumped = np.empty(0, dtype=np.int64)
+    if on_device:
+        _lay_end_to_end(rows, rank, step)
+        begin, end = _windows(rows, rank, step, shape)
+        clocks = None
+    elif jumps := _jumps(rows, rank, step, shape, ranks, clocks):
+        for of, at, ahead_ns in jumps:
+            mine = (rank == of) & (step == at)
+            rows["start_ns"][mine] -= ahead_ns
+            rows["end_ns"][mine] -= ahead_ns
+        jumped = np.unique([ranks[of] for of, *_ in jumps])
+        begin, end = _windows(rows, rank, step, shape)
+    meetings, instance = _meetings(rows, rank, step, ranks, clocks, one_clock=not on_device)
+    rows["start_ns"] = np.maximum(rows["start_ns"], begin[rank, step])
+    rows["end_ns"] = np.minimum(rows["end_ns"], end[rank, step])
+    code = _codes(rows, instance, meetings)
+    spans = [code, rank, step, rows["start_ns"], rows["end_ns"]]
+    if len(ranks) > 1:
+        estimated = _split_unmatched(rows, rank, step)
+        spans = [np.concatenate(pair) for pair in zip(spans, estimated, strict=True)]
+    has_layers = np.zeros(shape, dtype=bool)
+    has_layers[rank[code == _WITHIN], step[code == _WITHIN]] = True
+    moments = _sweep(spans[0], spans[1], spans[3], spans[4], begin, end, has_layers, steps)
+    seen = _waits(meetings, moments)
+    hidden = _hidden_waits(rows, rank, step, shape, instance, meetings, seen)
+    points = _points(meetings, moments, seen, hidden, len(ranks))
+    work, own, waiting = _work(meetings, points, moments, shape)
+    own[begin.T < 0] = waiting[begin.T < 0] = np.nan
+    first = np.where(begin < 0, np.iinfo(np.int64).max, begin).min(axis=1, initial=np.iinfo(np.int64).max)
+    first = np.zeros_like(first) if on_device else first if clocks is None else align(clocks, ranks, first)
+    return Account(ranks, steps, own, waiting, wall, meetings, points, work, first, jumped, beside)
+
+
+def _read(database: Database) -> dict[str, Int]:
+    """The spans that count, by rank and start."""
+    kinds = " ".join(f"WHEN '{kind}' THEN {place}" for kind, place in _PLACE.items())
+    found = to_arrays(
+        database,
+        f"""SELECT s.rank, s.step, CASE s.kind {kinds} ELSE -1 END AS kind, s.start_ns,
+            s.start_ns + CASE WHEN s.kind = 'communication' THEN coalesce(s.device_ns, s.duration_ns)
+                ELSE s.duration_ns END AS end_ns, coalesce({ON_MAIN}, true) AS on_main,
+            coalesce(s.device_ns, s.duration_ns) AS device_ns, s.depth,
+            s.depth > 0 AND s.kind IN {COMPUTE} AND s.kind NOT IN {_EXCLUSIVE} AS within,
+            coalesce(s.thread, -1) AS thread, coalesce(l.label, -1) AS label, coalesce(s.sequence, -1) AS sequence,
+            coalesce(l.role, 0) AS role, coalesce(l.forward, false) AS forward,
+            coalesce(l.common, -1) AS common, g.size IS NOT NULL AS matched,
+            coalesce(g.shortest_ns, 0) AS shortest_ns
+        FROM spans s LEFT JOIN main_threads m ON m.rank = s.rank
+        LEFT JOIN labels_of_names l ON s.kind = 'communication' AND l.key = {label_key("s")}
+        LEFT JOIN matched g ON g.label = l.label AND g.step = s.step AND g.sequence = s.sequence
+        WHERE s.step IS NOT NULL AND (s.depth = 0 OR s.kind IN {_EXCLUSIVE} OR s.kind = 'step'
+            OR s.depth = 1 AND s.layer IS NOT NULL AND s.kind IN {COMPUTE} AND coalesce(s.thread, 0) >= 0)
+        ORDER BY s.rank, s.start_ns""",
+    )
+    return {name: np.asarray(values).astype(np.int64) for name, values in found.items()}
+
+
+def _lay_end_to_end(rows: dict[str, Int], rank: Int, step: Int) -> None:
+    """Begin each span of a main thread where the one before it ends, and take what the device took.
+
+    What lies within another is cut out of that, and comes after it.
+    """
+    kept = (rows["kind"] >= 0) & (rows["on_main"] > 0) & (rows["within"] == 0)
+    rows["kind"][~kept] = -2
+    length = np.where(kept, rows["device_ns"], 0)
+    order = np.lexsort((rows["depth"], rows["start_ns"], step, rank))
+    outer = kept[order] & (rows["depth"][order] == 0)
+    around = order[np.maximum.accumulate(np.where(outer, np.arange(len(order)), 0))]
+    within = kept[order] & ~outer & (rank[around] == rank[order])
+    np.subtract.at(length, around[within], length[order[within]])
+    end = np.cumsum(np.maximum(length[order], 0))
+    rows["start_ns"][order] = np.append(0, end[:-1])
+    rows["end_ns"][order] = end
+
+
+def _split_unmatched(rows: dict[str, Int], rank: Int, step: Int) -> tuple[Int, Int, Int, Int, Int]:
+    """Code, rank, step, start and end of what is estimated to be waiting, in communications of which nobody else tells.
+
+    What one takes beyond the quickest of its rank and name, or the typical transfer of its name; spans are cut to that.
+    """
+    chosen = np.flatnonzero(
+        ~(rows["matched"] > 0) & (rows["label"] >= 0) & (rows["sequence"] >= 0) & (rows["kind"] >= 0)
+    )
+    of = np.unique(np.stack([rank[chosen], rows["label"][chosen]]), axis=1, return_inverse=True)[1].reshape(-1)
+    length = rows["end_ns"][chosen] - rows["start_ns"][chosen]
+    least = np.full(int(of.max(initial=-1)) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(least, of, length)
+    for common in np.unique(rows["common"][chosen]).tolist():  # the same, of a group that is recorded
+        alike = (rows["matched"] > 0) & (rows["common"] == common)
+        if alike.any():
+            of_name = of[rows["common"][chosen] == common]
+            least[of_name] = np.minimum(least[of_name], int(np.median(rows["shortest_ns"][alike])))
+    start = rows["start_ns"][chosen].copy()
+    rows["start_ns"][chosen] = rows["end_ns"][chosen] - least[of]
+    code = np.where(rows["on_main"][chosen] > 0, _MEETING, -1)
+    return code, rank[chosen], step[chosen], start, rows["start_ns"][chosen]
+
+
+def _windows(rows: dict[str, Int], rank: Int, step: Int, shape: tuple[int, int]) -> tuple[Int, Int]:
+    """Begin and end of each step of each rank, (R, S): of its span, else of what is in it; -1 where there is none."""
+    most = np.iinfo(np.int64).max
+    found = []
+    counts = (rows["on_main"] > 0) | (rows["kind"] == _PLACE["communication"])
+    for chosen in (rows["kind"] == -1, (rows["kind"] >= 0) & counts):
+        begin, end = np.full(shape, most), np.full(shape, -1)
+        np.minimum.at(begin, (rank[chosen], step[chosen]), rows["start_ns"][chosen])
+        np.maximum.at(end, (rank[chosen], step[chosen]), rows["end_ns"][chosen])
+        found.append((begin, end))
+    (begin, end), (first, last) = found
+    begin, end = np.where(begin == most, first, begin), np.where(begin == most, last, end)
+    return np.where(begin == most, -1, begin), end
+
+
+def _meetings(
+    rows: dict[str, Int], rank: Int, step: Int, ranks: Int, clocks: Clocks | None, *, one_clock: bool
+) -> tuple[Meetings, Int]:
+    """The meetings, and which instance each row is (-1: none)."""
+    chosen = np.flatnonzero(rows["matched"] & (rows["kind"] >= 0))
+    instance = np.full(len(rank), -1)
+    instance[chosen] = np.arange(len(chosen))
+    keys = np.stack([step[chosen], rows["label"][chosen], rows["sequence"][chosen]])
+    distinct, of = np.unique(keys, axis=1, return_inverse=True)
+    of = of.reshape(-1)
+    start, end, role = rows["start_ns"][chosen], rows["end_ns"][chosen], rows["role"][chosen]
+    common = start if clocks is None else align(clocks, ranks[rank[chosen]], start)
+    last = np.full(distinct.shape[1], np.iinfo(np.int64).min)
+    np.maximum.at(last, of, common)
+    together = not one_clock or _end_together(rows["label"][chosen], rank[chosen], of, start, end)
+    # Or nobody leaves before the last one comes, however late a busy machine lets its threads go on.
+    left = np.full(distinct.shape[1], np.iinfo(np.int64).max)
+    np.minimum.at(left, of, common + (end - start))
+    labels = distinct[1] - distinct[1].min(initial=0)
+    met = np.bincount(labels, weights=left >= last) >= _NEARLY * np.bincount(labels)
+    together |= met[labels[of]]
+    waits = np.asarray(together | (role == _RECEIVE))
+    transfer = rows["shortest_ns"][chosen].astype(np.float64)
+    # Where some do not wait, the shortest span is no transfer: that begins with the last arrival.
+    free = np.zeros(distinct.shape[1], dtype=bool)
+    np.logical_or.at(free, of, ~waits)
+    from_last = common + (end - start) - last[of]
+    transfer = np.where(free[of], np.where(waits, np.maximum(from_last, 0), end - start), transfer)
+    meetings = Meetings(
+        label=distinct[1],
+        step=distinct[0],
+        of=of,
+        rank=rank[chosen],
+        start_ns=start,
+        end_ns=end,
+        common_ns=common,
+        on_main=rows["on_main"][chosen] > 0,
+        thread=rows["thread"][chosen],
+        waits=waits,
+        transfer_ns=transfer,
+    )
+    return meetings, instance
+
+
+def _beside(rows: dict[str, Int], rank: Int, begin: Int, end: Int) -> Bool:
+    """(S, R) whether something that is no communication runs beside the main thread in a step, or still does."""
+    found = np.zeros(begin.T.shape, dtype=bool)
+    others = (_PLACE["communication"], _PLACE["data"], _PLACE["gc"])
+    chosen = np.flatnonzero((rows["on_main"] == 0) & (rows["kind"] >= 0) & ~np.isin(rows["kind"], others))
+    for at in chosen.tolist():
+        of = int(rank[at])
+        found[(begin[of] >= 0) & (begin[of] < rows["end_ns"][at]) & (end[of] > rows["start_ns"][at]), of] = True
+    return found
+
+
+def _jumps(
+    rows: dict[str, Int], rank: Int, step: Int, shape: tuple[int, int], ranks: Int, clocks: Clocks | None
+) -> list[tuple[int, int, int]]:
+    """(rank, step, how far it is ahead) where the clock of a rank jumps for single steps.
+
+    The ends of communications of three or more ranks are shared: in those steps the rank sees all of them later, or
+    sooner, than it does in others, by much more than they differ within a step.
+    """
+    chosen = np.flatnonzero((rows["matched"] > 0) & (rows["role"] == 0))
+    keys = np.stack([step[chosen], rows["label"][chosen], rows["sequence"][chosen]])
+    _, of, count = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
+    kept = count[of.reshape(-1)] > 2
+    chosen, of = chosen[kept], np.unique(of.reshape(-1)[kept], return_inverse=True)[1]
+    if not len(chosen):
+        return []
+    end = rows["end_ns"][chosen] if clocks is None else align(clocks, ranks[rank[chosen]], rows["end_ns"][chosen])
+    order = np.lexsort((end, of))
+    first = np.flatnonzero(np.diff(of[order], prepend=-1))
+    middle = end[order][first + np.diff(np.append(first, len(order))) // 2]
+    ahead = np.full((len(first), shape[0]), np.nan)
+    ahead[of, rank[chosen]] = end - middle[of]
+    at = np.zeros(len(first), dtype=np.int64)
+    at[of] = step[chosen]
+    found = []
+    for one in range(shape[0]):
+        mine = np.isfinite(ahead[:, one])
+        if mine.sum() < 3:
+            continue
+        apart, of_step = ahead[mine, one], at[mine]
+        there = np.unique(of_step)
+        by_step = np.array([np.median(apart[of_step == each]) for each in there.tolist()])
+        usual = float(np.median(np.abs(apart - by_step[np.searchsorted(there, of_step)])))
+        by_step -= np.quantile(by_step, 0.5, method="lower")
+        for place in np.flatnonzero(np.abs(by_step) > max(_JUMP_NS, _JUMP * usual)).tolist():
+            found.append((one, int(there[place]), int(by_step[place])))
+    return found if len({one for one, *_ in found}) <= shape[0] / 4 else []
+
+
+def _end_together(label: Int, rank: Int, of: Int, start: Int, end: Int) -> Bool:
+    """Per instance whether members of such a communication end it together: ends differ less than starts do.
+
+    How far clocks are apart does not matter, only how that changes from one to the next, as typical: a thread that
+    comes late once tells nothing.
+    """
+    order = np.lexsort((of, rank, label))
+    same = (np.diff(label[order]) == 0) & (np.diff(rank[order]) == 0)
+    of_change = label[order][1:][same]
+    labels = np.arange(int(label.max(initial=-1)) + 1)
+    first, after = (np.searchsorted(of_change, labels, side) for side in ("left", "right"))
+    typical = []
+    for times in (start, end):
+        apart = (times - times.min(initial=0)).astype(np.float64)
+        apart -= (np.bincount(of, weights=apart) / np.maximum(1, np.bincount(of)))[of]
+        change = np.abs(np.diff(apart[order]))[same]
+        change = np.append(change[np.lexsort((change, of_change))], 0.0)
+        typical.append(np.where(after > first, change[(first + after) // 2], 0.0))
+    starts, ends = typical
+    return np.asarray(((ends < ENDS_TO_STARTS * starts) | (ends < CLOSE_ENDS_NS))[label])
+
+
+def _codes(rows: dict[str, Int], instance: Int, meetings: Meetings) -> Int:
+    """What each span is of, for `_sweep`; -1: it does not count."""
+    on_main, kind = rows["on_main"] > 0, rows["kind"]
+    beside = np.full(len(KINDS) + 1, -1)
+    beside[[_PLACE[one.name] for one in SPAN_KINDS if one.beside]] = [
+        _BESIDE + _PLACE[one.name] for one in SPAN_KINDS if one.beside
+    ]
+    code = np.where(on_main, kind, beside[kind])
+    meets = on_main & (instance >= 0)
+    code[meets] = _MEETING
+    code[rows["within"] > 0] = np.where(on_main, _WITHIN, -1)[rows["within"] > 0]
+    return code
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Moments:
+    """Stretches of main threads in which the same runs, by rank and time."""
+
+    rank: Int
+    start_ns: Int
+    end_ns: Int
+    kind: Int  # of KINDS, or _MEETING, or _BESIDE + a kind
+    step: Int  # that in which, or after which, it is
+    number: Int  # of the span, among those of its kind
+    exposed: Bool  # a communication runs beside the main thread, on which nothing does, or a phase outside its layers
+
+
+def _sweep(
+    code: Int, rank: Int, start: Int, end: Int, begin_of: Int, end_of: Int, has_layers: Bool, numbers: Int
+) -> _Moments:
+    """Each moment of each rank, from the begin of its first step on, is of one kind: by priority, of those that run."""
+    kept = (code >= 0) & (end > start)
+    code, rank, start, end = code[kept], rank[kept], start[kept], end[kept]
+    there = np.argwhere(begin_of >= 0)
+    edges = np.concatenate([begin_of[begin_of >= 0], end_of[begin_of >= 0]])  # of steps: nothing runs across them
+    of_edges = np.concatenate([there[:, 0], there[:, 0]])
+    at = np.concatenate([start, end, edges])
+    of = np.concatenate([rank, rank, of_edges])
+    what = np.concatenate([code, code, np.full(len(edges), -1)])
+    sign = np.concatenate([np.ones(len(code)), -np.ones(len(code)), np.zeros(len(edges))]).astype(np.int32)
+    order = np.lexsort((at, of))
+    at, of, what, sign = at[order], of[order], what[order], sign[order]
+    owner, number = np.full(len(at), _PLACE["other"]), np.zeros(len(at), dtype=np.int64)
+    taken = np.zeros(len(at), dtype=bool)
+    call = _PLACE["communication"]
+    beside = _BESIDE + call
+    running_beside = np.cumsum(np.where(what == beside, sign, 0)) > 0
+    for one in _priority():
+        running = np.cumsum(np.where(what == one, sign, 0)) > 0
+        if one == call:
+            running &= ~running_beside
+        running &= ~taken
+        owner[running] = one
+        number[running] = np.cumsum((what == one) & (sign > 0))[running]
+        taken |= running
+    length = np.diff(at, append=at[-1:]) if len(at) else at
+    lasting = np.append(of[1:] == of[:-1], False) & (length > 0) if len(at) else np.zeros(0, dtype=bool)
+    in_layer = np.cumsum(np.where(what == _WITHIN, sign, 0)) > 0
+    hollow = running_beside & ~in_layer & np.isin(owner, [_PLACE[kind] for kind in COMPUTE])
+    until = at + length
+    at, of, owner, until, number = (each[lasting] for each in (at, of, owner, until, number))
+    hollow = hollow[lasting]
+    step, ends_window = np.empty(len(at), dtype=np.int64), np.zeros(len(at), dtype=bool)
+    edges_of = np.searchsorted(of, np.arange(len(begin_of) + 1))
+    for one in range(len(begin_of)):
+        mine = slice(edges_of[one], edges_of[one + 1])
+        steps = np.flatnonzero(begin_of[one] >= 0)
+        steps = steps[np.argsort(begin_of[one, steps], kind="stable")]
+        place = np.maximum(np.searchsorted(begin_of[one, steps], at[mine], side="right") - 1, 0)
+        step[mine] = steps[place]
+        ends_window[mine] = (np.diff(numbers[steps], append=-1) != 1)[place]
+    outside = (at >= end_of[of, step]) & (owner == _PLACE["other"])
+    owner[outside] = _PLACE[BETWEEN]
+    kept = ~(outside & ends_window)  # nothing tells what is between two windows of recorded steps
+    of, at, until, owner, step, number = (each[kept] for each in (of, at, until, owner, step, number))
+    hollow = hollow[kept]
+    exposed = (owner == beside) | (hollow & has_layers[of, step])
+    kind = np.where(owner == beside, _PLACE["other"], np.where(owner >= _BESIDE, owner - _BESIDE, owner))
+    return _Moments(of, at, until, kind, step, number, exposed)
+
+
+def _priority() -> list[int]:
+    found = []
+    for one in _BY_PRIORITY:
+        if one.name == "communication":
+            found.append(_MEETING)
+        if one.name != "other":
+            found.append(_PLACE[one.name])
+    found += [_BESIDE + _PLACE[one.name] for one in _BY_PRIORITY if one.beside]
+    return [*found, _PLACE["other"]]
+
+
+def _points(
+    meetings: Meetings, moments: _Moments, seen: tuple[Int, Int], hidden: tuple[Int, Int], ranks: int
+) -> Points:
+    """Meetings on the main thread, launches of those beside it, waits for these, and the end of each rank."""
+    count = len(meetings.rank)
+    kind = np.where(meetings.on_main & meetings.waits, MEETS, LAUNCHES)
+    ends = np.full(ranks, -1)
+    np.maximum.at(ends, moments.rank, moments.end_ns)
+    parts = [(meetings.rank, meetings.start_ns, kind, np.arange(count), kind)]
+    # At one moment a thread has waited, launches, then waits for what has ended before.
+    for (instance, at), place in ((seen, -1), (hidden, LAUNCHES)):
+        of_kind = np.full(len(instance), WAITS)
+        parts.append((meetings.rank[instance], at, of_kind, instance, np.full(len(instance), place)))
+    at_end = np.full(ranks, ENDS)
+    parts.append((np.arange(ranks), ends, at_end, np.full(ranks, -1), at_end))
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    rank, at, kind, instance, turn = columns
+    order = np.lexsort((turn, at, rank))
+    return Points(rank[order], at[order], kind[order], instance[order])
+
+
+def _waits(meetings: Meetings, moments: _Moments) -> tuple[Int, Int]:
+    """Instances beside the main thread that it waits for, and the times at which it goes on.
+
+    It idles beside a communication, and goes on when one ends. Else it idles for a reason of its own: that is "other".
+    """
+    goes_on = np.append(~(moments.exposed[1:] & (moments.rank[1:] == moments.rank[:-1])), True)
+    stops = np.flatnonzero(moments.exposed & goes_on[: len(moments.exposed)])
+    stretch = np.cumsum(np.append(0, goes_on[: len(goes_on) - 1])) if len(moments.rank) else np.empty(0, dtype=np.int64)
+    idle = np.bincount(stretch, weights=(moments.end_ns - moments.start_ns) * moments.exposed)[stretch[stops]]
+    soon = np.maximum(_SOON_NS, (1 - _NEARLY) * idle)  # a busy machine may tell of the end later
+    beside = np.flatnonzero(~meetings.on_main & meetings.waits)
+    beside = beside[np.lexsort((meetings.end_ns[beside], meetings.rank[beside]))]
+    first = np.searchsorted(meetings.rank[beside], np.arange(int(moments.rank.max(initial=0)) + 2))
+    found = np.full(len(stops), -1)
+    bounds = np.searchsorted(moments.rank[stops], np.arange(len(first)))
+    for rank in range(len(first) - 1):
+        mine, at = beside[first[rank] : first[rank + 1]], slice(bounds[rank], bounds[rank + 1])
+        if len(mine):
+            ends, stop = meetings.end_ns[mine], moments.end_ns[stops[at]]
+            place = np.searchsorted(ends, stop)
+            before, after = np.maximum(place - 1, 0), np.minimum(place, len(mine) - 1)
+            nearest = np.where(np.abs(ends[before] - stop) <= np.abs(ends[after] - stop), before, after)
+            found[at] = np.where(np.abs(ends[nearest] - stop) <= soon[at], mine[nearest], -1)
+    moments.exposed[np.isin(stretch, stretch[stops[found < 0]])] = False
+    return found[found >= 0], moments.end_ns[stops[found >= 0]]
+
+
+def _hidden_waits(
+    rows: dict[str, Int],
+    rank: Int,
+    step: Int,
+    shape: tuple[int, int],
+    instance: Int,
+    meetings: Meetings,
+    seen: tuple[Int, Int],
+) -> tuple[Int, Int]:
+    """The waits that took no time, since what is waited for had ended before.
+
+    What is received is there before what is computed next in its direction. Of a collective the main thread waits
+    before that span
+    before which it was seen to wait for the same one, in other steps or on other ranks.
+    """
+    found, at_ns = seen
+    row_of = np.flatnonzero(instance >= 0)  # by instance
+    left = np.setdiff1d(np.flatnonzero(~meetings.on_main & meetings.waits), found)
+    spans = np.flatnonzero((rows["on_main"] > 0) & (rows["kind"] >= 0) & (rows["kind"] != _PLACE["communication"]))
+    if not len(left) or not len(spans):
+        return found[:0], at_ns[:0]
+    # The spans of main threads, by rank, step and kind, in order: of each its number.
+    kind_of = (rank[spans] * shape[1] + step[spans]) * len(KINDS) + rows["kind"][spans]
+    order = np.lexsort((rows["start_ns"][spans], kind_of))
+    kind_of, start = kind_of[order], rows["start_ns"][spans][order]
+    firsts = np.searchsorted(kind_of, kind_of)
+    most = int((np.arange(len(order)) - firsts).max()) + 1
+    number_of = kind_of * most + np.arange(len(order)) - firsts
+    received = left[rows["role"][row_of[left]] == _RECEIVE]
+    more, more_at = [], []
+    for phase in ("forward", "backward"):
+        of_kind = np.flatnonzero(kind_of % len(KINDS) == _PLACE[phase])
+        whose = kind_of[of_kind] // (len(KINDS) * shape[1])
+        bounds = np.searchsorted(whose, np.arange(shape[0] + 1))
+        going = received[rows["forward"][row_of[received]] == (phase == "forward")]
+        for one in np.unique(meetings.rank[going]).tolist():
+            mine = going[meetings.rank[going] == one]
+            own = np.sort(start[of_kind[bounds[one] : bounds[one + 1]]])
+            place = np.searchsorted(own, meetings.end_ns[mine] - _SOON_NS)
+            more.append(mine[place < len(own)])
+            more_at.append(own[place[place < len(own)]])
+    # Before which span each collective was waited for, by its name and number.
+    keys = rows["common"][row_of] * (int(rows["sequence"].max()) + 1) + rows["sequence"][row_of]
+    before: dict[int, dict[tuple[int, int], int]] = {}
+    for one, at in zip(found[:: _every(found)].tolist(), at_ns[:: _every(found)].tolist(), strict=True):
+        base = (meetings.rank[one] * shape[1] + meetings.step[meetings.of[one]]) * len(KINDS)
+        for kind in range(len(KINDS)):
+            first, last = np.searchsorted(kind_of, (base + kind, base + kind + 1))
+            place = int(np.searchsorted(start[first:last], at - _SOON_NS))
+            if place < last - first and start[first + place] <= at + _SOON_NS:
+                times = before.setdefault(int(keys[one]), {})
+                times[kind, place] = times.get((kind, place), 0) + 1
+    for key, times in before.items():
+        kind, place = max(times, key=lambda each: times[each])
+        mine = left[(keys[left] == key) & (rows["role"][row_of[left]] != _RECEIVE)]
+        wanted = (meetings.rank[mine] * shape[1] + meetings.step[meetings.of[mine]]) * len(KINDS) + kind
+        wanted = wanted * most + place
+        where = np.minimum(np.searchsorted(number_of, wanted), len(number_of) - 1)
+        known = (number_of[where] == wanted) & (start[where] >= meetings.end_ns[mine] - _SOON_NS)
+        more.append(mine[known])
+        more_at.append(start[where[known]])
+    return np.concatenate([found[:0], *more]), np.concatenate([at_ns[:0], *more_at])
+
+
+def _every(found: Int) -> int:
+    return max(1, len(found) // _ENOUGH)
+
+
+def _work(meetings: Meetings, points: Points, moments: _Moments, shape: tuple[int, int]) -> tuple[Work, Float, Float]:
+    ranks, steps = shape
+    counted = (moments.kind != _MEETING) & ~moments.exposed
+    length = (moments.end_ns - moments.start_ns).astype(np.float64)
+    own = np.zeros((steps, ranks, len(KINDS)))
+    np.add.at(own, (moments.step[counted], moments.rank[counted], moments.kind[counted]), length[counted])
+    step = meetings.step[meetings.of]
+    on_main = meetings.on_main
+    met = np.zeros((steps, ranks))
+    meets = moments.kind == _MEETING
+    np.add.at(met, (moments.step[meets], moments.rank[meets]), length[meets])
+    exposed = np.zeros((steps, ranks))
+    np.add.at(exposed, (moments.step[moments.exposed], moments.rank[moments.exposed]), length[moments.exposed])
+    moved, moved_beside = np.zeros((2, steps, ranks))
+    np.add.at(moved, (step[on_main], meetings.rank[on_main]), meetings.transfer_ns[on_main])
+    np.add.at(moved_beside, (step[~on_main], meetings.rank[~on_main]), meetings.transfer_ns[~on_main])
+    transfer = np.minimum(met, moved) + np.minimum(exposed, moved_beside)
+    own[:, :, _PLACE["communication"]] += transfer
+    waiting = met + exposed - transfer
+    # Points and moments are both by rank and time, so a moment's next point is found by merging them.
+    time = np.concatenate([points.at_ns, moments.start_ns[counted]])
+    rank = np.concatenate([points.rank, moments.rank[counted]])
+    is_moment = np.concatenate([np.zeros(len(points.rank), dtype=bool), np.ones(int(counted.sum()), dtype=bool)])
+    ends = np.concatenate([points.kind == ENDS, np.zeros(int(counted.sum()), dtype=bool)])
+    order = np.lexsort((is_moment, time, ends, rank))
+    before = np.cumsum(~is_moment[order])
+    point = np.empty(len(order), dtype=np.int64)
+    point[order] = before
+    point = point[len(points.rank) :]  # points at or before its start: the next one has this number
+    kind = moments.kind[counted]
+    key = (moments.rank[counted] * steps + moments.step[counted]) * len(KINDS) + kind
+    passed = np.append(0, np.cumsum(points.kind == MEETS))[point]
+    number = _numbers(key, moments.number[counted], passed)
+    of_row = np.stack([point, moments.step[counted], kind, number])
+    (point, step, kind, number), place = np.unique(of_row, axis=1, return_inverse=True)
+    ns = np.bincount(place.reshape(-1), weights=length[counted]).astype(np.float64)
+    return Work(point, step, kind, ns, number), own, waiting
+
+
+def _numbers(key: Int, span: Int, met: Int) -> Int:
+    """Of operations in time, among those of one key: another one begins with a span, or after a meeting within it."""
+    order = np.argsort(key, kind="stable")
+    new_key = np.diff(key[order], prepend=-1) != 0
+    begins = (np.diff(span[order], prepend=-1) != 0) | (np.diff(met[order], prepend=-1) != 0) | new_key
+    count = np.cumsum(begins)
+    number = np.empty(len(key), dtype=np.int64)
+    number[order] = count - count[np.maximum.accumulate(np.where(new_key, np.arange(len(key)), 0))]
+    return number
+
+
+def meeting_each_step(account: Account, own_ns: Float) -> Account:
+    """An account in which nobody is seen to meet: all ranks do at the end of each step, after what each did itself."""
+    taken = own_ns.sum(axis=2)
+    known = np.isfinite(taken).T  # (R, S)
+    ends = np.cumsum(np.nan_to_num(taken).max(axis=1, initial=0.0)).astype(np.int64)
+    rank, step = np.nonzero(known)
+    count = len(rank)
+    arrives = np.append(0, ends)[step] + taken[step, rank].astype(np.int64)
+    meetings = Meetings(
+        label=np.zeros(len(account.steps), dtype=np.int64),
+        step=np.arange(len(account.steps)),
+        of=step,
+        rank=rank,
+        start_ns=arrives,
+        end_ns=ends[step],
+        common_ns=arrives,
+        on_main=np.ones(count, dtype=bool),
+        thread=np.zeros(count, dtype=np.int64),
+        waits=np.ones(count, dtype=bool),
+        transfer_ns=np.zeros(count),
+    )
+    ranks = np.arange(len(account.ranks))
+    of = np.concatenate([rank, ranks])
+    at = np.concatenate([step, np.full(len(ranks), len(account.steps))])
+    order = np.lexsort((at, of))
+    kind = np.concatenate([np.full(count, MEETS), np.full(len(ranks), ENDS)])
+    instance = np.concatenate([np.arange(count), np.full(len(ranks), -1)])
+    points = Points(of[order], at[order], kind[order], instance[order])
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    own = own_ns.transpose(1, 0, 2)[rank, step]  # (I, K)
+    row, of_kind = np.nonzero(own > 0)
+    work = Work(place[row], step[row], of_kind, own[row, of_kind], np.zeros_like(row))
+    return replace(account, own_ns=own_ns, meetings=meetings, points=points, work=work, begins_ns=np.zeros_like(ranks))

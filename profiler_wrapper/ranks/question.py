@@ -1,0 +1,142 @@
+"""One question: if X had been as its like, how much shorter would a step be?
+
+X is a phase of a rank, a rank, a host, a stage, a layer, a link or a group, or what all ranks do in some steps. Each of
+its operations loses X's mean excess over its like, taken over the steps that it hits; what the job gains is read off
+the graph. What is named is the smallest X with nearly the greatest gain, then the same again without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from profiler_wrapper.ranks.excess import (
+    ERRORS,
+    LEAST_SHARE_OF_STEP,
+    NEARLY,
+    Excess,
+    Job,
+    excess_of,
+    losses,
+    mean_step_ns,
+)
+from profiler_wrapper.ranks.graph import NOTHING, Change, change_of, together
+from profiler_wrapper.ranks.model import Float
+from profiler_wrapper.ranks.suspects import Suspect, suspects_of, with_layer
+
+_MOST_CAUSES: Final = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """Who slows a job: causes, each without those before it; and what all together cost, per step."""
+
+    causes: tuple[Suspect, ...]
+    suspects: tuple[Suspect, ...]  # each by itself, the greatest gain first
+    step_ns: float  # on the clock
+    lost_ns: float
+    excess: Excess
+    error: float  # of the graph: how far meetings begin from where it has them, the 95th percentile, of a step
+
+
+def ask(job: Job) -> Answer:
+    """The causes of a job."""
+    graph = job.graph
+    excess = excess_of(job)
+    less = losses(job, excess)
+    recorded = graph.times([NOTHING])[:, 0]
+    step_ns = mean_step_ns(job)
+    suspects = suspects_of(job, excess, recorded)
+    everything = together([*(one.change for one in suspects if one.what != "uneven"), change_of(less, less > 0)])
+    least_ns = LEAST_SHARE_OF_STEP * step_ns
+    # What recorded ranks wait for others that are not may follow from any cause: it is asked for without that.
+    unseen = [one for one in suspects if one.what == "unrecorded"]
+    suspects = [one for one in suspects if one.what != "unrecorded"]
+    base = together([NOTHING, *(one.change for one in unseen)])
+    ends = graph.ends([NOTHING, everything, base, *(together([base, one.change]) for one in suspects)])
+    lost = float(ends[0] - ends[1]) / max(1, int(job.judged.sum()))
+    first = [_with_gain(one, float(ends[2] - end)) for one, end in zip(suspects, ends[3:], strict=True)]
+    fixed = _in_turn(job, [one for one in first if one.what != "uneven"], base, least_ns)
+    uneven = max((one for one in first if one.what == "uneven"), key=lambda one: one.gain_ns, default=None)
+    # Another rank in each step, where no few of them are nearly all of it.
+    if (
+        uneven is not None
+        and uneven.gain_ns >= least_ns
+        and sum(one.gain_ns for one in fixed) < NEARLY * uneven.gain_ns
+    ):
+        rest = [one for one in first if one.what != "uneven"]
+        fixed = [uneven, *_in_turn(job, rest, together([base, uneven.change]), least_ns)]
+    if unseen:
+        most = max(unseen, key=lambda one: one.excess_ns)
+        most = _with_gain(replace(most, change=base), float(ends[0] - ends[2]))
+        first.append(most)
+        if most.gain_ns >= least_ns:
+            fixed = sorted([*fixed, most], key=lambda one: -one.gain_ns)
+    causes = [with_layer(job, one) for one in fixed]
+    order = sorted(_each_once(first), key=lambda one: -one.gain_ns)
+    lost = max([lost, *(one.gain_ns for one in causes[:1])])
+    return Answer(tuple(causes), tuple(order), step_ns, lost, excess, _error(job, recorded, step_ns))
+
+
+def _each_once(suspects: Sequence[Suspect]) -> Iterator[Suspect]:
+    """Of the same ranks, or the same communication, the smallest with nearly as much as any."""
+    same: dict[tuple[object, ...], list[Suspect]] = {}
+    for one in suspects:
+        key = (one.ranks, one.label) if one.ranks else (one.what, one.kinds, one.layer)
+        same.setdefault(key, []).append(one)
+    for each in same.values():
+        if (smallest := _smallest(each, 0.0)) is not None:
+            yield smallest
+
+
+def _error(job: Job, recorded: Float, step_ns: float) -> float:
+    """How far the time from a meeting to the next one of its name is from that of the graph, 95th percentile."""
+    meetings = job.account.meetings
+    if not job.measured or not job.ordered:
+        return 0.0 if job.ordered else 1.0
+    order = np.lexsort((meetings.begin_ns, meetings.label))
+    same = np.diff(meetings.label[order]) == 0
+    there, found = (np.diff(times[order])[same] for times in (meetings.begin_ns, recorded[1 : 1 + len(order)]))
+    return float(np.percentile(np.abs(there - found), 95)) / step_ns if len(there) and step_ns > 0 else 0.0
+
+
+def _with_gain(one: Suspect, gain_ns: float) -> Suspect:
+    return replace(one, gain_ns=gain_ns / max(1, one.known_steps))
+
+
+def _in_turn(job: Job, suspects: Sequence[Suspect], base: Change, least_ns: float) -> list[Suspect]:
+    """The one with the greatest gain, then that with the greatest gain without it, and so on."""
+    causes: list[Suspect] = []
+    while len(causes) < _MOST_CAUSES and suspects:
+        ends = job.graph.ends([base, *(together([base, one.change]) for one in suspects)])
+        suspects = [_with_gain(one, float(ends[0] - end)) for one, end in zip(suspects, ends[1:], strict=True)]
+        chosen = _smallest(suspects, least_ns)
+        if chosen is None:
+            break
+        suspects = [one for one in suspects if one is not chosen]
+        without = together([base, chosen.change])
+        if chosen.gain_ns >= _by_chance(job, chosen, without):
+            causes.append(chosen)
+            base = without
+    return causes
+
+
+def _by_chance(job: Job, one: Suspect, without: Change) -> float:
+    """What may be gained by chance, per step: where a few steps are chosen by their times, as steps differ without."""
+    meetings = job.account.meetings
+    if one.steps[job.judged].sum() >= NEARLY * min(one.known_steps, job.judged.sum()):
+        return 0.0
+    ends = np.full(len(job.judged), -1.0)
+    np.maximum.at(ends, meetings.step, job.graph.times([without])[1 : 1 + len(meetings.step), 0])
+    lengths = np.diff(ends[(ends >= 0) & job.judged])
+    return ERRORS * float(np.std(lengths)) / len(lengths) ** 0.5 if len(lengths) > 1 else 0.0
+
+
+def _smallest(found: Sequence[Suspect], least_ns: float) -> Suspect | None:
+    greatest = max((one.gain_ns for one in found), default=0.0)
+    if greatest < least_ns or greatest <= 0:
+        return None
+    return min((one for one in found if one.gain_ns >= NEARLY * greatest), key=lambda one: (one.size, -one.gain_ns))

@@ -1,0 +1,271 @@
+"""Who or what slows a job, in one sentence, from the answers to the one question."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from profiler_wrapper.errors import first_few
+from profiler_wrapper.ranks import model, suspects
+from profiler_wrapper.ranks.account import KINDS
+from profiler_wrapper.ranks.excess import LEAST_SHARE_OF_STEP, Job
+from profiler_wrapper.ranks.model import BETWEEN, COMPUTE, Cause
+from profiler_wrapper.ranks.question import Answer
+from profiler_wrapper.trace.spans import ranges
+
+FEWEST_STEPS = 3  # fewer tell nothing
+SOME_STEPS, MANY_STEPS = 5, 10  # for medium and high confidence
+_CAUSES: dict[str, Cause] = {
+    "data": "data loading",
+    "gc": "garbage collection",
+    "forward": "forward",
+    "recompute": "backward",
+    "backward": "backward",
+    "optimizer": "optimizer",
+    "checkpoint": "checkpoint",
+}
+OUTSIDE = "what it does outside its phases"
+MOST_ERROR = 0.05  # of a step, by which the graph may miss when communications begin
+_DOES = {"other": OUTSIDE, BETWEEN: "what it does between steps", "checkpoint": "its saving"}
+
+
+def ms(ns: float) -> str:
+    """`12.3 ms`."""
+    return f"{ns / 1e6:,.1f} ms"
+
+
+def unknown(name: str, taken_ns: float, step_ns: float, steps: int) -> model.Verdict:
+    """The verdict where most of a step is one call that waits for the device: phases are launches."""
+    sentence = (
+        f"Cannot tell: {ms(taken_ns)} of a step's {ms(step_ns)} are in {name}, which waits for the device, and the "
+        "other phases are launches; let the timers use device events."
+    )
+    return model.Verdict(verdict="unknown", sentence=sentence, wall_ns=step_ns, steps=steps)
+
+
+def verdict_of(job: Job, answer: Answer, *, notes: Sequence[str] = ()) -> model.Verdict:
+    """The verdict, its evidence, and all suspects."""
+    account = job.account
+    steps = int(job.judged.sum())
+    ranks = len(account.ranks)
+    if steps < FEWEST_STEPS or not ranks:
+        sentence = (
+            f"No verdict: {steps} steps of {ranks} ranks are too few to tell a straggler from chance; "
+            f"record {MANY_STEPS} steps or more."
+        )
+        return model.Verdict(verdict="none", sentence=sentence, steps=steps)
+    certain = answer.error <= MOST_ERROR and job.measured
+    if answer.error > MOST_ERROR and job.ordered:
+        notes = (
+            *notes,
+            f"when communications begin is predicted to {100 * answer.error:.0f} % of a step only: "
+            "what the job would gain is at most this",
+        )
+    if not job.measured and ranks > 1:
+        notes = (*notes, "no communication was recorded: waiting is estimated, and what is slow on all may be one rank")
+    found = _each_once(_suspect(job, answer, one) for one in answer.suspects if one.gain_ns > 0)
+    causes = tuple(_suspect(job, answer, one) for one in answer.causes)
+    verdict = model.Verdict(
+        verdict="none",
+        sentence=_nobody(ranks, answer),
+        step_ns=answer.step_ns,
+        wall_ns=answer.step_ns,
+        ideal_ns=answer.step_ns - answer.lost_ns,
+        confidence=_confidence(steps, certain=certain),
+        steps=steps,
+        evidence=tuple(notes),
+        suspects=found,
+        causes=causes,
+    )
+    if not causes:
+        if job.absent:
+            why = " Whether a rank that was not recorded is one cannot be told."
+            return replace(verdict, sentence=verdict.sentence + why, confidence="low")
+        return verdict
+    first, *others = causes
+    likely = "Most likely: " if answer.error > MOST_ERROR else ""
+    sentence = (
+        f"{likely}{_what(job, answer.causes[0], first)}; without it a step of {ms(answer.step_ns)} would be "
+        f"{ms(first.lost_ns)} shorter, {100 * first.share:.0f} % of the lost time."
+    )
+    evidence = list(first.evidence)
+    for x, one in zip(answer.causes[1:], others, strict=True):
+        evidence.append(f"then: {_what(job, x, one)}; {ms(one.lost_ns)} a step more")
+    fields = ("verdict", "cause", "rank", "stage", "layer", "share", "lost_ns", "named_ranks", "host", "group", "phase")
+    if answer.causes[0].what == "unrecorded" or job.absent:
+        verdict = replace(verdict, confidence="low")
+    return replace(
+        verdict,
+        sentence=sentence,
+        evidence=(*evidence, *notes),
+        first_step=first.first_step,
+        last_step=first.last_step,
+        **{name: getattr(first, name) for name in fields},
+    )
+
+
+def _each_once(suspects: Iterable[model.Suspect]) -> tuple[model.Suspect, ...]:
+    """The greatest gain first. Of those that read alike, as all of a rank and what it computes, the first counts."""
+    found: dict[tuple[object, ...], model.Suspect] = {}
+    for one in suspects:
+        said = one.verdict, one.cause, one.named_ranks, one.stage, one.layer, one.host, one.group, one.phase
+        found.setdefault(said, one)
+    return tuple(found.values())
+
+
+def _confidence(steps: int, *, certain: bool) -> model.Confidence:
+    if not certain:
+        return "medium" if steps >= MANY_STEPS else "low"
+    return "high" if steps >= MANY_STEPS else "medium" if steps >= SOME_STEPS else "low"
+
+
+def _nobody(ranks: int, answer: Answer) -> str:
+    if ranks == 1:
+        return f"No straggler: there is one rank, of {ms(answer.step_ns)} a step."
+    share = answer.lost_ns / answer.step_ns if answer.step_ns else 0.0
+    little = share < LEAST_SHARE_OF_STEP
+    return (
+        f"No straggler: ranks differ by {ms(answer.lost_ns)} of a step's {ms(answer.step_ns)} ({100 * share:.0f} %), "
+        + ("which is little." if little else "spread over all of them.")
+    )
+
+
+def _suspect(job: Job, answer: Answer, one: suspects.Suspect) -> model.Suspect:
+    account = job.account
+    named = tuple(int(account.ranks[at]) for at in one.ranks)
+    numbers = account.steps[one.steps].tolist()
+    group = job.label_groups[one.label] if one.label >= 0 else None
+    kinds = set(one.kinds)
+    verdict: model.VerdictName = "rank"
+    cause: Cause = "other"
+    if len(one.kinds) == 1:
+        cause = _CAUSES.get(one.kinds[0], "other")
+    elif kinds <= {"recompute", "backward"}:
+        cause = "backward"
+    elif kinds & set(COMPUTE):
+        cause = "compute"
+    if one.what in ("link", "group", "unrecorded"):
+        verdict, cause = one.what, "late collective"  # type: ignore[assignment]
+    elif one.what == "background":
+        verdict, cause = "save", "checkpoint"
+    elif one.what == "host":
+        verdict = "host"
+    elif one.what == "stage":
+        verdict, cause = "stage", "slow stage"
+    elif kinds == {"data"}:
+        verdict = "data"
+    elif kinds == {"gc"}:
+        verdict = "gc"
+    elif kinds == {"checkpoint"}:
+        verdict = "save"
+    elif one.what == "uneven":
+        verdict, cause = "imbalance", "data imbalance"
+    elif one.what == "all":
+        verdict = "steps"
+    if one.layer is not None:
+        cause = "slow layer"
+        verdict = "stage" if one.what == "all" else verdict
+    phase = (
+        None
+        if one.layer or one.what == "background"
+        else one.kinds[0]
+        if len(one.kinds) == 1 and one.label < 0
+        else "backward"
+        if cause == "backward"
+        else None
+    )
+    lost = answer.lost_ns
+    return model.Suspect(
+        verdict=verdict,
+        cause=cause,
+        rank=named[0] if named and one.what in ("rank", "ranks") else None,
+        stage=one.stage if one.what in ("rank", "ranks", "stage", "host") else None,
+        layer=one.layer,
+        share=min(1.0, one.gain_ns / lost) if lost > 0 else 0.0,
+        lost_ns=one.gain_ns,
+        steps=len(numbers),
+        evidence=_evidence(job, answer, one),
+        named_ranks=named if one.what != "all" else (),
+        host=one.host,
+        group=group,
+        phase=phase,
+        first_step=numbers[0] if numbers else None,
+        last_step=numbers[-1] if numbers else None,
+    )
+
+
+def _evidence(job: Job, answer: Answer, one: suspects.Suspect) -> tuple[str, ...]:
+    account, excess = job.account, answer.excess
+    found = []
+    if one.label >= 0:
+        found.append(f"its transfer takes {ms(one.typical_ns + one.excess_ns)} a step, {ms(one.typical_ns)} is typical")
+    if one.what == "stage":
+        found.append(f"what its ranks compute takes {ms(one.excess_ns)} a step more than that of other stages")
+    for rank in one.ranks[:2] if one.label < 0 and one.what != "stage" else ():
+        for kind in one.kinds:
+            place = KINDS.index(kind)
+            hit = excess.hit[:, rank, place]
+            if hit.any() and excess.mean_ns[rank, place] > 0:
+                taken = float(account.own_ns[hit, rank, place].mean())
+                found.append(
+                    f"{kind} of rank {account.ranks[rank]}: {ms(taken)} a step, {ms(excess.mean_ns[rank, place])} more "
+                    "than typical"
+                )
+    judged = int(job.judged.sum())
+    if 0 < one.steps.sum() < judged:
+        found.append(f"in {int(one.steps.sum())} of {judged} steps: {ranges(account.steps[one.steps].tolist())}")
+    return tuple(found)
+
+
+def _what(job: Job, one: suspects.Suspect, said: model.Suspect) -> str:
+    ranks = [str(rank) for rank in said.named_ranks]
+    since = _since(job, one)
+    if one.what == "unrecorded":
+        name = job.label_names[one.label]
+        return f"Most likely a rank that was not recorded is the straggler: all others wait in {name}{since}"
+    if one.what == "background":
+        whose = f"rank {ranks[0]} is" if len(ranks) == 1 else "ranks are"
+        return f"Slower while something runs beside it, as a save in the background: {whose}{since} (coincides)"
+    if one.label >= 0:
+        name = job.label_names[one.label]
+        return f"The {name} of ranks {first_few(ranks, 8)} ({said.group}) is slow{since}"
+    does = _of_kinds(one)
+    if said.layer is not None:
+        does = f"its {said.layer} takes longer"
+    if one.what == "uneven":
+        return f"The load is uneven: another rank gets more work in each step{since}"
+    if one.what == "all" and said.layer is not None:
+        return f"{said.layer} takes longer on all ranks{since}"
+    if one.what == "all":
+        return f"All ranks take longer for {' and '.join(one.kinds)}{since}"
+    if one.what == "host":
+        return f"Host {one.host} is slow (ranks {first_few(ranks, 8)}): {does}{since}"
+    if one.what == "stage":
+        return f"Stage {one.stage} is slower than the others{since}"
+    if len(ranks) > 1:
+        return f"Ranks {first_few(ranks, 8)} are the stragglers, equally slow: {does.replace('its', 'their')}{since}"
+    if said.verdict in ("data", "gc"):
+        return f"{said.cause.capitalize()} of rank {ranks[0]} holds the others up{since}"
+    return f"Rank {ranks[0]} is the straggler: {does}{since}"
+
+
+def _of_kinds(one: suspects.Suspect) -> str:
+    if len(one.kinds) == 1:
+        return _DOES.get(one.kinds[0], f"its {one.kinds[0]}") + " takes longer"
+    if set(one.kinds) <= {"recompute", "backward"}:
+        return "its backward takes longer"
+    if set(one.kinds) & set(COMPUTE):
+        return "its forward and backward take longer"
+    return "it takes longer outside its phases"
+
+
+def _since(job: Job, one: suspects.Suspect) -> str:
+    places = np.flatnonzero(one.steps)
+    judged = np.flatnonzero(job.judged)
+    if not len(places) or len(places) == len(judged):
+        return ""
+    if np.array_equal(places, judged[-len(places) :]):
+        return f", since step {job.account.steps[places[0]]}, still so at the end"
+    return f", in {len(places)} of {len(judged)} steps"

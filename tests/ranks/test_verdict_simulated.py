@@ -1,0 +1,72 @@
+"""Verdicts on simulated jobs whose truth is the same job without the cause: files in, a name and milliseconds out."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("duckdb")
+pytest.importorskip("pyarrow")
+
+from rank_causes import KINDS
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+from rank_verdicts import LARGE, Judged, in_words, judge
+
+# A job of each kind, of 4 to 16 ranks and 24 to 40 steps, with clocks, cut and missing files as its seed has them.
+JOBS = {
+    "phase": 8018,
+    "rank": 8018,
+    "host": 8004,
+    "tied": 8032,
+    "half": 8011,
+    "layer of a rank": 8004,
+    "layer": 8004,
+    "stage": 8017,
+    "data of a rank": 8018,
+    "data": 8018,
+    "gc": 8027,
+    "save": 8004,
+    "background save": 8004,
+    "link": 8034,
+    "group": 8012,
+    "uneven work": 8018,
+}
+WITHOUT_A_CAUSE = (8003, 8004, 8012, 8013, 8014, 8017, 8018)
+
+
+def told(job: Judged) -> str:
+    causes = " + ".join(in_words(each, job.truth.step_ms) for each in job.truth.causes)
+    return f"{job.what}: {causes or 'no cause'}; said: {job.said.sentence}"
+
+
+@pytest.mark.parametrize(("kind", "seed"), JOBS.items(), ids=list(JOBS))
+def test_the_cause_is_named_with_what_it_costs(kind: str, seed: int) -> None:
+    job = judge(seed, {"kind": kind, "causes": 1, "ranks": 16 if kind == "tied" else 8}, "csv")
+    assert job.outcome == "right" and job.gain_is_right, told(job)
+    assert job.share > LARGE
+
+
+def test_each_kind_of_cause_has_a_job() -> None:
+    """But for a rank that was not recorded: what it costs is not to be had."""
+    assert {*JOBS, "unrecorded rank"} == set(KINDS)
+
+
+@pytest.mark.parametrize("seed", WITHOUT_A_CAUSE)
+def test_without_a_cause_nobody_is_named(seed: int) -> None:
+    job = judge(seed, {"causes": 0, "ranks": 8}, "csv")
+    assert job.outcome == "nothing", told(job)
+
+
+@pytest.mark.full
+def test_of_a_hundred_jobs_nearly_all_are_right() -> None:
+    """Up to three causes of any kind, recorded in any way."""
+    jobs = [judge(seed, {"ranks": 8}, None) for seed in range(9000, 9100)]
+    large = [job for job in jobs if job.share >= LARGE and job.outcome != "cannot tell"]
+    wrong = [job for job in large if job.outcome != "right"]
+    assert len(large) > 40
+    assert len(wrong) <= 0.05 * len(large), "\n".join(map(told, wrong))
+    assert [told(job) for job in jobs if not job.truth.causes and job.outcome == "wrong"] == []
