@@ -170,7 +170,8 @@ def losses(job: Job, excess: Excess) -> Float:
     """
     work, rank = job.account.work, job.rank_of_work
     hit = excess.hit[work.step, rank, work.kind]
-    less = np.where(hit, work.ns * (1 - excess.factor[rank, work.kind]), 0.0)
+    whole = job.account.own_ns[work.step, rank, work.kind]
+    less = np.where(hit, work.ns * np.minimum(1.0, excess.mean_ns[rank, work.kind] / np.maximum(whole, 1.0)), 0.0)
     ranks, kinds = excess.mean_ns.shape
     number = work.number
     count = int(number.max(initial=0)) + 1

