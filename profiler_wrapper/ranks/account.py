@@ -191,9 +191,7 @@ def _split_unmatched(rows: dict[str, Int], rank: Int, step: Int) -> tuple[Int, I
 
     What one takes beyond the quickest of its rank and name, or the typical transfer of its name; spans are cut to that.
     """
-    chosen = np.flatnonzero(
-        ~(rows["matched"] > 0) & (rows["label"] >= 0) & (rows["sequence"] >= 0) & (rows["kind"] >= 0)
-    )
+    chosen = np.flatnonzero(~(rows["matched"] > 0) & (rows["label"] >= 0) & (rows["kind"] >= 0))
     of = np.unique(np.stack([rank[chosen], rows["label"][chosen]]), axis=1, return_inverse=True)[1].reshape(-1)
     length = rows["end_ns"][chosen] - rows["start_ns"][chosen]
     least = np.full(int(of.max(initial=-1)) + 1, np.iinfo(np.int64).max)
@@ -246,6 +244,8 @@ def _meetings(
     met = np.bincount(labels, weights=left >= last) >= _NEARLY * np.bincount(labels)
     together |= met[labels[of]]
     waits = np.asarray(together | (role == _RECEIVE))
+    if not waits.any():  # what is recorded is when ranks waited, not when they came: as if they came then
+        waits = np.ones_like(waits)
     transfer = rows["shortest_ns"][chosen].astype(np.float64)
     # Where some do not wait, the shortest span is no transfer: that begins with the last arrival.
     free = np.zeros(distinct.shape[1], dtype=bool)
@@ -563,7 +563,7 @@ def _work(meetings: Meetings, points: Points, moments: _Moments, shape: tuple[in
     moved, moved_beside = np.zeros((2, steps, ranks))
     np.add.at(moved, (step[on_main], meetings.rank[on_main]), meetings.transfer_ns[on_main])
     np.add.at(moved_beside, (step[~on_main], meetings.rank[~on_main]), meetings.transfer_ns[~on_main])
-    transfer = np.minimum(met, moved) + np.minimum(exposed, moved_beside)
+    transfer = np.rint(np.minimum(met, moved) + np.minimum(exposed, moved_beside))  # so that kinds add up to the step
     own[:, :, _PLACE["communication"]] += transfer
     waiting = met + exposed - transfer
     # Points and moments are both by rank and time, so a moment's next point is found by merging them.
@@ -598,7 +598,13 @@ def _numbers(key: Int, span: Int, met: Int) -> Int:
 
 
 def meeting_each_step(account: Account, own_ns: Float) -> Account:
-    """An account in which nobody is seen to meet: all ranks do at the end of each step, after what each did itself."""
+    """An account in which nobody is seen to meet: all ranks do at the end of each step, after what each did itself.
+
+    What one communicates for longer than the quickest is waiting then.
+    """
+    own_ns, call = own_ns.copy(), _PLACE["communication"]
+    least = np.nan_to_num(np.where(np.isnan(own_ns[:, :, call]), np.inf, own_ns[:, :, call]).min(axis=1, initial=np.inf))
+    own_ns[:, :, call] = np.minimum(own_ns[:, :, call], least[:, None])
     taken = own_ns.sum(axis=2)
     known = np.isfinite(taken).T  # (R, S)
     ends = np.cumsum(np.nan_to_num(taken).max(axis=1, initial=0.0)).astype(np.int64)

@@ -49,6 +49,7 @@ Cause = Literal[
     "data imbalance",
     "garbage collection",
     "late collective",
+    "communication",
     "slow stage",
     "slow layer",
     "none",

@@ -76,7 +76,9 @@ def ask(job: Job) -> Answer:
         if most.gain_ns >= least_ns:
             fixed = sorted([*fixed, most], key=lambda one: -one.gain_ns)
     causes = [with_layer(job, one) for one in fixed]
-    order = sorted(_each_once(first), key=lambda one: -one.gain_ns)
+    layers = {(one.ranks, one.kinds): one.layer for one in causes}
+    each = (replace(one, layer=layers.get((one.ranks, one.kinds), one.layer)) for one in _each_once(first))
+    order = sorted(each, key=lambda one: -one.gain_ns)
     lost = max([lost, *(one.gain_ns for one in causes[:1])])
     return Answer(tuple(causes), tuple(order), step_ns, lost, excess, _error(job, recorded, step_ns))
 

@@ -65,7 +65,7 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
         waiting_ns=account.waiting_ns,
         wall_ns=account.wall_ns,
         basis=basis,
-        waiting_known=bool(len(account.meetings.label)) or len(account.ranks) < 2,
+        waiting_known=bool(len(account.meetings.label) or np.nansum(account.waiting_ns)) or len(account.ranks) < 2,
     )
     own = times.with_waiting_of_one(own)
     steady, left_out = times.steady_times(own), times.steady_steps(own)[1]

@@ -156,6 +156,17 @@ def _of_ranks(job: Job, excess: Excess, less: Float, path: Int) -> Iterator[Susp
                     part = np.nan_to_num(np.minimum(1.0, common[None, :] / per_step))
                 if found := suspect("host", kinds, members, part[rank, work.kind]):
                     yield found
+        turns = excess.hit[job.judged][:, :, places].any(axis=2)
+        by_turns = turns.any(axis=0) & ~turns.all(axis=0)
+        if len(kinds) == 1 and kinds[0] in COMPUTES and by_turns.sum() > 2:
+            yield Suspect(
+                what="uneven",
+                kinds=kinds,
+                ranks=(),
+                change=change_of(less, by_turns[rank] & (work.kind == places[0])),
+                steps=np.asarray(excess.hit[:, by_turns][:, :, places].any(axis=(1, 2))),
+                known_steps=int(job.judged.sum()),
+            )
 
 
 def _host_numbers(job: Job) -> Int:

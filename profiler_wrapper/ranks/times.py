@@ -45,7 +45,7 @@ def prepare(database: Database) -> None:
     )
     names = database.execute(
         f"""SELECT {label_key("spans")} AS key, any_value(name), any_value("group") FROM spans
-        WHERE kind = 'communication' AND step IS NOT NULL GROUP BY key"""
+        WHERE kind = 'communication' AND step IS NOT NULL GROUP BY key ORDER BY 2, 3"""
     ).fetchall()
     labels: dict[tuple[str, str], int] = {}
     commons: dict[str, int] = {}  # a number for each name, whatever the group

@@ -146,8 +146,10 @@ def _suspect(job: Job, answer: Answer, one: suspects.Suspect) -> model.Suspect:
         cause = "backward"
     elif kinds & set(COMPUTE):
         cause = "compute"
-    if one.what in ("link", "group", "unrecorded"):
-        verdict, cause = one.what, "late collective"  # type: ignore[assignment]
+    if one.what == "unrecorded":
+        verdict, cause = "unrecorded", "late collective"
+    elif one.what in ("link", "group"):
+        verdict, cause = one.what, "communication"  # type: ignore[assignment]
     elif one.what == "background":
         verdict, cause = "save", "checkpoint"
     elif one.what == "host":
@@ -161,7 +163,7 @@ def _suspect(job: Job, answer: Answer, one: suspects.Suspect) -> model.Suspect:
     elif kinds == {"checkpoint"}:
         verdict = "save"
     elif one.what == "uneven":
-        verdict, cause = "imbalance", "data imbalance"
+        verdict, cause = "imbalance", cause if len(kinds) == 1 else "data imbalance"
     elif one.what == "all":
         verdict = "steps"
     if one.layer is not None:
@@ -180,7 +182,7 @@ def _suspect(job: Job, answer: Answer, one: suspects.Suspect) -> model.Suspect:
     return model.Suspect(
         verdict=verdict,
         cause=cause,
-        rank=named[0] if named and one.what in ("rank", "ranks") else None,
+        rank=named[0] if named and (one.what in ("rank", "ranks") or len(named) == 1) else None,
         stage=one.stage if one.what in ("rank", "ranks", "stage", "host") else None,
         layer=one.layer,
         share=min(1.0, one.gain_ns / lost) if lost > 0 else 0.0,
@@ -234,6 +236,8 @@ def _what(job: Job, one: suspects.Suspect, said: model.Suspect) -> str:
     does = _of_kinds(one)
     if said.layer is not None:
         does = f"its {said.layer} takes longer"
+    if one.what == "uneven" and len(one.kinds) == 1:
+        return f"The load is uneven: another rank takes longer for {one.kinds[0]} in each step{since}"
     if one.what == "uneven":
         return f"The load is uneven: another rank gets more work in each step{since}"
     if one.what == "all" and said.layer is not None:

@@ -13,7 +13,7 @@ from once import Once
 from processes import run_in_processes
 from profiler_wrapper.ranks.account import KINDS, read_account
 from profiler_wrapper.ranks.load import load_ranks
-from profiler_wrapper.ranks.model import RanksReport
+from profiler_wrapper.ranks.model import Arrivals, RanksReport
 from profiler_wrapper.ranks.times import account, layer_times, match_collectives, prepare
 from rank_traces import reduced_here
 from straggler_jobs import (
@@ -107,10 +107,14 @@ def test_the_engine_adds_up_as_plain_python_does() -> None:
         assert np.allclose(own.waiting_ns, by_hand.waiting_ns, atol=1)
         last, also = arrived, span_sums.arrivals(rows)
         assert last is not None and also is not None
-        assert last.shortest_rank.tolist() == also.shortest_rank.tolist()
+        assert _last(last) == _last(also)
         assert np.allclose(last.late_ns, also.late_ns, atol=1)
         by_layer = span_sums.layer_times(rows, stages=plan.stages)
         assert layers is not None and by_layer is not None and set(layers.layers) == set(by_layer.layers)
+
+
+def _last(arrived: Arrivals) -> list[tuple[int, int]]:
+    return sorted(zip(arrived.step.tolist(), arrived.shortest_rank.tolist(), strict=True))
 
 
 # By `ProfilerWrapper` alone, which tells a collection of garbage and finds the others in what torch records. How often

@@ -203,7 +203,7 @@ def test_one_slow_link_of_four(tmp_path: Path) -> None:
     rows = rows_of(groups=NODES | PAIRS, transfer_ms=lambda group: transfers.get(group, 8.0))
     found = report_of(rows, tmp_path)
     assert found["sentence"].startswith("The all_reduce of ranks 1, 5 (pair1) is slow; without it")
-    assert (found["verdict"], found["cause"], found["group"]) == ("link", "late collective", "pair1")
+    assert (found["verdict"], found["cause"], found["group"]) == ("link", "communication", "pair1")
     assert found["named_ranks"] == [1, 5] and found["rank"] is None
     assert "its transfer takes 48.0 ms a step, 8.0 ms is typical" in found["evidence"]
     gains(found, 40)
