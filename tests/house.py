@@ -47,7 +47,7 @@ KNOWN_CIRCLES = {
     for room, names in {
         "analysis": "attributed attribution calls charges compiled memory.events steps",
         "comparison": "match model text times",
-        "ranks": "clocks database lost_time model operations replay report stragglers times",
+        "ranks": "account clocks database excess graph model operations question replay report suspects times verdict",
     }.items()
 }
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from profiler_wrapper.ranks.account import KINDS, Account, Meetings, Points, Work, meeting_each_step
+from profiler_wrapper.ranks.account import KINDS, Account, Points, Syncs, Work, sync_each_step
 from profiler_wrapper.ranks.excess import Job
 from profiler_wrapper.ranks.graph import build
 from profiler_wrapper.ranks.model import SELF_KINDS, LayerTimes, RanksReport, SelfTimes, Verdict
@@ -153,7 +153,7 @@ def layer_times(
 def diagnose(own: SelfTimes, layers: LayerTimes | None = None) -> Verdict:
     """The verdict on a job whose ranks meet at the end of each step."""
     nothing = np.empty(0, dtype=np.int64)
-    meetings = Meetings(*[nothing] * 7, nothing > 0, nothing, nothing > 0, nothing.astype(np.float64))
+    syncs = Syncs(*[nothing] * 7, nothing > 0, nothing, nothing > 0, nothing.astype(np.float64))
     own_ns = np.concatenate([own.self_ns, np.zeros((*own.self_ns.shape[:2], len(KINDS) - len(SELF_KINDS)))], axis=2)
     empty = Account(
         ranks=own.ranks,
@@ -161,14 +161,14 @@ def diagnose(own: SelfTimes, layers: LayerTimes | None = None) -> Verdict:
         own_ns=own_ns,
         waiting_ns=own.waiting_ns,
         wall_ns=own.wall_ns,
-        meetings=meetings,
+        syncs=syncs,
         points=Points(nothing, nothing, nothing, nothing),
         work=Work(nothing, nothing, nothing, nothing.astype(np.float64), nothing),
         begins_ns=np.zeros(len(own.ranks), dtype=np.int64),
         jumped=nothing,
         beside=np.zeros(own.wall_ns.shape, dtype=bool),
     )
-    meets = meeting_each_step(empty, own_ns)
+    meets = sync_each_step(empty, own_ns)
     judged = np.isin(own.steps, steady_steps(own)[0].steps)
     hosts = ("",) * len(own.ranks)
     job = Job(meets, build(meets), judged, own.stages, hosts, ("",), ("",), layers=layers)

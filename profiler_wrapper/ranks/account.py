@@ -1,7 +1,7 @@
 """One account of a job: what each rank did itself, by kind, between the points where it depends on others.
 
 Each moment of a rank's main thread is one kind's: that of the spans that run, by priority, or "other" where none does.
-A communication that several ranks have is a meeting: a rank waits in it from its own arrival to the last arrival, and
+A communication that several ranks have is a sync: a rank waits in it from its own arrival to the last arrival, and
 the rest is the transfer, as long as its shortest span. So waiting is measured, and by each rank's own clock.
 """
 
@@ -22,9 +22,9 @@ KINDS: Final = (*SELF_KINDS, BETWEEN)
 _PLACE: Final = {kind: place for place, kind in enumerate(KINDS)}
 _EXCLUSIVE: Final = tuple(kind.name for kind in SPAN_KINDS if kind.within)
 _BY_PRIORITY: Final = tuple(k for k in sorted(SPAN_KINDS, key=lambda k: k.priority) if k.name != "step")
-# What runs at a moment: kinds on the main thread, a meeting there, then kinds beside it.
-_MEETING: Final = len(KINDS)
-_BESIDE: Final = _MEETING + 1
+# What runs at a moment: kinds on the main thread, a sync there, then kinds beside it.
+_SYNC: Final = len(KINDS)
+_BESIDE: Final = _SYNC + 1
 _WITHIN: Final = _BESIDE + len(KINDS)  # a layer within a phase: where none runs, the phase may wait
 _NEARLY: Final = 0.9  # of the instances of a communication, or of a wait for it
 _RECEIVE: Final = 2  # a role of names
@@ -36,12 +36,12 @@ LAUNCHES, MEETS, WAITS, ENDS = range(4)  # kinds of points
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Meetings:
+class Syncs:
     """Communications that several ranks have: M, and I instances, one for each member."""
 
     label: Int  # (M,) in the table `labels`
     step: Int  # (M,) index
-    of: Int  # (I,) its meeting
+    of: Int  # (I,) its sync
     rank: Int  # (I,) index
     start_ns: Int  # (I,) by the rank's own clock
     end_ns: Int  # (I,)
@@ -67,7 +67,7 @@ class Points:
     rank: Int  # (P,) index
     at_ns: Int  # (P,) by the rank's own clock
     kind: Int  # (P,) LAUNCHES, MEETS, WAITS; the last one of each rank ENDS
-    instance: Int  # (P,) of `Meetings`; -1 at the end
+    instance: Int  # (P,) of `Syncs`; -1 at the end
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,7 +90,7 @@ class Account:
     own_ns: Float  # (S, R, K) nan where a rank has no such step. A transfer is "communication"
     waiting_ns: Float  # (S, R)
     wall_ns: Float  # (S, R)
-    meetings: Meetings
+    syncs: Syncs
     points: Points
     work: Work
     begins_ns: Int  # (R,) of its first step, by the common clock
@@ -123,10 +123,10 @@ def read_account(database: Database, clocks: Clocks | None, *, on_device: bool =
             rows["end_ns"][mine] -= ahead_ns
         jumped = np.unique([ranks[of] for of, *_ in jumps])
         begin, end = _windows(rows, rank, step, shape)
-    meetings, instance = _meetings(rows, rank, step, ranks, clocks, one_clock=not on_device)
+    syncs, instance = _syncs(rows, rank, step, ranks, clocks, one_clock=not on_device)
     rows["start_ns"] = np.maximum(rows["start_ns"], begin[rank, step])
     rows["end_ns"] = np.minimum(rows["end_ns"], end[rank, step])
-    code = _codes(rows, instance, meetings)
+    code = _codes(rows, instance, syncs)
     spans = [code, rank, step, rows["start_ns"], rows["end_ns"]]
     if len(ranks) > 1:
         estimated = _split_unmatched(rows, rank, step)
@@ -134,14 +134,14 @@ def read_account(database: Database, clocks: Clocks | None, *, on_device: bool =
     has_layers = np.zeros(shape, dtype=bool)
     has_layers[rank[code == _WITHIN], step[code == _WITHIN]] = True
     moments = _sweep(spans[0], spans[1], spans[3], spans[4], begin, end, has_layers, steps)
-    seen = _waits(meetings, moments)
-    hidden = _hidden_waits(rows, rank, step, shape, instance, meetings, seen)
-    points = _points(meetings, moments, seen, hidden, len(ranks))
-    work, own, waiting = _work(meetings, points, moments, shape)
+    seen = _waits(syncs, moments)
+    hidden = _hidden_waits(rows, rank, step, shape, instance, syncs, seen)
+    points = _points(syncs, moments, seen, hidden, len(ranks))
+    work, own, waiting = _work(syncs, points, moments, shape)
     own[begin.T < 0] = waiting[begin.T < 0] = np.nan
     first = np.where(begin < 0, np.iinfo(np.int64).max, begin).min(axis=1, initial=np.iinfo(np.int64).max)
     first = np.zeros_like(first) if on_device else first if clocks is None else align(clocks, ranks, first)
-    return Account(ranks, steps, own, waiting, wall, meetings, points, work, first, jumped, beside)
+    return Account(ranks, steps, own, waiting, wall, syncs, points, work, first, jumped, beside)
 
 
 def _read(database: Database) -> dict[str, Int]:
@@ -197,13 +197,13 @@ def _split_unmatched(rows: dict[str, Int], rank: Int, step: Int) -> tuple[Int, I
     least = np.full(int(of.max(initial=-1)) + 1, np.iinfo(np.int64).max)
     np.minimum.at(least, of, length)
     for common in np.unique(rows["common"][chosen]).tolist():  # the same, of a group that is recorded
-        alike = (rows["matched"] > 0) & (rows["common"] == common)
-        if alike.any():
+        same_name = (rows["matched"] > 0) & (rows["common"] == common)
+        if same_name.any():
             of_name = of[rows["common"][chosen] == common]
-            least[of_name] = np.minimum(least[of_name], int(np.median(rows["shortest_ns"][alike])))
+            least[of_name] = np.minimum(least[of_name], int(np.median(rows["shortest_ns"][same_name])))
     start = rows["start_ns"][chosen].copy()
     rows["start_ns"][chosen] = rows["end_ns"][chosen] - least[of]
-    code = np.where(rows["on_main"][chosen] > 0, _MEETING, -1)
+    code = np.where(rows["on_main"][chosen] > 0, _SYNC, -1)
     return code, rank[chosen], step[chosen], start, rows["start_ns"][chosen]
 
 
@@ -222,10 +222,10 @@ def _windows(rows: dict[str, Int], rank: Int, step: Int, shape: tuple[int, int])
     return np.where(begin == most, -1, begin), end
 
 
-def _meetings(
+def _syncs(
     rows: dict[str, Int], rank: Int, step: Int, ranks: Int, clocks: Clocks | None, *, one_clock: bool
-) -> tuple[Meetings, Int]:
-    """The meetings, and which instance each row is (-1: none)."""
+) -> tuple[Syncs, Int]:
+    """The syncs, and which instance each row is (-1: none)."""
     chosen = np.flatnonzero(rows["matched"] & (rows["kind"] >= 0))
     instance = np.full(len(rank), -1)
     instance[chosen] = np.arange(len(chosen))
@@ -252,7 +252,7 @@ def _meetings(
     np.logical_or.at(free, of, ~waits)
     from_last = common + (end - start) - last[of]
     transfer = np.where(free[of], np.where(waits, np.maximum(from_last, 0), end - start), transfer)
-    meetings = Meetings(
+    syncs = Syncs(
         label=distinct[1],
         step=distinct[0],
         of=of,
@@ -265,7 +265,7 @@ def _meetings(
         waits=waits,
         transfer_ns=transfer,
     )
-    return meetings, instance
+    return syncs, instance
 
 
 def _beside(rows: dict[str, Int], rank: Int, begin: Int, end: Int) -> Bool:
@@ -339,7 +339,7 @@ def _end_together(label: Int, rank: Int, of: Int, start: Int, end: Int) -> Bool:
     return np.asarray(((ends < ENDS_TO_STARTS * starts) | (ends < CLOSE_ENDS_NS))[label])
 
 
-def _codes(rows: dict[str, Int], instance: Int, meetings: Meetings) -> Int:
+def _codes(rows: dict[str, Int], instance: Int, syncs: Syncs) -> Int:
     """What each span is of, for `_sweep`; -1: it does not count."""
     on_main, kind = rows["on_main"] > 0, rows["kind"]
     beside = np.full(len(KINDS) + 1, -1)
@@ -348,7 +348,7 @@ def _codes(rows: dict[str, Int], instance: Int, meetings: Meetings) -> Int:
     ]
     code = np.where(on_main, kind, beside[kind])
     meets = on_main & (instance >= 0)
-    code[meets] = _MEETING
+    code[meets] = _SYNC
     code[rows["within"] > 0] = np.where(on_main, _WITHIN, -1)[rows["within"] > 0]
     return code
 
@@ -360,7 +360,7 @@ class _Moments:
     rank: Int
     start_ns: Int
     end_ns: Int
-    kind: Int  # of KINDS, or _MEETING, or _BESIDE + a kind
+    kind: Int  # of KINDS, or _SYNC, or _BESIDE + a kind
     step: Int  # that in which, or after which, it is
     number: Int  # of the span, among those of its kind
     exposed: Bool  # a communication runs beside the main thread, on which nothing does, or a phase outside its layers
@@ -424,26 +424,24 @@ def _priority() -> list[int]:
     found = []
     for one in _BY_PRIORITY:
         if one.name == "communication":
-            found.append(_MEETING)
+            found.append(_SYNC)
         if one.name != "other":
             found.append(_PLACE[one.name])
     found += [_BESIDE + _PLACE[one.name] for one in _BY_PRIORITY if one.beside]
     return [*found, _PLACE["other"]]
 
 
-def _points(
-    meetings: Meetings, moments: _Moments, seen: tuple[Int, Int], hidden: tuple[Int, Int], ranks: int
-) -> Points:
-    """Meetings on the main thread, launches of those beside it, waits for these, and the end of each rank."""
-    count = len(meetings.rank)
-    kind = np.where(meetings.on_main & meetings.waits, MEETS, LAUNCHES)
+def _points(syncs: Syncs, moments: _Moments, seen: tuple[Int, Int], hidden: tuple[Int, Int], ranks: int) -> Points:
+    """Syncs on the main thread, launches of those beside it, waits for these, and the end of each rank."""
+    count = len(syncs.rank)
+    kind = np.where(syncs.on_main & syncs.waits, MEETS, LAUNCHES)
     ends = np.full(ranks, -1)
     np.maximum.at(ends, moments.rank, moments.end_ns)
-    parts = [(meetings.rank, meetings.start_ns, kind, np.arange(count), kind)]
+    parts = [(syncs.rank, syncs.start_ns, kind, np.arange(count), kind)]
     # At one moment a thread has waited, launches, then waits for what has ended before.
     for (instance, at), place in ((seen, -1), (hidden, LAUNCHES)):
         of_kind = np.full(len(instance), WAITS)
-        parts.append((meetings.rank[instance], at, of_kind, instance, np.full(len(instance), place)))
+        parts.append((syncs.rank[instance], at, of_kind, instance, np.full(len(instance), place)))
     at_end = np.full(ranks, ENDS)
     parts.append((np.arange(ranks), ends, at_end, np.full(ranks, -1), at_end))
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
@@ -452,7 +450,7 @@ def _points(
     return Points(rank[order], at[order], kind[order], instance[order])
 
 
-def _waits(meetings: Meetings, moments: _Moments) -> tuple[Int, Int]:
+def _waits(syncs: Syncs, moments: _Moments) -> tuple[Int, Int]:
     """Instances beside the main thread that it waits for, and the times at which it goes on.
 
     It idles beside a communication, and goes on when one ends. Else it idles for a reason of its own: that is "other".
@@ -462,15 +460,15 @@ def _waits(meetings: Meetings, moments: _Moments) -> tuple[Int, Int]:
     stretch = np.cumsum(np.append(0, goes_on[: len(goes_on) - 1])) if len(moments.rank) else np.empty(0, dtype=np.int64)
     idle = np.bincount(stretch, weights=(moments.end_ns - moments.start_ns) * moments.exposed)[stretch[stops]]
     soon = np.maximum(_SOON_NS, (1 - _NEARLY) * idle)  # a busy machine may tell of the end later
-    beside = np.flatnonzero(~meetings.on_main & meetings.waits)
-    beside = beside[np.lexsort((meetings.end_ns[beside], meetings.rank[beside]))]
-    first = np.searchsorted(meetings.rank[beside], np.arange(int(moments.rank.max(initial=0)) + 2))
+    beside = np.flatnonzero(~syncs.on_main & syncs.waits)
+    beside = beside[np.lexsort((syncs.end_ns[beside], syncs.rank[beside]))]
+    first = np.searchsorted(syncs.rank[beside], np.arange(int(moments.rank.max(initial=0)) + 2))
     found = np.full(len(stops), -1)
     bounds = np.searchsorted(moments.rank[stops], np.arange(len(first)))
     for rank in range(len(first) - 1):
         mine, at = beside[first[rank] : first[rank + 1]], slice(bounds[rank], bounds[rank + 1])
         if len(mine):
-            ends, stop = meetings.end_ns[mine], moments.end_ns[stops[at]]
+            ends, stop = syncs.end_ns[mine], moments.end_ns[stops[at]]
             place = np.searchsorted(ends, stop)
             before, after = np.maximum(place - 1, 0), np.minimum(place, len(mine) - 1)
             nearest = np.where(np.abs(ends[before] - stop) <= np.abs(ends[after] - stop), before, after)
@@ -485,7 +483,7 @@ def _hidden_waits(
     step: Int,
     shape: tuple[int, int],
     instance: Int,
-    meetings: Meetings,
+    syncs: Syncs,
     seen: tuple[Int, Int],
 ) -> tuple[Int, Int]:
     """The waits that took no time, since what is waited for had ended before.
@@ -496,7 +494,7 @@ def _hidden_waits(
     """
     found, at_ns = seen
     row_of = np.flatnonzero(instance >= 0)  # by instance
-    left = np.setdiff1d(np.flatnonzero(~meetings.on_main & meetings.waits), found)
+    left = np.setdiff1d(np.flatnonzero(~syncs.on_main & syncs.waits), found)
     spans = np.flatnonzero((rows["on_main"] > 0) & (rows["kind"] >= 0) & (rows["kind"] != _PLACE["communication"]))
     if not len(left) or not len(spans):
         return found[:0], at_ns[:0]
@@ -514,17 +512,17 @@ def _hidden_waits(
         whose = kind_of[of_kind] // (len(KINDS) * shape[1])
         bounds = np.searchsorted(whose, np.arange(shape[0] + 1))
         going = received[rows["forward"][row_of[received]] == (phase == "forward")]
-        for one in np.unique(meetings.rank[going]).tolist():
-            mine = going[meetings.rank[going] == one]
+        for one in np.unique(syncs.rank[going]).tolist():
+            mine = going[syncs.rank[going] == one]
             own = np.sort(start[of_kind[bounds[one] : bounds[one + 1]]])
-            place = np.searchsorted(own, meetings.end_ns[mine] - _SOON_NS)
+            place = np.searchsorted(own, syncs.end_ns[mine] - _SOON_NS)
             more.append(mine[place < len(own)])
             more_at.append(own[place[place < len(own)]])
     # Before which span each collective was waited for, by its name and number.
     keys = rows["common"][row_of] * (int(rows["sequence"].max()) + 1) + rows["sequence"][row_of]
     before: dict[int, dict[tuple[int, int], int]] = {}
     for one, at in zip(found[:: _every(found)].tolist(), at_ns[:: _every(found)].tolist(), strict=True):
-        base = (meetings.rank[one] * shape[1] + meetings.step[meetings.of[one]]) * len(KINDS)
+        base = (syncs.rank[one] * shape[1] + syncs.step[syncs.of[one]]) * len(KINDS)
         for kind in range(len(KINDS)):
             first, last = np.searchsorted(kind_of, (base + kind, base + kind + 1))
             place = int(np.searchsorted(start[first:last], at - _SOON_NS))
@@ -534,10 +532,10 @@ def _hidden_waits(
     for key, times in before.items():
         kind, place = max(times, key=lambda each: times[each])
         mine = left[(keys[left] == key) & (rows["role"][row_of[left]] != _RECEIVE)]
-        wanted = (meetings.rank[mine] * shape[1] + meetings.step[meetings.of[mine]]) * len(KINDS) + kind
+        wanted = (syncs.rank[mine] * shape[1] + syncs.step[syncs.of[mine]]) * len(KINDS) + kind
         wanted = wanted * most + place
         where = np.minimum(np.searchsorted(number_of, wanted), len(number_of) - 1)
-        known = (number_of[where] == wanted) & (start[where] >= meetings.end_ns[mine] - _SOON_NS)
+        known = (number_of[where] == wanted) & (start[where] >= syncs.end_ns[mine] - _SOON_NS)
         more.append(mine[known])
         more_at.append(start[where[known]])
     return np.concatenate([found[:0], *more]), np.concatenate([at_ns[:0], *more_at])
@@ -547,22 +545,22 @@ def _every(found: Int) -> int:
     return max(1, len(found) // _ENOUGH)
 
 
-def _work(meetings: Meetings, points: Points, moments: _Moments, shape: tuple[int, int]) -> tuple[Work, Float, Float]:
+def _work(syncs: Syncs, points: Points, moments: _Moments, shape: tuple[int, int]) -> tuple[Work, Float, Float]:
     ranks, steps = shape
-    counted = (moments.kind != _MEETING) & ~moments.exposed
+    counted = (moments.kind != _SYNC) & ~moments.exposed
     length = (moments.end_ns - moments.start_ns).astype(np.float64)
     own = np.zeros((steps, ranks, len(KINDS)))
     np.add.at(own, (moments.step[counted], moments.rank[counted], moments.kind[counted]), length[counted])
-    step = meetings.step[meetings.of]
-    on_main = meetings.on_main
+    step = syncs.step[syncs.of]
+    on_main = syncs.on_main
     met = np.zeros((steps, ranks))
-    meets = moments.kind == _MEETING
+    meets = moments.kind == _SYNC
     np.add.at(met, (moments.step[meets], moments.rank[meets]), length[meets])
     exposed = np.zeros((steps, ranks))
     np.add.at(exposed, (moments.step[moments.exposed], moments.rank[moments.exposed]), length[moments.exposed])
     moved, moved_beside = np.zeros((2, steps, ranks))
-    np.add.at(moved, (step[on_main], meetings.rank[on_main]), meetings.transfer_ns[on_main])
-    np.add.at(moved_beside, (step[~on_main], meetings.rank[~on_main]), meetings.transfer_ns[~on_main])
+    np.add.at(moved, (step[on_main], syncs.rank[on_main]), syncs.transfer_ns[on_main])
+    np.add.at(moved_beside, (step[~on_main], syncs.rank[~on_main]), syncs.transfer_ns[~on_main])
     transfer = np.rint(np.minimum(met, moved) + np.minimum(exposed, moved_beside))  # so that kinds add up to the step
     own[:, :, _PLACE["communication"]] += transfer
     waiting = met + exposed - transfer
@@ -587,7 +585,7 @@ def _work(meetings: Meetings, points: Points, moments: _Moments, shape: tuple[in
 
 
 def _numbers(key: Int, span: Int, met: Int) -> Int:
-    """Of operations in time, among those of one key: another one begins with a span, or after a meeting within it."""
+    """Of operations in time, among those of one key: another one begins with a span, or after a sync within it."""
     order = np.argsort(key, kind="stable")
     new_key = np.diff(key[order], prepend=-1) != 0
     begins = (np.diff(span[order], prepend=-1) != 0) | (np.diff(met[order], prepend=-1) != 0) | new_key
@@ -597,13 +595,15 @@ def _numbers(key: Int, span: Int, met: Int) -> Int:
     return number
 
 
-def meeting_each_step(account: Account, own_ns: Float) -> Account:
+def sync_each_step(account: Account, own_ns: Float) -> Account:
     """An account in which nobody is seen to meet: all ranks do at the end of each step, after what each did itself.
 
     What one communicates for longer than the quickest is waiting then.
     """
     own_ns, call = own_ns.copy(), _PLACE["communication"]
-    least = np.nan_to_num(np.where(np.isnan(own_ns[:, :, call]), np.inf, own_ns[:, :, call]).min(axis=1, initial=np.inf))
+    least = np.nan_to_num(
+        np.where(np.isnan(own_ns[:, :, call]), np.inf, own_ns[:, :, call]).min(axis=1, initial=np.inf)
+    )
     own_ns[:, :, call] = np.minimum(own_ns[:, :, call], least[:, None])
     taken = own_ns.sum(axis=2)
     known = np.isfinite(taken).T  # (R, S)
@@ -611,7 +611,7 @@ def meeting_each_step(account: Account, own_ns: Float) -> Account:
     rank, step = np.nonzero(known)
     count = len(rank)
     arrives = np.append(0, ends)[step] + taken[step, rank].astype(np.int64)
-    meetings = Meetings(
+    syncs = Syncs(
         label=np.zeros(len(account.steps), dtype=np.int64),
         step=np.arange(len(account.steps)),
         of=step,
@@ -636,4 +636,4 @@ def meeting_each_step(account: Account, own_ns: Float) -> Account:
     own = own_ns.transpose(1, 0, 2)[rank, step]  # (I, K)
     row, of_kind = np.nonzero(own > 0)
     work = Work(place[row], step[row], of_kind, own[row, of_kind], np.zeros_like(row))
-    return replace(account, own_ns=own_ns, meetings=meetings, points=points, work=work, begins_ns=np.zeros_like(ranks))
+    return replace(account, own_ns=own_ns, syncs=syncs, points=points, work=work, begins_ns=np.zeros_like(ranks))

@@ -1,7 +1,7 @@
 """The dependencies of a job as one graph, and what the job would take if some of its work were quicker.
 
-Nodes are moments at which ranks depend on one another: a meeting begins with its last arrival, a wait ends when what is
-waited for has ended. An edge says that a node comes at least so long after another: the transfer of the meeting that
+Nodes are moments at which ranks depend on one another: a sync begins with its last arrival, a wait ends when what is
+waited for has ended. An edge says that a node comes at least so long after another: the transfer of the sync that
 the rank comes from, and what the rank did itself in between. A node's time is the greatest over its edges; the first
 point of each rank comes from the begin of the job, and the end of the job follows each rank's last point.
 """
@@ -42,8 +42,8 @@ class Graph:
     source: Int  # (E,)
     target: Int  # (E,)
     weight_ns: Float  # (E,) as recorded
-    transfer_ns: Float  # (E,) of it, of the meeting it comes from
-    instance: Int  # (E,) of that meeting; -1: it comes from none
+    transfer_ns: Float  # (E,) of it, of the sync it comes from
+    instance: Int  # (E,) of that sync; -1: it comes from none
     rank: Int  # (E,) index
     levels: Int  # (L + 1,) edges of level l are levels[l]:levels[l + 1]
     edge_of_work: Int  # (W,)
@@ -93,12 +93,12 @@ def build(account: Account) -> Graph:
     Raises:
         NoGraph: what waits for what is a circle.
     """
-    meetings, points = account.meetings, account.points
-    count, total = len(meetings.label), len(points.rank)
-    is_end, is_meeting = points.kind == ENDS, points.kind == MEETS
-    # Nodes: the begin, meetings, points that are none, the end.
+    syncs, points = account.syncs, account.points
+    count, total = len(syncs.label), len(points.rank)
+    is_end, is_sync = points.kind == ENDS, points.kind == MEETS
+    # Nodes: the begin, syncs, points that are none, the end.
     node = 1 + count + np.arange(total)
-    node[is_meeting] = 1 + meetings.of[points.instance[is_meeting]]
+    node[is_sync] = 1 + syncs.of[points.instance[is_sync]]
     end = 1 + count + total
     node[is_end] = end
     first = np.flatnonzero(np.diff(points.rank, prepend=-1))
@@ -106,7 +106,7 @@ def build(account: Account) -> Graph:
     source[first], instance[first] = BEGIN, -1
     before = np.append(-1, points.kind[:-1])
     before[first] = -1
-    on_main = meetings.on_main
+    on_main = syncs.on_main
     passes = (before == MEETS) | ((before == LAUNCHES) & (on_main[instance] if len(on_main) else False))
     own = np.bincount(account.work.point, weights=account.work.ns, minlength=total)
     own[first] += account.begins_ns[points.rank[first]] - account.begins_ns.min()
@@ -116,20 +116,20 @@ def build(account: Account) -> Graph:
     one = points.instance[launches]
     # What is queued behind another in its stream was launched before it began: only the order of the stream holds it.
     behind = _before_in_stream(account)
-    queued = np.zeros(len(meetings.rank), dtype=bool)
+    queued = np.zeros(len(syncs.rank), dtype=bool)
     has = behind >= 0
-    queued[has] = meetings.start_ns[has] <= meetings.end_ns[behind[has]]
+    queued[has] = syncs.start_ns[has] <= syncs.end_ns[behind[has]]
     free = launches[~queued[one]]
     one = points.instance[free]
-    parts.append((node[free], 1 + meetings.of[one], np.zeros(len(one)), np.full(len(one), -1), meetings.rank[one]))
+    parts.append((node[free], 1 + syncs.of[one], np.zeros(len(one)), np.full(len(one), -1), syncs.rank[one]))
     later = np.flatnonzero(has)
-    of_stream = 1 + meetings.of[behind[later]], 1 + meetings.of[later]
-    parts.append((*of_stream, np.zeros(len(later)), behind[later], meetings.rank[later]))
+    of_stream = 1 + syncs.of[behind[later]], 1 + syncs.of[later]
+    parts.append((*of_stream, np.zeros(len(later)), behind[later], syncs.rank[later]))
     waits = np.flatnonzero(points.kind == WAITS)
     one = points.instance[waits]
-    parts.append((1 + meetings.of[one], node[waits], np.zeros(len(one)), one, points.rank[waits]))
+    parts.append((1 + syncs.of[one], node[waits], np.zeros(len(one)), one, points.rank[waits]))
     source, target, weight, instance, rank = (np.concatenate(column) for column in zip(*parts, strict=True))
-    transfer = np.where(instance >= 0, meetings.transfer_ns[instance] if len(on_main) else 0.0, 0.0)
+    transfer = np.where(instance >= 0, syncs.transfer_ns[instance] if len(on_main) else 0.0, 0.0)
     level = _levels(source, target, end + 1)
     order = np.lexsort((target, level[target]))
     place = np.empty(len(order), dtype=np.int64)
@@ -152,11 +152,11 @@ def build(account: Account) -> Graph:
 
 def _before_in_stream(account: Account) -> Int:
     """Of each communication beside the main thread that which ended last before it in its stream, -1 of the others."""
-    meetings = account.meetings
-    before = np.full(len(meetings.rank), -1)
-    beside = np.flatnonzero(~meetings.on_main)
-    stream = np.unique(np.stack([meetings.rank[beside], meetings.thread[beside]]), axis=1, return_inverse=True)[1]
-    at = np.concatenate([meetings.end_ns[beside], meetings.start_ns[beside]])
+    syncs = account.syncs
+    before = np.full(len(syncs.rank), -1)
+    beside = np.flatnonzero(~syncs.on_main)
+    stream = np.unique(np.stack([syncs.rank[beside], syncs.thread[beside]]), axis=1, return_inverse=True)[1]
+    at = np.concatenate([syncs.end_ns[beside], syncs.start_ns[beside]])
     of = np.concatenate([stream.reshape(-1), stream.reshape(-1)])
     is_start = np.repeat([False, True], len(beside))
     order = np.lexsort((is_start, at, of))
@@ -189,7 +189,7 @@ def _levels(source: Int, target: Int, nodes: int) -> Int:
         ready = candidates[left[candidates] == 0]
         depth += 1
     if seen < nodes:
-        raise NoGraph(f"{nodes - seen} of {nodes} meetings and waits depend on one another in a circle")
+        raise NoGraph(f"{nodes - seen} of {nodes} communications and waits depend on one another in a circle")
     return level
 
 

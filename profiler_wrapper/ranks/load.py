@@ -275,17 +275,12 @@ def _ranked(reduced: list[Reduced], gaps: list[Gap]) -> list[Reduced]:
         )
     taken = {one.rank for one in reduced}
     free = (rank for rank in range(len(reduced) + len(taken) + 1) if rank not in taken)
-    of_worker: dict[str, int] = {}
-    for one in without:
-        if (worker := _WRITTEN_AT.sub("", Path(one.trace).name)) not in of_worker:
-            of_worker[worker] = next(free)
-    stages = {found[0].upper() for worker in of_worker if (found := _SERVER_STAGE.search(worker))}
+    worker = {one.trace: _WRITTEN_AT.sub("", Path(one.trace).name) for one in without}
+    of_worker = dict(zip(dict.fromkeys(worker.values()), free, strict=False))
+    stages = {found[0].upper() for name in of_worker if (found := _SERVER_STAGE.search(name))}
     if len(stages) > 1:
         raise BrokenTrace(f"traces of several stages of a server: {', '.join(sorted(stages))}; name those of one")
-    return [
-        one if one.rank is not None else one._replace(rank=of_worker[_WRITTEN_AT.sub("", Path(one.trace).name)])
-        for one in reduced
-    ]
+    return [one if one.rank is not None else one._replace(rank=of_worker[worker[one.trace]]) for one in reduced]
 
 
 def _one_per_step(reduced: list[Reduced], gaps: list[Gap]) -> list[Reduced]:

@@ -39,7 +39,7 @@ class Answer:
     step_ns: float  # on the clock
     lost_ns: float
     excess: Excess
-    error: float  # of the graph: how far meetings begin from where it has them, the 95th percentile, of a step
+    error: float  # of the graph: how far syncs begin from where it has them, the 95th percentile, of a step
 
 
 def ask(job: Job) -> Answer:
@@ -95,13 +95,13 @@ def _each_once(suspects: Sequence[Suspect]) -> Iterator[Suspect]:
 
 
 def _error(job: Job, recorded: Float, step_ns: float) -> float:
-    """How far the time from a meeting to the next one of its name is from that of the graph, 95th percentile."""
-    meetings = job.account.meetings
+    """How far the time from a sync to the next one of its name is from that of the graph, 95th percentile."""
+    syncs = job.account.syncs
     if not job.measured or not job.ordered:
         return 0.0 if job.ordered else 1.0
-    order = np.lexsort((meetings.begin_ns, meetings.label))
-    same = np.diff(meetings.label[order]) == 0
-    there, found = (np.diff(times[order])[same] for times in (meetings.begin_ns, recorded[1 : 1 + len(order)]))
+    order = np.lexsort((syncs.begin_ns, syncs.label))
+    same = np.diff(syncs.label[order]) == 0
+    there, found = (np.diff(times[order])[same] for times in (syncs.begin_ns, recorded[1 : 1 + len(order)]))
     return float(np.percentile(np.abs(there - found), 95)) / step_ns if len(there) and step_ns > 0 else 0.0
 
 
@@ -128,11 +128,11 @@ def _in_turn(job: Job, suspects: Sequence[Suspect], base: Change, least_ns: floa
 
 def _by_chance(job: Job, one: Suspect, without: Change) -> float:
     """What may be gained by chance, per step: where a few steps are chosen by their times, as steps differ without."""
-    meetings = job.account.meetings
+    syncs = job.account.syncs
     if one.steps[job.judged].sum() >= NEARLY * min(one.known_steps, job.judged.sum()):
         return 0.0
     ends = np.full(len(job.judged), -1.0)
-    np.maximum.at(ends, meetings.step, job.graph.times([without])[1 : 1 + len(meetings.step), 0])
+    np.maximum.at(ends, syncs.step, job.graph.times([without])[1 : 1 + len(syncs.step), 0])
     lengths = np.diff(ends[(ends >= 0) & job.judged])
     return ERRORS * float(np.std(lengths)) / len(lengths) ** 0.5 if len(lengths) > 1 else 0.0
 

@@ -16,7 +16,7 @@ import numpy as np
 from profiler_wrapper.analysis.statistics import mean, median
 from profiler_wrapper.errors import EmptyRecording
 from profiler_wrapper.ranks import model, times
-from profiler_wrapper.ranks.account import KINDS, meeting_each_step, read_account
+from profiler_wrapper.ranks.account import KINDS, read_account, sync_each_step
 from profiler_wrapper.ranks.clocks import align, fit, write_table
 from profiler_wrapper.ranks.database import Database, LoadedSpans, insert, to_rows
 from profiler_wrapper.ranks.excess import Job
@@ -65,7 +65,7 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
         waiting_ns=account.waiting_ns,
         wall_ns=account.wall_ns,
         basis=basis,
-        waiting_known=bool(len(account.meetings.label) or np.nansum(account.waiting_ns)) or len(account.ranks) < 2,
+        waiting_known=bool(len(account.syncs.label) or np.nansum(account.waiting_ns)) or len(account.ranks) < 2,
     )
     own = times.with_waiting_of_one(own)
     steady, left_out = times.steady_times(own), times.steady_steps(own)[1]
@@ -74,17 +74,17 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
     replay, replay_unknown = (replayed, None) if isinstance(replayed, model.Replay) else (None, replayed)
     labels = to_rows(database, 'SELECT name, "group" FROM labels ORDER BY label')
     judged = np.isin(own.steps, steady.steps)
-    measured = bool(account.meetings.waits.any())
+    measured = bool(account.syncs.waits.any())
     notes = list(left_out)
     if not measured:
-        account = meeting_each_step(account, _without_waiting(own, judged, account.own_ns))
+        account = sync_each_step(account, _without_waiting(own, judged, account.own_ns))
     try:
         graph = build(account)
         ordered = True
     except NoGraph as circle:
         notes.append(f"{circle}: ranks were taken to meet at the end of each step alone, so what is gained is not sure")
         ordered = False
-        account = meeting_each_step(account, account.own_ns)
+        account = sync_each_step(account, account.own_ns)
         graph = build(account)
     job = Job(
         account,

@@ -69,7 +69,7 @@ def suspects_of(job: Job, excess: Excess, recorded: Float) -> list[Suspect]:
         *_of_ranks(job, excess, losses(job, excess), path),
         *_of_ranks(job, always, losses(job, always), path),
         *_of_stages(job),
-        *_of_meetings(job, recorded),
+        *_of_syncs(job, recorded),
         *_of_all(job),
         *_beside(job),
         *_uneven(job),
@@ -144,9 +144,9 @@ def _of_ranks(job: Job, excess: Excess, less: Float, path: Int) -> Iterator[Susp
                 yield found
             in_steps = np.asarray(excess.hit[:, :, places].any(axis=2))
             both = (in_steps & in_steps[:, [one]]).sum(axis=0)
-            alike = (of_kinds >= TIED * of_kinds[one]) & (TIED * of_kinds <= of_kinds[one])
-            alike &= both > (in_steps | in_steps[:, [one]]).sum(axis=0) / 2
-            peers = np.flatnonzero(alike)
+            tied = (of_kinds >= TIED * of_kinds[one]) & (TIED * of_kinds <= of_kinds[one])
+            tied &= both > (in_steps | in_steps[:, [one]]).sum(axis=0) / 2
+            peers = np.flatnonzero(tied)
             if 1 < len(peers) <= len(hosts) / 2 and (found := suspect("ranks", kinds, peers)):
                 yield found
             members = np.flatnonzero(hosts == hosts[one])
@@ -157,7 +157,7 @@ def _of_ranks(job: Job, excess: Excess, less: Float, path: Int) -> Iterator[Susp
                 if found := suspect("host", kinds, members, part[rank, work.kind]):
                     yield found
         turns = excess.hit[job.judged][:, :, places].any(axis=2)
-        by_turns = turns.any(axis=0) & ~turns.all(axis=0)
+        by_turns = np.asarray(turns.any(axis=0) & ~turns.all(axis=0))
         if len(kinds) == 1 and kinds[0] in COMPUTES and by_turns.sum() > 2:
             yield Suspect(
                 what="uneven",
@@ -228,51 +228,51 @@ def _scaled(job: Job, members: Int, factors: Mapping[int, tuple[Bool, float]]) -
     return change_of(less, less > 0), steps
 
 
-def _of_meetings(job: Job, recorded: Float) -> Iterator[Suspect]:
+def _of_syncs(job: Job, recorded: Float) -> Iterator[Suspect]:
     """Links and groups whose transfers take longer than those of their like.
 
     A link is a pair of ranks, whatever it carries. Where ranks are not recorded, the last arrival may be one of theirs:
     then the transfer seems the shorter the later the recorded ranks come.
     """
-    meetings, graph, steps = job.account.meetings, job.graph, len(job.account.steps)
-    count = np.bincount(meetings.of[meetings.waits], minlength=len(meetings.label))
+    syncs, graph, steps = job.account.syncs, job.graph, len(job.account.steps)
+    count = np.bincount(syncs.of[syncs.waits], minlength=len(syncs.label))
     if not count.any():
         return
     transfer = np.bincount(
-        meetings.of[meetings.waits], weights=meetings.transfer_ns[meetings.waits], minlength=len(meetings.label)
+        syncs.of[syncs.waits], weights=syncs.transfer_ns[syncs.waits], minlength=len(syncs.label)
     ) / np.maximum(1, count)
-    size = np.bincount(meetings.of, minlength=len(meetings.label))
-    full = np.zeros(int(meetings.label.max()) + 1, dtype=np.int64)
-    np.maximum.at(full, meetings.label, size)
-    whole = (size == full[meetings.label]) & (count > 0)
-    labels = np.unique(meetings.label[count > 0]).tolist()
+    size = np.bincount(syncs.of, minlength=len(syncs.label))
+    full = np.zeros(int(syncs.label.max()) + 1, dtype=np.int64)
+    np.maximum.at(full, syncs.label, size)
+    whole = (size == full[syncs.label]) & (count > 0)
+    labels = np.unique(syncs.label[count > 0]).tolist()
     by_step = np.full((len(full), steps), np.nan)
     members: dict[int, tuple[int, ...]] = {}
-    order = np.argsort(meetings.label[meetings.of], kind="stable")
-    firsts = np.searchsorted(meetings.label[meetings.of][order], np.arange(len(full) + 1))
-    number = np.bincount(meetings.label * steps + meetings.step, weights=whole, minlength=len(full) * steps)
-    sums = np.bincount(meetings.label * steps + meetings.step, weights=transfer * whole, minlength=len(full) * steps)
+    order = np.argsort(syncs.label[syncs.of], kind="stable")
+    firsts = np.searchsorted(syncs.label[syncs.of][order], np.arange(len(full) + 1))
+    number = np.bincount(syncs.label * steps + syncs.step, weights=whole, minlength=len(full) * steps)
+    sums = np.bincount(syncs.label * steps + syncs.step, weights=transfer * whole, minlength=len(full) * steps)
     number, sums = number.reshape(-1, steps), sums.reshape(-1, steps)
     usual = np.array([np.median(row[row > 0]) if (row > 0).any() else 0 for row in number])
     known = (number > 0) & job.judged
     by_step[known] = (sums / np.maximum(1, number) * usual[:, None])[known]
     for label in labels:
-        members[label] = tuple(np.unique(meetings.rank[order[firsts[label] : firsts[label + 1]]]).tolist())
-    of_edge = np.where(graph.instance >= 0, meetings.of[graph.instance], -1)
+        members[label] = tuple(np.unique(syncs.rank[order[firsts[label] : firsts[label + 1]]]).tolist())
+    of_edge = np.where(graph.instance >= 0, syncs.of[graph.instance], -1)
     edges = np.flatnonzero(of_edge >= 0)
-    label_of_edge = meetings.label[of_edge[edges]]
+    label_of_edge = syncs.label[of_edge[edges]]
     by_edge = np.argsort(label_of_edge, kind="stable")
     bounds = np.searchsorted(label_of_edge[by_edge], np.arange(len(full) + 1))
-    alike: dict[tuple[str, int], list[int]] = {}
+    same: dict[tuple[str, int], list[int]] = {}
     for label in labels:
-        alike.setdefault((job.label_names[label], int(full[label])), []).append(label)
+        same.setdefault((job.label_names[label], int(full[label])), []).append(label)
     means = np.full(len(full), np.nan)
     for label in labels:
         if np.isfinite(by_step[label]).any():
             means[label] = np.nanmean(by_step[label])
     links: dict[tuple[int, ...], list[Suspect]] = {}
     for label in labels:
-        peers = [other for other in alike[job.label_names[label], int(full[label])] if np.isfinite(means[other])]
+        peers = [other for other in same[job.label_names[label], int(full[label])] if np.isfinite(means[other])]
         if not np.isfinite(means[label]):
             continue
         if len(peers) > 1:
@@ -280,7 +280,7 @@ def _of_meetings(job: Job, recorded: Float) -> Iterator[Suspect]:
             like = float(means[quick].mean())
         else:
             like = float(np.nanmedian(by_step[label]))
-        mine = meetings.label == label
+        mine = syncs.label == label
         greatest = max(full[other] for other in labels if job.label_names[other] == job.label_names[label])
         everyone = greatest == len(job.account.ranks)
         unseen = job.absent and (full[label] < greatest or everyone)
@@ -294,7 +294,7 @@ def _of_meetings(job: Job, recorded: Float) -> Iterator[Suspect]:
         if not hit.any() or factor >= 1:
             continue
         own = edges[by_edge[bounds[label] : bounds[label + 1]]]
-        own = own[hit[meetings.step[of_edge[own]]] & whole[of_edge[own]]]
+        own = own[hit[syncs.step[of_edge[own]]] & whole[of_edge[own]]]
         found = Suspect(
             what="unrecorded" if unseen else "link" if full[label] == 2 else "group",
             kinds=("communication",),

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("duckdb")
 
-from profiler_wrapper.ranks.account import ENDS, KINDS, LAUNCHES, MEETS, WAITS, Account, meeting_each_step
+from profiler_wrapper.ranks.account import ENDS, KINDS, LAUNCHES, MEETS, WAITS, Account, sync_each_step
 from rank_accounts import MS, account_of, account_of_job, adds_up, meet, own_ms, row
 from rank_causes import make_job
 from rank_job_files import make_recording, plain_recording
@@ -20,7 +20,7 @@ def kinds_of_points(account: Account, rank: int = 0) -> list[int]:
     return account.points.kind[account.points.rank == rank].tolist()
 
 
-# --- meetings on the main thread ---
+# --- syncs on the main thread ---
 
 
 def late_rank() -> list[dict[str, Any]]:
@@ -45,9 +45,9 @@ def test_who_comes_early_waits_and_the_transfer_is_as_long_for_all() -> None:
         {"forward": 90, "communication": 10, "optimizer": 5, "waiting": 0},
     ]
     assert kinds_of_points(account) == [MEETS, ENDS]
-    meetings = account.meetings
-    assert meetings.transfer_ns.tolist() == [10 * MS] * 3 and meetings.waits.all() and meetings.on_main.all()
-    assert meetings.begin_ns.tolist() == [50 * MS], "since the first arrival"
+    syncs = account.syncs
+    assert syncs.transfer_ns.tolist() == [10 * MS] * 3 and syncs.waits.all() and syncs.on_main.all()
+    assert syncs.begin_ns.tolist() == [50 * MS], "since the first arrival"
 
 
 def test_what_a_rank_did_before_each_point() -> None:
@@ -85,7 +85,7 @@ def test_groups_and_numbers_are_meetings_of_their_own() -> None:
         meet(1, 0, 50, 53, group="0-1", sequence=1),
     ]
     account = account_of(rows)
-    assert len(account.meetings.label) == 3
+    assert len(account.syncs.label) == 3
     assert [own_ms(account, rank)["waiting"] for rank in range(4)] == [5, 0, 6, 0]
     assert [own_ms(account, rank)["communication"] for rank in range(4)] == [7, 7, 14, 14]
 
@@ -104,8 +104,8 @@ def test_a_send_that_nobody_waits_for_is_no_meeting_of_its_sender() -> None:
             meet(1, step, begin + asked, begin + got, name="recv", group="0-1"),
         ]
     account = account_of(rows)
-    meetings = account.meetings
-    assert meetings.waits[meetings.rank == 1].all() and not meetings.waits[meetings.rank == 0].any()
+    syncs = account.syncs
+    assert syncs.waits[syncs.rank == 1].all() and not syncs.waits[syncs.rank == 0].any()
     assert kinds_of_points(account, 0) == [LAUNCHES] * 6 + [ENDS]
     assert [own_ms(account, 1, step)["waiting"] for step in range(6)] == [0, 0, 0, 50, 40, 50]
     assert [own_ms(account, 1, step)["communication"] for step in range(6)] == [4] * 6
@@ -208,7 +208,7 @@ def test_of_an_unmatched_communication_the_quickest_is_its_transfer() -> None:
     account = account_of(rows)
     assert [own_ms(account, 1, step)["communication"] for step in range(3)] == [10, 10, 10]
     assert [own_ms(account, 1, step)["waiting"] for step in range(3)] == [0, 20, 4]
-    assert not len(account.meetings.label)
+    assert not len(account.syncs.label)
     adds_up(account)
 
 
@@ -222,9 +222,9 @@ def test_without_any_communication_all_meet_at_the_end_of_each_step() -> None:
                 row(rank, step, "forward", begin, begin + forward),
             ]
     account = account_of(rows)
-    found = meeting_each_step(account, np.where(np.array(KINDS) == "forward", account.own_ns, 0.0))
-    assert found.meetings.step.tolist() == [0, 1]
-    assert (found.meetings.begin_ns / MS).tolist() == [20, 70], "30 ms after the first arrival is 0"
+    found = sync_each_step(account, np.where(np.array(KINDS) == "forward", account.own_ns, 0.0))
+    assert found.syncs.step.tolist() == [0, 1]
+    assert (found.syncs.begin_ns / MS).tolist() == [20, 70], "30 ms after the first arrival is 0"
     assert [kinds_of_points(found, rank) for rank in (0, 1)] == [[MEETS, MEETS, ENDS]] * 2
     assert (found.work.ns / MS).tolist() == [30, 30, 50, 50]
 

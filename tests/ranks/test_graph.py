@@ -178,7 +178,7 @@ def test_one_forward_one_backward_by_hand() -> None:
 
 
 def test_what_waits_for_itself_is_no_graph() -> None:
-    """Rank 0 has the meetings in one order, rank 1 in the other."""
+    """Rank 0 has the syncs in one order, rank 1 in the other."""
     rows = []
     for rank, order in enumerate((("one", "other"), ("other", "one"))):
         rows += [meet(rank, 0, 10 * at, 10 * at + 10, name=name) for at, name in enumerate(order)]

@@ -301,7 +301,7 @@ def test_nobody(tmp_path: Path) -> None:
 
 
 def test_a_circle_of_dependencies_is_said_and_no_error(tmp_path: Path) -> None:
-    """Rank 0 has its two meetings of a step in one order, rank 1 in the other."""
+    """Rank 0 has its two syncs of a step in one order, rank 1 in the other."""
     rows = []
     for step in range(12):
         for rank, order in enumerate((("one", "other"), ("other", "one"))):
