@@ -9,7 +9,8 @@ import numpy as np
 
 from profiler_wrapper.ranks.account import KINDS, Account, read_account
 from profiler_wrapper.ranks.clocks import fit
-from profiler_wrapper.ranks.database import open_database
+from profiler_wrapper.ranks.database import Database, open_database
+from profiler_wrapper.ranks.model import Basis, SelfTimes
 from profiler_wrapper.ranks.times import prepare
 from profiler_wrapper.trace.spans import RANK_COLUMNS, SPAN_COLUMNS
 from rank_causes import Job
@@ -70,3 +71,11 @@ def adds_up(account: Account) -> None:
     assert (np.abs(in_step - account.wall_ns) < most)[known].all()
     assert account.own_ns[known].min(initial=0.0) >= 0
     assert account.waiting_ns[known].min(initial=0.0) >= 0
+
+
+def own_times(database: Database, *, basis: Basis = "cpu") -> SelfTimes:
+    """What each rank did itself, of a database that is prepared; the stage of a rank is 0 where no table has it."""
+    account = read_account(database, None, on_device=basis == "device")
+    found = dict(database.execute("SELECT rank, coalesce(stage, 0) FROM ranks").fetchall())
+    stages = np.array([found.get(rank, 0) for rank in account.ranks.tolist()], dtype=np.int64)
+    return account.self_times(stages, basis=basis)

@@ -14,7 +14,7 @@ import numpy as np
 
 from profiler_wrapper.ranks.clocks import CLOSE_ENDS_NS, ENDS_TO_STARTS, align
 from profiler_wrapper.ranks.database import Database, to_arrays
-from profiler_wrapper.ranks.model import BETWEEN, COMPUTE, SELF_KINDS, Bool, Clocks, Float, Int
+from profiler_wrapper.ranks.model import BETWEEN, COMPUTE, SELF_KINDS, Basis, Bool, Clocks, Float, Int, SelfTimes
 from profiler_wrapper.ranks.times import ON_MAIN, label_key
 from profiler_wrapper.trace.spans import SPAN_KINDS
 
@@ -97,6 +97,20 @@ class Account:
     jumped: Int  # ranks whose clock jumps in some steps; their times of these are moved back
     beside: Bool  # (S, R) work that nobody waits for ran beside the main thread, as a save in the background
 
+    def self_times(self, stages: Int, *, basis: Basis = "cpu") -> SelfTimes:
+        """The same by step, rank and kind, without what lies between steps; stages: (R,)."""
+        waiting_known = bool(len(self.syncs.label) or np.nansum(self.waiting_ns)) or len(self.ranks) < 2
+        return SelfTimes(
+            ranks=self.ranks,
+            stages=stages,
+            steps=self.steps,
+            self_ns=self.own_ns[:, :, : len(SELF_KINDS)],
+            waiting_ns=self.waiting_ns,
+            wall_ns=self.wall_ns,
+            basis=basis,
+            waiting_known=waiting_known,
+        )
+
 
 def read_account(database: Database, clocks: Clocks | None, *, on_device: bool = False) -> Account:
     """The account of a database that is prepared (see `times.prepare`).
@@ -152,7 +166,7 @@ def _read(database: Database) -> dict[str, Int]:
         f"""SELECT s.rank, s.step, CASE s.kind {kinds} ELSE -1 END AS kind, s.start_ns,
             s.start_ns + CASE WHEN s.kind = 'communication' THEN coalesce(s.device_ns, s.duration_ns)
                 ELSE s.duration_ns END AS end_ns, coalesce({ON_MAIN}, true) AS on_main,
-            coalesce(s.device_ns, s.duration_ns) AS device_ns, s.depth,
+            coalesce(s.device_ns, s.duration_ns) AS device_ns, s.device_ns IS NOT NULL AS by_device, s.depth,
             s.depth > 0 AND s.kind IN {COMPUTE} AND s.kind NOT IN {_EXCLUSIVE} AS within,
             coalesce(s.thread, -1) AS thread, coalesce(l.label, -1) AS label, coalesce(s.sequence, -1) AS sequence,
             coalesce(l.role, 0) AS role, coalesce(l.forward, false) AS forward,
@@ -171,7 +185,7 @@ def _read(database: Database) -> dict[str, Int]:
 def _lay_end_to_end(rows: dict[str, Int], rank: Int, step: Int) -> None:
     """Begin each span of a main thread where the one before it ends, and take what the device took.
 
-    What lies within another is cut out of that, and comes after it.
+    What lies within another is cut out of that, and comes after it; not what the CPU did meanwhile.
     """
     kept = (rows["kind"] >= 0) & (rows["on_main"] > 0) & (rows["within"] == 0)
     rows["kind"][~kept] = -2
@@ -180,7 +194,8 @@ def _lay_end_to_end(rows: dict[str, Int], rank: Int, step: Int) -> None:
     outer = kept[order] & (rows["depth"][order] == 0)
     around = order[np.maximum.accumulate(np.where(outer, np.arange(len(order)), 0))]
     within = kept[order] & ~outer & (rank[around] == rank[order])
-    np.subtract.at(length, around[within], length[order[within]])
+    cut = within & (rows["by_device"][order] >= rows["by_device"][around])
+    np.subtract.at(length, around[cut], length[order[cut]])
     end = np.cumsum(np.maximum(length[order], 0))
     rows["start_ns"][order] = np.append(0, end[:-1])
     rows["end_ns"][order] = end
@@ -473,6 +488,8 @@ def _waits(syncs: Syncs, moments: _Moments) -> tuple[Int, Int]:
             before, after = np.maximum(place - 1, 0), np.minimum(place, len(mine) - 1)
             nearest = np.where(np.abs(ends[before] - stop) <= np.abs(ends[after] - stop), before, after)
             found[at] = np.where(np.abs(ends[nearest] - stop) <= soon[at], mine[nearest], -1)
+    known = np.isin(moments.rank, syncs.rank[beside])  # else nothing tells who waits for whom
+    moments.kind[moments.exposed & ~known & (moments.kind == _PLACE["other"])] = _PLACE["communication"]
     moments.exposed[np.isin(stretch, stretch[stops[found < 0]])] = False
     return found[found >= 0], moments.end_ns[stops[found >= 0]]
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from profiler_wrapper.errors import MissingPackage, WrongUse, listed, shown
-from profiler_wrapper.ranks.model import Float, Int
+from profiler_wrapper.ranks.model import Int
 from profiler_wrapper.trace.spans import (
     ALL,
     EMBEDDING,
@@ -166,23 +166,6 @@ def to_rows(database: Database, sql: str) -> list[dict[str, Any]]:
 def column(database: Database, sql: str) -> Int:
     """The first column of an answer."""
     return np.asarray(next(iter(to_arrays(database, sql).values())), dtype=np.int64)
-
-
-class Grid:
-    """Places of (step, rank) pairs in arrays (S, R)."""
-
-    def __init__(self, ranks: Int, steps: Int) -> None:
-        self.ranks, self.steps = ranks, steps
-
-    def places(self, found: Arrays) -> tuple[Int, Int]:
-        """(step's place, rank's place) per row."""
-        return np.searchsorted(self.steps, found["step"]), np.searchsorted(self.ranks, found["rank"])
-
-    def filled(self, found: Arrays, name: str) -> Float:
-        """One column as (S, R); nan where there is no row."""
-        values = np.full((len(self.steps), len(self.ranks)), np.nan)
-        values[self.places(found)] = found[name]
-        return values
 
 
 # --------------------------------------------------------------------------------------------------

@@ -55,6 +55,7 @@ Cause = Literal[
     "none",
 ]
 Confidence = Literal["high", "medium", "low"]
+Basis = Literal["cpu", "device"]  # of times: the clock that they are by
 WaitingSource = Literal["measured", "estimated", "unknown"]
 
 

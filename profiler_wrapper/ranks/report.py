@@ -24,7 +24,6 @@ from profiler_wrapper.ranks.graph import NoGraph, build
 from profiler_wrapper.ranks.model import Bool, Float, Int, NamedSpan, RanksReport, SelfTimes
 from profiler_wrapper.ranks.question import ask
 from profiler_wrapper.ranks.replay import what_if
-from profiler_wrapper.ranks.times import Basis
 from profiler_wrapper.ranks.verdict import OUTSIDE, unknown, verdict_of
 from profiler_wrapper.trace.atomic import finite
 from profiler_wrapper.trace.run_directory import RESULT_FILE, rank_number
@@ -57,16 +56,8 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
     row_of = {row["rank"]: row for row in to_rows(database, "SELECT * FROM ranks")}
     about = [row_of.get(rank, {}) for rank in account.ranks.tolist()]
     hosts = tuple(str(rank.get("host") or "") for rank in about)
-    own = SelfTimes(
-        ranks=account.ranks,
-        stages=np.array([rank.get("stage") or 0 for rank in about], dtype=np.int64),
-        steps=account.steps,
-        self_ns=account.own_ns[:, :, : len(model.SELF_KINDS)],
-        waiting_ns=account.waiting_ns,
-        wall_ns=account.wall_ns,
-        basis=basis,
-        waiting_known=bool(len(account.syncs.label) or np.nansum(account.waiting_ns)) or len(account.ranks) < 2,
-    )
+    stages = np.array([rank.get("stage") or 0 for rank in about], dtype=np.int64)
+    own = account.self_times(stages, basis=basis)
     own = times.with_waiting_of_one(own)
     steady, left_out = times.steady_times(own), times.steady_steps(own)[1]
     layers = times.layer_times(database, basis=basis)
@@ -167,7 +158,7 @@ def clean_name(name: str) -> str:
     return name[:_LONGEST]
 
 
-def _basis(loaded: LoadedSpans) -> Basis:
+def _basis(loaded: LoadedSpans) -> model.Basis:
     """The device's time, where timers measured it; spans of a device's trace are its time already."""
     if not loaded.from_timers:
         return "cpu"

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 
 from profiler_wrapper.analysis.statistics import MAD_TO_SIGMA, median
 from profiler_wrapper.ranks import model
-from profiler_wrapper.ranks.database import Database, Grid, column, insert, to_arrays, to_rows
-from profiler_wrapper.ranks.model import COMPUTE, SELF_KINDS, Bool, Float, Int, SelfTimes
-from profiler_wrapper.trace.spans import SPAN_KINDS, sends_forward
+from profiler_wrapper.ranks.database import Database, column, insert, to_arrays, to_rows
+from profiler_wrapper.ranks.model import COMPUTE, Bool, Float, Int, SelfTimes
+from profiler_wrapper.trace.spans import sends_forward
 
 # --------------------------------------------------------------------------------------------------
 # Collectives, sends and receives of all ranks: who came last to each, who waited, what each name costs in all.
@@ -158,161 +157,6 @@ def is_call(row: model.CommunicationRow, rows: Sequence[model.CommunicationRow])
     return not row.group and any(other.group and other.name == row.name for other in rows)
 
 
-# --------------------------------------------------------------------------------------------------
-# What each rank did itself in each step.
-
-Basis = Literal["cpu", "device"]
-
-_EXCLUSIVE = tuple(kind.name for kind in SPAN_KINDS if kind.within)
-_RELEVANT = f"step IS NOT NULL AND (depth = 0 OR kind IN {_EXCLUSIVE})"
-# A moment in which several spans run belongs to the first of these: on the main thread, then beside it.
-_BY_PRIORITY = sorted(SPAN_KINDS, key=lambda kind: kind.priority)
-_ON_MAIN = tuple(kind.name for kind in _BY_PRIORITY if kind.name != "step")
-_BESIDE = tuple(kind.name for kind in _BY_PRIORITY if kind.beside)
-# Of a counter of running spans, all in one number of 127 bits: 9, so at most 511 of a kind at once.
-_BITS = 126 // (len(_ON_MAIN) + len(_BESIDE))
-
-
-def self_times(database: Database, *, basis: Basis = "cpu") -> SelfTimes:
-    """What each rank did itself in each step, see `SelfTimes`; of a database that is prepared."""
-    duration = "coalesce(device_ns, duration_ns)" if basis == "device" else "duration_ns"
-    sums = ", ".join(
-        f"coalesce(sum({time}) FILTER (kind = '{kind}'), 0)::DOUBLE AS {kind}_ns"
-        for kind, time in ((kind, duration if kind in COMPUTE else "duration_ns") for kind in SELF_KINDS)
-    )
-    database.execute(
-        f"""CREATE OR REPLACE TABLE step_sums AS
-        SELECT rank, step, {sums},
-            min(start_ns) FILTER (kind = 'step') AS step_begin,
-            max(start_ns + duration_ns) FILTER (kind = 'step') AS step_end,
-            min(start_ns) FILTER (kind <> 'step') AS first_ns,
-            max(start_ns + duration_ns) FILTER (kind <> 'step') AS last_ns,
-            coalesce(sum(duration_ns) FILTER (kind <> 'step'), 0) AS covered_ns,
-            count(*) FILTER (depth > 0 AND kind IN {_EXCLUSIVE}) AS nested,
-            min(thread) FILTER (kind <> 'step') AS least_thread, max(thread) FILTER (kind <> 'step') AS greatest_thread
-        FROM spans WHERE {_RELEVANT} GROUP BY rank, step"""
-    )
-    database.execute(
-        """CREATE OR REPLACE TABLE step_windows AS
-        SELECT rank, step, coalesce(step_begin, first_ns) AS begin_ns, coalesce(step_end, last_ns) AS end_ns,
-            nested > 0 OR least_thread <> greatest_thread OR first_ns < step_begin OR last_ns > step_end
-            OR covered_ns > coalesce(step_end - step_begin, last_ns - first_ns) AS overlapping
-        FROM step_sums"""
-    )
-    windows = to_arrays(
-        database,
-        """SELECT w.rank, w.step, w.end_ns - w.begin_ns AS wall_ns, coalesce(r.stage, 0) AS stage
-        FROM step_windows w LEFT JOIN ranks r USING (rank)""",
-    )
-    ranks, first = np.unique(windows["rank"].astype(np.int64), return_index=True)
-    steps = np.unique(windows["step"].astype(np.int64))
-    grid = Grid(ranks, steps)
-    wall = grid.filled(windows, "wall_ns")
-    own = np.zeros((*wall.shape, len(SELF_KINDS)))
-    plain = to_arrays(
-        database,
-        "SELECT s.* FROM step_sums s JOIN step_windows w USING (rank, step) WHERE NOT coalesce(w.overlapping, false)",
-    )
-    step, rank = grid.places(plain)
-    for place, kind in enumerate(SELF_KINDS):
-        own[step, rank, place] = plain[f"{kind}_ns"]
-    beside = np.zeros(wall.shape)  # communication that runs beside the main thread, and that nothing hides
-    if database.execute("SELECT coalesce(bool_or(overlapping), false) FROM step_windows").fetchone()[0]:
-        _sweep(database, grid, own, beside, duration)
-    communication = SELF_KINDS.index("communication")
-    # Of the time in communication what its transfers take.
-    in_step = to_arrays(
-        database,
-        """SELECT c.rank, c.step, coalesce(sum(m.shortest_ns) FILTER (c.on_main), 0)::BIGINT AS on_main,
-            coalesce(sum(m.shortest_ns) FILTER (NOT c.on_main), 0)::BIGINT AS beside,
-            coalesce(sum(c.duration_ns) FILTER (c.on_main AND m.size IS NULL), 0)::BIGINT AS calls
-        FROM communications c LEFT JOIN matched m USING (label, step, sequence) GROUP BY c.rank, c.step""",
-    )
-    on_main, moved_beside, calls = (
-        np.nan_to_num(grid.filled(in_step, name)) for name in ("on_main", "beside", "calls")
-    )
-    transfers = np.minimum(own[:, :, communication], on_main)
-    # A call on the main thread, which may last until the transfer beside it ends, hides that one.
-    in_calls = np.minimum(own[:, :, communication] - transfers, calls)
-    transfers += np.minimum(beside + in_calls, moved_beside)
-    waiting = own[:, :, communication] + beside - transfers
-    own[:, :, communication] = transfers
-    other = SELF_KINDS.index("other")
-    named = own.sum(axis=2) - own[:, :, other] + waiting
-    if basis == "cpu":
-        own[:, :, other] = wall - named
-    own[np.isnan(wall)] = np.nan
-    waiting[np.isnan(wall)] = np.nan
-    communicates = database.execute("SELECT count(*) > 0 FROM communications").fetchone()[0]
-    return SelfTimes(
-        ranks=ranks,
-        stages=windows["stage"][first].astype(np.int64),
-        steps=steps,
-        self_ns=own,
-        waiting_ns=waiting,
-        wall_ns=wall,
-        basis=basis,
-        waiting_known=bool(communicates) or len(ranks) < 2,
-    )
-
-
-def _sweep(database: Database, grid: Grid, own: Float, beside: Float, duration: str) -> None:
-    """Steps in which spans overlap: each moment goes to one kind, the first of those that run, as `_ON_MAIN` has it."""
-    counted = [(True, kind) for kind in _ON_MAIN] + [(False, kind) for kind in _BESIDE]  # whether on the main thread
-    weights = [1 << (_BITS * place) for place in range(len(counted))]
-    whens = " ".join(
-        f"WHEN {'' if on_main else 'NOT '}{ON_MAIN} AND s.kind = '{kind}' THEN {weight}::HUGEINT"
-        for (on_main, kind), weight in zip(counted, weights, strict=True)
-    )
-    running = " ".join(
-        f"WHEN (running // {weight}) % {1 << _BITS} > 0 THEN {place}" for place, weight in enumerate(weights)
-    )
-    for first, last in _rank_ranges(database):
-        found = to_arrays(
-            database,
-            f"""WITH relevant AS (
-                SELECT s.rank, s.step, greatest(s.start_ns, w.begin_ns) AS begin_ns,
-                    least(s.start_ns + s.duration_ns, w.end_ns) AS end_ns, CASE {whens} END AS weight
-                FROM (SELECT * FROM spans WHERE kind <> 'step' AND {_RELEVANT} AND rank BETWEEN {first} AND {last}) s
-                JOIN (SELECT * FROM step_windows WHERE overlapping) w USING (rank, step)
-                LEFT JOIN main_threads m ON m.rank = s.rank),
-            counted AS (SELECT * FROM relevant WHERE weight IS NOT NULL AND end_ns > begin_ns),
-            events AS (
-                SELECT rank, step, begin_ns AS at_ns, weight FROM counted
-                UNION ALL
-                SELECT rank, step, end_ns, -weight FROM counted),
-            moments AS (
-                SELECT rank, step, sum(weight) OVER moment AS running, lead(at_ns) OVER moment - at_ns AS length_ns
-                FROM events WINDOW moment AS (PARTITION BY rank, step ORDER BY at_ns ROWS UNBOUNDED PRECEDING))
-            SELECT rank, step, CASE {running} ELSE -1 END AS place, sum(length_ns)::DOUBLE AS length_ns
-            FROM moments WHERE length_ns > 0 GROUP BY ALL""",
-        )
-        step, rank = grid.places(found)
-        for place, (on_main, kind) in enumerate(counted):
-            chosen = found["place"] == place
-            target = own[:, :, SELF_KINDS.index(kind)] if on_main or kind != "communication" else beside
-            np.add.at(target, (step[chosen], rank[chosen]), found["length_ns"][chosen])
-    if "device_ns" in duration:  # compute by the device's time, where a rank's spans have it
-        sums = to_arrays(
-            database,
-            f"""SELECT s.rank, s.step, s.kind, sum(s.device_ns)::DOUBLE AS device_ns FROM spans s
-            JOIN (SELECT * FROM step_windows WHERE overlapping) w USING (rank, step)
-            WHERE s.kind IN {COMPUTE} AND s.depth = 0 AND s.device_ns IS NOT NULL GROUP BY s.rank, s.step, s.kind""",
-        )
-        step, rank = grid.places(sums)
-        own[step, rank, [SELF_KINDS.index(kind) for kind in sums["kind"].tolist()]] = sums["device_ns"]
-
-
-def _rank_ranges(database: Database, rows_at_once: int = 2_000_000) -> list[tuple[int, int]]:
-    """Ranks in ranges with about so many spans, so that what is sorted at once stays small."""
-    counts = to_arrays(database, "SELECT rank, count(*) AS spans FROM spans GROUP BY rank ORDER BY rank")
-    part = (np.cumsum(counts["spans"]) - 1) // rows_at_once
-    firsts = np.flatnonzero(np.diff(part, prepend=-1))
-    ends = np.append(firsts[1:], len(part)) - 1
-    ranks = counts["rank"]
-    return [(int(ranks[first]), int(ranks[end])) for first, end in zip(firsts.tolist(), ends.tolist(), strict=True)]
-
-
 # --- ranks that may be compared ---
 
 
@@ -332,22 +176,6 @@ def largest(values: Float, axis: int = 0) -> Float:
 
 _LEFT_OF_HEAD_START = 0.5  # at most, where two ranks have waited for one another
 _MAY_WAIT = ("forward", "backward", "communication", "optimizer", "other", model.BETWEEN)  # where ranks may wait
-
-
-def subtract_transfer_waiting(own: SelfTimes) -> SelfTimes:
-    """Take what a rank's transfers of a step took beyond the quickest rank's as waiting.
-
-    Ranks that do the same have the same transfers. Whoever computes longer hides more of them behind that, and what
-    others see of that part they see because they have nothing left to do: they wait.
-    """
-    at = own.kinds.index("communication")
-    times, waiting = own.self_ns.copy(), own.waiting_ns.copy()
-    for members in comparable(own):
-        seen = times[:, members, at]
-        shared = np.minimum(seen, -largest(-seen, axis=1)[:, None])
-        times[:, members, at] = shared
-        waiting[:, members] += seen - shared
-    return replace(own, self_ns=times, waiting_ns=waiting)
 
 
 def subtract_estimated_waiting(own: SelfTimes) -> SelfTimes:
@@ -452,7 +280,7 @@ def waiting_source(own: SelfTimes) -> tuple[model.WaitingSource, str | None]:
 # --- layers ---
 
 
-def layer_times(database: Database, *, basis: Basis = "cpu") -> model.LayerTimes | None:
+def layer_times(database: Database, *, basis: model.Basis = "cpu") -> model.LayerTimes | None:
     """Each layer's time in a step of each rank, what is below it included; None where no span is of a layer."""
     own = "duration_ns - coalesce(waiting_ns, 0)"
     if basis == "device":
@@ -491,7 +319,7 @@ def layer_times(database: Database, *, basis: Basis = "cpu") -> model.LayerTimes
 
 
 def layer_means(
-    database: Database, ranks: Sequence[int], steps: Int, *, basis: Basis = "cpu"
+    database: Database, ranks: Sequence[int], steps: Int, *, basis: model.Basis = "cpu"
 ) -> dict[tuple[int, str, str], float]:
     """The mean time a step, over these steps, of each layer and kind on these ranks: (rank, layer, kind) -> ns."""
     own = "duration_ns - coalesce(waiting_ns, 0)"

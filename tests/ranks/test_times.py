@@ -12,14 +12,15 @@ pytest.importorskip("duckdb")
 
 from profiler_wrapper.ranks.database import open_database
 from profiler_wrapper.ranks.model import SELF_KINDS, SelfTimes
-from profiler_wrapper.ranks.times import common_name, communication, layer_times, match_collectives, prepare, self_times
+from profiler_wrapper.ranks.times import common_name, communication, layer_times, match_collectives, prepare
+from rank_accounts import own_times
 from span_tables import span, span_database
 
 
 def own_of(rows: list[dict[str, Any]], **how: Any) -> SelfTimes:
     with span_database(rows) as database:
         prepare(database)
-        return self_times(database, **how)
+        return own_times(database, **how)
 
 
 def told(own: SelfTimes, step: int = 0, rank: int = 0) -> dict[str, float]:
@@ -84,7 +85,8 @@ def test_what_is_its_own_kind_wherever_it_lies_is_taken_out_of_what_is_around_it
         "gc": 5,
         "checkpoint": 5,
         "other": 5,
-        "waiting": 5,  # nobody else tells of this communication, so nothing tells its transfer
+        "communication": 5,  # nobody else tells of it, so nothing tells how much of it is waiting
+        "waiting": 0,
     }
     exact(own)
 
@@ -97,7 +99,7 @@ def test_communication_beside_the_main_thread_counts_where_nothing_hides_it() ->
         span(0, 0, "forward", 95, 5, thread=3),  # work beside the main thread is not the step's
     ]
     own = own_of(rows)
-    assert told(own) == {"backward": 60, "other": 10, "waiting": 30}
+    assert told(own) == {"backward": 60, "other": 10, "communication": 30, "waiting": 0}
     exact(own)
 
 
@@ -207,7 +209,7 @@ def test_many_overlapping_spans_of_one_kind() -> None:
     rows = [span(0, 0, "step", 0, 2000)]
     rows += [span(0, 0, "communication", i, 1000, thread=2, name=f"c{i}") for i in range(400)]
     own = own_of(rows)
-    assert told(own) == {"other": 601, "waiting": 1399}
+    assert told(own) == {"other": 601, "communication": 1399, "waiting": 0}
 
 
 def test_layers_over_steps() -> None:

@@ -10,7 +10,8 @@ import pytest
 pytest.importorskip("duckdb")
 
 from profiler_wrapper.ranks.model import CommunicationRow
-from profiler_wrapper.ranks.times import communication, match_collectives, prepare, self_times
+from profiler_wrapper.ranks.times import communication, match_collectives, prepare
+from rank_accounts import own_times
 from span_tables import span, span_database
 
 
@@ -71,7 +72,7 @@ def test_a_call_that_lasts_as_long_as_its_transfer_is_no_waiting() -> None:
             rows.append(span(rank, 0, kind, begin * 10**6, length * 10**6, **more))
     with span_database(rows) as database:
         prepare(database)
-        own = self_times(database)
+        own = own_times(database)
     assert (own.of("communication") / 1e6).tolist() == [[20, 20]]
     assert (own.waiting_ns / 1e6).tolist() == [[40, 0]]
     assert np.array_equal(own.self_ns.sum(axis=2) + own.waiting_ns, own.wall_ns)
