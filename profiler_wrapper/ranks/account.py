@@ -130,13 +130,15 @@ def read_account(database: Database, clocks: Clocks | None, *, on_device: bool =
         _lay_end_to_end(rows, rank, step)
         begin, end = _windows(rows, rank, step, shape)
         clocks = None
-    elif jumps := _jumps(rows, rank, step, shape, ranks, clocks):
+    elif jumps := _jumps(rows, rank, step, begin, end, ranks, clocks):
         for of, at, ahead_ns in jumps:
             mine = (rank == of) & (step == at)
             rows["start_ns"][mine] -= ahead_ns
             rows["end_ns"][mine] -= ahead_ns
         jumped = np.unique([ranks[of] for of, *_ in jumps])
         begin, end = _windows(rows, rank, step, shape)
+        end[:, :-1] = np.where(begin[:, 1:] >= 0, np.minimum(end[:, :-1], begin[:, 1:]), end[:, :-1])
+        wall = np.where(begin < 0, np.nan, end - begin).T
     syncs, instance = _syncs(rows, rank, step, ranks, clocks, one_clock=not on_device)
     rows["start_ns"] = np.maximum(rows["start_ns"], begin[rank, step])
     rows["end_ns"] = np.minimum(rows["end_ns"], end[rank, step])
@@ -295,12 +297,13 @@ def _beside(rows: dict[str, Int], rank: Int, begin: Int, end: Int) -> Bool:
 
 
 def _jumps(
-    rows: dict[str, Int], rank: Int, step: Int, shape: tuple[int, int], ranks: Int, clocks: Clocks | None
+    rows: dict[str, Int], rank: Int, step: Int, begin: Int, end_of: Int, ranks: Int, clocks: Clocks | None
 ) -> list[tuple[int, int, int]]:
     """(rank, step, how far it is ahead) where the clock of a rank jumps for single steps.
 
     The ends of communications of three or more ranks are shared: in those steps the rank sees all of them later, or
-    sooner, than it does in others, by much more than they differ within a step.
+    sooner, than it does in others, by much more than they differ within a step. A thread that a busy machine lets go on
+    late sees so too; but moved back, its steps would overlap.
     """
     chosen = np.flatnonzero((rows["matched"] > 0) & (rows["role"] == 0))
     keys = np.stack([step[chosen], rows["label"][chosen], rows["sequence"][chosen]])
@@ -313,12 +316,12 @@ def _jumps(
     order = np.lexsort((end, of))
     first = np.flatnonzero(np.diff(of[order], prepend=-1))
     middle = end[order][first + np.diff(np.append(first, len(order))) // 2]
-    ahead = np.full((len(first), shape[0]), np.nan)
+    ahead = np.full((len(first), len(ranks)), np.nan)
     ahead[of, rank[chosen]] = end - middle[of]
     at = np.zeros(len(first), dtype=np.int64)
     at[of] = step[chosen]
     found = []
-    for one in range(shape[0]):
+    for one in range(len(ranks)):
         mine = np.isfinite(ahead[:, one])
         if mine.sum() < 3:
             continue
@@ -327,9 +330,16 @@ def _jumps(
         by_step = np.array([np.median(apart[of_step == each]) for each in there.tolist()])
         usual = float(np.median(np.abs(apart - by_step[np.searchsorted(there, of_step)])))
         by_step -= np.quantile(by_step, 0.5, method="lower")
-        for place in np.flatnonzero(np.abs(by_step) > max(_JUMP_NS, _JUMP * usual)).tolist():
-            found.append((one, int(there[place]), int(by_step[place])))
-    return found if len({one for one, *_ in found}) <= shape[0] / 4 else []
+        jump = np.zeros(begin.shape[1])
+        far = np.abs(by_step) > max(_JUMP_NS, _JUMP * usual)
+        jump[there[far]] = by_step[far]
+        known = np.flatnonzero(begin[one] >= 0)
+        over = (end_of[one] - jump)[known[:-1]] - (begin[one] - jump)[known[1:]]  # by how much steps overlap
+        most = np.maximum(np.append(over, 0.0), np.append(0.0, over))
+        for place, over_ns in zip(known.tolist(), most.tolist(), strict=True):
+            if jump[place] and over_ns <= (1 - _NEARLY) * abs(jump[place]):
+                found.append((one, place, int(jump[place])))
+    return found if len({one for one, *_ in found}) <= len(ranks) / 4 else []
 
 
 def _end_together(label: Int, rank: Int, of: Int, start: Int, end: Int) -> Bool:

@@ -28,6 +28,7 @@ from profiler_wrapper.ranks.model import Float
 from profiler_wrapper.ranks.suspects import Suspect, suspects_of, with_layer
 
 _MOST_CAUSES: Final = 3
+_ANYONE: Final = ("uneven", "turns")  # another rank in each step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +51,7 @@ def ask(job: Job) -> Answer:
     recorded = graph.times([NOTHING])[:, 0]
     step_ns = mean_step_ns(job)
     suspects = suspects_of(job, excess, recorded)
-    everything = together([*(one.change for one in suspects if one.what != "uneven"), change_of(less, less > 0)])
+    everything = together([*(one.change for one in suspects if one.what not in _ANYONE), change_of(less, less > 0)])
     least_ns = LEAST_SHARE_OF_STEP * step_ns
     # What recorded ranks wait for others that are not may follow from any cause: it is asked for without that.
     unseen = [one for one in suspects if one.what == "unrecorded"]
@@ -59,15 +60,18 @@ def ask(job: Job) -> Answer:
     ends = graph.ends([NOTHING, everything, base, *(together([base, one.change]) for one in suspects)])
     lost = float(ends[0] - ends[1]) / max(1, int(job.judged.sum()))
     first = [_with_gain(one, float(ends[2] - end)) for one, end in zip(suspects, ends[3:], strict=True)]
-    fixed = _in_turn(job, [one for one in first if one.what != "uneven"], base, least_ns)
-    uneven = max((one for one in first if one.what == "uneven"), key=lambda one: one.gain_ns, default=None)
+    rest = [one for one in first if one.what not in _ANYONE]
+    fixed = _in_turn(job, rest, base, least_ns)
+    anyone = [one for one in first if one.what in _ANYONE]
+    greatest = max((one.gain_ns for one in anyone), default=0.0)
+    near = (one for one in anyone if one.gain_ns >= NEARLY * greatest)
+    uneven = min(near, key=lambda one: (one.what != "uneven", len(one.kinds)), default=None)
     # Another rank in each step, where no few of them are nearly all of it.
     if (
         uneven is not None
         and uneven.gain_ns >= least_ns
         and sum(one.gain_ns for one in fixed) < NEARLY * uneven.gain_ns
     ):
-        rest = [one for one in first if one.what != "uneven"]
         fixed = [uneven, *_in_turn(job, rest, together([base, uneven.change]), least_ns)]
     if unseen:
         most = max(unseen, key=lambda one: one.excess_ns)

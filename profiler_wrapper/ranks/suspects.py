@@ -40,7 +40,7 @@ _MOST_PEERS: Final = 16  # ranks whose layers are compared
 class Suspect:
     """An X: what it is, and what a step would be shorter without its excess."""
 
-    what: str  # "rank", "ranks", "host", "stage", "link", "group", "unrecorded", "all", "uneven", "background"
+    what: str  # "rank", "ranks", "host", "stage", "link", "group", "unrecorded", "all", "uneven", "turns", "background"
     kinds: tuple[str, ...]
     ranks: tuple[int, ...]  # indices; empty: all
     change: Change
@@ -158,12 +158,12 @@ def _of_ranks(job: Job, excess: Excess, less: Float, path: Int) -> Iterator[Susp
                     yield found
         turns = excess.hit[job.judged][:, :, places].any(axis=2)
         by_turns = np.asarray(turns.any(axis=0) & ~turns.all(axis=0))
-        if len(kinds) == 1 and kinds[0] in COMPUTES and by_turns.sum() > 2:
+        if set(kinds) <= set(COMPUTES) and by_turns.sum() > 2:
             yield Suspect(
-                what="uneven",
+                what="turns",
                 kinds=kinds,
                 ranks=(),
-                change=change_of(less, by_turns[rank] & (work.kind == places[0])),
+                change=change_of(less, by_turns[rank] & np.isin(work.kind, places)),
                 steps=np.asarray(excess.hit[:, by_turns][:, :, places].any(axis=(1, 2))),
                 known_steps=int(job.judged.sum()),
             )

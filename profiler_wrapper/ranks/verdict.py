@@ -163,7 +163,9 @@ def _suspect(job: Job, answer: Answer, one: suspects.Suspect) -> model.Suspect:
     elif kinds == {"checkpoint"}:
         verdict = "save"
     elif one.what == "uneven":
-        verdict, cause = "imbalance", cause if len(kinds) == 1 else "data imbalance"
+        verdict, cause = "imbalance", "data imbalance"
+    elif one.what == "turns":
+        verdict = "imbalance"
     elif one.what == "all":
         verdict = "steps"
     if one.layer is not None:
@@ -236,8 +238,8 @@ def _what(job: Job, one: suspects.Suspect, said: model.Suspect) -> str:
     does = _of_kinds(one)
     if said.layer is not None:
         does = f"its {said.layer} takes longer"
-    if one.what == "uneven" and len(one.kinds) == 1:
-        return f"The load is uneven: another rank takes longer for {one.kinds[0]} in each step{since}"
+    if one.what == "turns":
+        return f"Another rank in each step is slower, or is given more: {does}{since}"
     if one.what == "uneven":
         return f"The load is uneven: another rank gets more work in each step{since}"
     if one.what == "all" and said.layer is not None:

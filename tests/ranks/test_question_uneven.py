@@ -45,12 +45,15 @@ def with_speed(seed: int) -> SelfTimes:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_rank_that_is_slow_in_all_it_does_got_no_more_work(seed: int) -> None:
-    assert "imbalance" not in {one.verdict for one in diagnose(with_speed(seed)).causes}
+    assert "data imbalance" not in {one.cause for one in diagnose(with_speed(seed)).causes}
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_forward_alone_that_is_long_by_turns_is_no_more_work(seed: int) -> None:
-    assert "imbalance" not in {one.verdict for one in diagnose(simulated("anyone's forward", seed=seed)).causes}
+def test_a_forward_alone_that_is_long_by_turns_may_be_either(seed: int) -> None:
+    verdict = diagnose(simulated("anyone's forward", seed=seed, noise=QUIET))
+    assert (verdict.verdict, verdict.cause, verdict.rank) == ("imbalance", "forward", None)
+    assert "is slower, or is given more: its forward takes longer" in verdict.sentence
+    assert verdict.lost_ns is not None and 48e6 < verdict.lost_ns < 62e6  # a rank that is slow once is not counted
 
 
 def test_large_jobs_are_uneven_by_chance_and_nobody_is_blamed() -> None:
