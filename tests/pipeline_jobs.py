@@ -9,10 +9,8 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from duckdb import DuckDBPyConnection
+from pathlib import Path
+from typing import NamedTuple
 
 MS = 1_000_000
 
@@ -182,43 +180,17 @@ def span_rows(
     return rows
 
 
-COLUMNS = {
-    "rank": "INTEGER",
-    "step": "BIGINT",
-    "name": "VARCHAR",
-    "kind": "VARCHAR",
-    "start_ns": "BIGINT",
-    "duration_ns": "BIGINT",
-    "depth": "SMALLINT",
-    "microbatch": "INTEGER",
-    "sequence": "INTEGER",
-    "group": "VARCHAR",
-    "chunk": "INTEGER",
-}
+COLUMNS = (
+    "rank", "step", "name", "kind", "start_ns", "duration_ns", "depth", "microbatch", "sequence", "group", "chunk",
+)
 
 
-def connect(rows: Iterable[tuple], places: Iterable[tuple[int, int, int]]) -> DuckDBPyConnection:
-    """Tables `spans` and `ranks`, from rows as of `span_rows` and (rank, stage, dp)."""
-    import duckdb
-    import pandas
+def write_table(path: Path, job: Job, rows: Iterable[tuple]) -> Path:
+    """A table of rows as of `span_rows`, with the places of the job's ranks; rank = replica * stages + stage."""
+    import pyarrow as pa
+    import pyarrow.parquet
 
-    frame = pandas.DataFrame(list(rows), columns=list(COLUMNS))
-    connection = duckdb.connect(config={"threads": 1})
-    connection.register("frame", frame.astype(object).where(frame.notna(), None))
-    casts = ", ".join(f'"{name}"::{kind} AS "{name}"' for name, kind in COLUMNS.items())
-    connection.execute(f"CREATE TABLE spans AS SELECT {casts} FROM frame")
-    connection.unregister("frame")
-    for name in ("waiting_ns", "chunk"):
-        connection.execute(f"ALTER TABLE spans ADD COLUMN IF NOT EXISTS {name} BIGINT")
-    connection.execute(
-        "CREATE TABLE ranks(rank INTEGER, stage INTEGER, dp INTEGER, tp INTEGER, cp INTEGER, ep INTEGER)"
-    )
-    for place in places:
-        connection.execute("INSERT INTO ranks (rank, stage, dp) VALUES (?, ?, ?)", place)
-    return connection
-
-
-def job_tables(job: Job, lengths: Sequence[Length], **columns: bool) -> DuckDBPyConnection:
-    """The tables of a job; rank = replica * stages + stage."""
-    places = [(dp * job.stages + stage, stage, dp) for dp in range(job.replicas) for stage in range(job.stages)]
-    return connect(span_rows(job, lengths, **columns), places)
+    named = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+    placed = [{**row, "stage": row["rank"] % job.stages, "dp": row["rank"] // job.stages} for row in named]
+    pyarrow.parquet.write_table(pa.Table.from_pylist(placed), path)
+    return path

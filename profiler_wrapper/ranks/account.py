@@ -481,6 +481,7 @@ def _waits(syncs: Syncs, moments: _Moments) -> tuple[Int, Int]:
     It idles beside a communication, and goes on when one ends. Else it idles for a reason of its own: that is "other".
     """
     goes_on = np.append(~(moments.exposed[1:] & (moments.rank[1:] == moments.rank[:-1])), True)
+    goes_on[: len(moments.rank)] |= _hands_over(syncs, moments)
     stops = np.flatnonzero(moments.exposed & goes_on[: len(moments.exposed)])
     stretch = np.cumsum(np.append(0, goes_on[: len(goes_on) - 1])) if len(moments.rank) else np.empty(0, dtype=np.int64)
     idle = np.bincount(stretch, weights=(moments.end_ns - moments.start_ns) * moments.exposed)[stretch[stops]]
@@ -502,6 +503,20 @@ def _waits(syncs: Syncs, moments: _Moments) -> tuple[Int, Int]:
     moments.kind[moments.exposed & ~known & (moments.kind == _PLACE["other"])] = _PLACE["communication"]
     moments.exposed[np.isin(stretch, stretch[stops[found < 0]])] = False
     return found[found >= 0], moments.end_ns[stops[found >= 0]]
+
+
+def _hands_over(syncs: Syncs, moments: _Moments) -> Bool:
+    """Of each moment whether at its end a communication ends, and one in another thread begins: it waits between."""
+    beside = np.flatnonzero(~syncs.on_main & syncs.waits)
+    if not len(beside) or not len(moments.rank):
+        return np.zeros(len(moments.rank), dtype=bool)
+    first = min(syncs.start_ns[beside].min(), moments.end_ns.min())
+    longest = max(syncs.end_ns[beside].max(), moments.end_ns.max()) - first + 1
+    beside = beside[np.lexsort((syncs.end_ns[beside], syncs.rank[beside]))]
+    ends, begins = (syncs.rank[beside] * longest + at[beside] - first for at in (syncs.end_ns, syncs.start_ns))
+    place = np.minimum(np.searchsorted(ends, begins), len(ends) - 1)
+    follows = (ends[place] == begins) & (syncs.thread[beside[place]] != syncs.thread[beside])
+    return np.isin(moments.rank * longest + moments.end_ns - first, begins[follows])
 
 
 def _hidden_waits(

@@ -301,7 +301,8 @@ def read_table(
     problem = "cannot be read as a table"
     try:
         there = columns_of(database, relation)
-        if not columns and set(OUR_COLUMNS) <= set(there) and relation.startswith("read_parquet("):
+        # Without threads nothing tells what runs beside what, as in tables of others.
+        if not columns and {*OUR_COLUMNS, "thread"} <= set(there) and relation.startswith("read_parquet("):
             rows, bad = view_spans(database, relation, ranks=ranks)
             about = ", ".join(
                 f"any_value(TRY_CAST({name} AS {kind})) AS {name}"

@@ -159,7 +159,9 @@ def _before_in_stream(account: Account) -> Int:
     at = np.concatenate([syncs.end_ns[beside], syncs.start_ns[beside]])
     of = np.concatenate([stream.reshape(-1), stream.reshape(-1)])
     is_start = np.repeat([False, True], len(beside))
-    order = np.lexsort((is_start, at, of))
+    takes_no_time = np.tile(syncs.end_ns[beside] <= syncs.start_ns[beside], 2)
+    turn = np.where(is_start, 1, np.where(takes_no_time, 2, 0))  # nothing comes behind itself
+    order = np.lexsort((turn, at, of))
     last = np.maximum.accumulate(np.where(is_start[order], -1, np.arange(len(order))))
     starts = np.flatnonzero(is_start[order])
     which, behind = order[starts] - len(beside), last[starts]

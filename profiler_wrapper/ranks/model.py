@@ -121,26 +121,24 @@ class LayerTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Replay:
-    """What the job would take if some spans were as quick as their like: dependencies replayed.
+    """What the job would take if some of its operations took what is typical of their kind: dependencies replayed.
 
-    As defined in "Understanding Stragglers in Large Model Training Using What-if Analysis" (OSDI 2025): T as recorded
-    and replayed, T_ideal with every span as long as the typical one of its kind.
+    As defined in "Understanding Stragglers in Large Model Training Using What-if Analysis" (OSDI 2025): T as recorded,
+    T_ideal with every operation as long as the typical one of its kind.
     """
 
-    recorded_ns: float  # of all steps, as recorded
-    total_ns: float  # T: the same, replayed
+    total_ns: float  # T
     ideal_ns: float  # T_ideal
     slowdown: float  # T / T_ideal
-    ms: float  # share of the lost time that goes away with the last stage ideal
-    mw: float  # share of the lost time that goes away with the slowest few ranks ideal
+    ms: float  # share of the lost time that goes away with the last stage typical
+    mw: float  # share of the lost time that goes away with the slowest few ranks typical
     slowest_ranks: tuple[int, ...]  # those of `mw`
     ranks: Int  # (R,)
     stages: Int  # (G,)
-    share_of_rank: Float  # (R,) (T - T without its slowness) / (T - T_ideal)
+    share_of_rank: Float  # (R,) (T - T with it typical) / (T - T_ideal); nan: not among the slowest, not replayed
     share_of_stage: Float  # (G,)
-    slowdown_of_stage: Float  # (G,) T with only its slowness / T_ideal
     steps: int = 0
-    notes: tuple[str, ...] = ()  # what was assumed, what was left out
+    notes: tuple[str, ...] = ()  # what was left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -17,7 +17,7 @@ from profiler_wrapper.analysis.statistics import mean, median
 from profiler_wrapper.errors import EmptyRecording
 from profiler_wrapper.ranks import model, times
 from profiler_wrapper.ranks.account import KINDS, read_account, sync_each_step
-from profiler_wrapper.ranks.clocks import align, fit, write_table
+from profiler_wrapper.ranks.clocks import fit, write_table
 from profiler_wrapper.ranks.database import Database, LoadedSpans, insert, to_rows
 from profiler_wrapper.ranks.excess import Job
 from profiler_wrapper.ranks.graph import NoGraph, build
@@ -61,8 +61,6 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
     own = times.with_waiting_of_one(own)
     steady, left_out = times.steady_times(own), times.steady_steps(own)[1]
     layers = times.layer_times(database, basis=basis)
-    replayed = what_if(database, align=None if clocks is None else partial(align, clocks))
-    replay, replay_unknown = (replayed, None) if isinstance(replayed, model.Replay) else (None, replayed)
     labels = to_rows(database, 'SELECT name, "group" FROM labels ORDER BY label')
     judged = np.isin(own.steps, steady.steps)
     measured = bool(account.syncs.waits.any())
@@ -95,6 +93,8 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
         notes.append(
             f"the clock of rank {ranges(account.jumped.tolist())} jumps in some steps: its times were moved back"
         )
+    replayed = what_if(job)
+    replay, replay_unknown = (replayed, None) if isinstance(replayed, model.Replay) else (None, replayed)
     verdict = None if measured or basis == "device" or not loaded.from_timers else _one_call(database, steady)
     if verdict is None:
         verdict = verdict_of(job, ask(job), notes=notes)
