@@ -27,7 +27,8 @@ from profiler_wrapper.analysis.model import LayerRow
 from profiler_wrapper.comparison.guard import GuardCheck, GuardFinding, GuardReport
 from profiler_wrapper.comparison.model import ChangedLayer, ComparedTotal, Comparison, WorkChange
 from profiler_wrapper.config_flops.model_flops import ModelFlops
-from profiler_wrapper.ranks.model import RanksReport, Suspect, Verdict
+from profiler_wrapper.ranks.model import Suspect, Verdict
+from profiler_wrapper.ranks.report import RanksReport
 from profiler_wrapper.reports.columns import COLUMNS, Column
 from profiler_wrapper.reports.result_json import FOLLOWS, LISTS, json_name
 from profiler_wrapper.run.options import OPTIONS

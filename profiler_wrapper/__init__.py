@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from profiler_wrapper.monitor.config import add_perf_monitor_arguments as add_perf_monitor_arguments
     from profiler_wrapper.monitor.monitor import TrainingMonitor as TrainingMonitor
     from profiler_wrapper.ranks.load import load_ranks as load_ranks
-    from profiler_wrapper.ranks.model import RanksReport as RanksReport
+    from profiler_wrapper.ranks.report import RanksReport as RanksReport
     from profiler_wrapper.result import ProfileResult as ProfileResult
     from profiler_wrapper.result import load as load
     from profiler_wrapper.timer.layer_timer import LayerTimer as LayerTimer
@@ -53,7 +53,7 @@ _MODULES = {
     "monitor.config": ("MonitorConfig", "add_perf_monitor_arguments"),
     "monitor.monitor": ("TrainingMonitor",),
     "ranks.load": ("load_ranks",),
-    "ranks.model": ("RanksReport",),
+    "ranks.report": ("RanksReport",),
     "result": ("ProfileResult", "load"),
     "timer.layer_timer": ("LayerTimer",),
     "timer.timer": ("Timer", "global_timer"),

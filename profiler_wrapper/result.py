@@ -35,7 +35,7 @@ from profiler_wrapper.units import file_size, unicode_terminal
 if TYPE_CHECKING:
     import pandas as pd
 
-    from profiler_wrapper.ranks.model import RanksReport
+    from profiler_wrapper.ranks.report import RanksReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -181,7 +181,17 @@ def span_rows(
 
 
 COLUMNS = (
-    "rank", "step", "name", "kind", "start_ns", "duration_ns", "depth", "microbatch", "sequence", "group", "chunk",
+    "rank",
+    "step",
+    "name",
+    "kind",
+    "start_ns",
+    "duration_ns",
+    "depth",
+    "microbatch",
+    "sequence",
+    "group",
+    "chunk",
 )
 
 

@@ -10,8 +10,9 @@ import numpy as np
 from profiler_wrapper.ranks.account import KINDS, Account, Points, Syncs, Work, sync_each_step
 from profiler_wrapper.ranks.excess import Job
 from profiler_wrapper.ranks.graph import build
-from profiler_wrapper.ranks.model import SELF_KINDS, LayerTimes, RanksReport, SelfTimes, Verdict
+from profiler_wrapper.ranks.model import SELF_KINDS, LayerTimes, SelfTimes, Verdict
 from profiler_wrapper.ranks.question import ask
+from profiler_wrapper.ranks.report import RanksReport
 from profiler_wrapper.ranks.times import account, score, steady_steps
 from profiler_wrapper.ranks.verdict import verdict_of
 

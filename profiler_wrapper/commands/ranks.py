@@ -13,7 +13,7 @@ from profiler_wrapper.trace.spans import ranges
 from profiler_wrapper.units import WIDTH_OF_FILES, terminal_width
 
 if TYPE_CHECKING:
-    from profiler_wrapper.ranks.model import RanksReport
+    from profiler_wrapper.ranks.report import RanksReport
 
     Subject = tuple[Any, RanksReport]  # the database of the spans, and what is said of them
 

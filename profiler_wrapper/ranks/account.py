@@ -179,7 +179,7 @@ def _read(database: Database) -> dict[str, Int]:
         LEFT JOIN matched g ON g.label = l.label AND g.step = s.step AND g.sequence = s.sequence
         WHERE s.step IS NOT NULL AND (s.depth = 0 OR s.kind IN {_EXCLUSIVE} OR s.kind = 'step'
             OR s.depth = 1 AND s.layer IS NOT NULL AND s.kind IN {COMPUTE} AND coalesce(s.thread, 0) >= 0)
-        ORDER BY s.rank, s.start_ns""",
+        ORDER BY s.rank, s.start_ns, s.duration_ns, s.kind, s.name, s.thread, s.sequence""",  # always the same
     )
     return {name: np.asarray(values).astype(np.int64) for name, values in found.items()}
 

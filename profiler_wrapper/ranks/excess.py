@@ -57,8 +57,6 @@ class Excess:
 
     hit: Bool  # (S, R, K) steps in which it does
     mean_ns: Float  # (R, K) over these
-    factor: Float  # (R, K) how many times as long it would take there as its like
-    error_ns: Float  # (R, K) standard error of the mean
 
     @property
     def per_step_ns(self) -> Float:
@@ -81,7 +79,7 @@ def excess_of(job: Job, of: Callable[[Float, Float], Hits] | None = None) -> Exc
     account = job.account
     own = np.where(job.judged[:, None, None], account.own_ns, np.nan)
     hit = np.zeros(own.shape, dtype=bool)
-    mean, factor, error = np.zeros(own.shape[1:]), np.ones(own.shape[1:]), np.zeros(own.shape[1:])
+    mean = np.zeros(own.shape[1:])
     least_ns = LEAST_SHARE_OF_STEP * mean_step_ns(job) / len(KINDS)  # with as little of each kind a rank is nobody
     for kind, name in enumerate(KINDS):
         if name == "communication" or not np.nansum(own[:, :, kind]):
@@ -99,8 +97,8 @@ def excess_of(job: Job, of: Callable[[Float, Float], Hits] | None = None) -> Exc
                 found = of(times[:, at] - like, times[:, at])
                 if found[0].mean() * found[1] < least_ns:
                     continue
-                hit[:, rank, kind], mean[rank, kind], factor[rank, kind], error[rank, kind] = found
-    return Excess(hit, mean, factor, error)
+                hit[:, rank, kind], mean[rank, kind], _ = found
+    return Excess(hit, mean)
 
 
 def like_of(times: Float) -> Float:
@@ -118,18 +116,18 @@ def like_of(times: Float) -> Float:
         return np.asarray(np.where(np.isfinite(like), like, np.nanmean(like)))
 
 
-Hits = tuple[Bool, float, float, float]
+Hits = tuple[Bool, float, float]
 
 
 def hits(beyond: Float, times: Float) -> Hits:
-    """The steps (S,) in which something is beyond its like, its mean excess there, the factor, the mean's error.
+    """The steps (S,) in which something is beyond its like, its mean excess there, and what is left of it without that.
 
     Those with more than half of the mean excess of all that have as much; nearly all steps are all.
     """
     known = np.isfinite(beyond)
     nothing = np.zeros(len(beyond), dtype=bool)
     if not known.any() or not np.nanmax(beyond) > 0:
-        return nothing, 0.0, 1.0, 0.0
+        return nothing, 0.0, 1.0
     level = float(np.nanmax(beyond))
     for _ in range(3):
         hit = known & (beyond > level / 2)
@@ -145,22 +143,22 @@ def hits(beyond: Float, times: Float) -> Hits:
     # Steps that are chosen by their times have to stand out by themselves, not in the mean.
     error = float(np.std(beyond[rest])) if rest.any() else float(np.std(beyond[hit])) / count**0.5
     if level < ERRORS * error * (1 + _FEW / known.sum()):
-        return nothing, 0.0, 1.0, error
+        return nothing, 0.0, 1.0
     whole = float(times[hit].mean())
-    return hit, level, max(0.0, 1 - level / whole) if whole > 0 else 1.0, error
+    return hit, level, max(0.0, 1 - level / whole) if whole > 0 else 1.0
 
 
 def in_all_steps(beyond: Float, times: Float) -> Hits:
     """The same of what is beyond its like in all steps, where it is far beyond in some: by the median excess."""
     known = np.isfinite(beyond)
-    nothing = np.zeros(len(beyond), dtype=bool), 0.0, 1.0, 0.0
+    nothing = np.zeros(len(beyond), dtype=bool), 0.0, 1.0
     if not known.any() or hits(beyond, times)[0].sum() in (0, known.sum()):
         return nothing
     level, whole = float(np.median(beyond[known])), float(np.median(times[known]))
     error = MAD_TO_SIGMA * float(np.median(np.abs(beyond[known] - level))) / float(known.sum()) ** 0.5
     if level < ERRORS * error or not 0 < level < whole:
         return nothing
-    return known, level, 1 - level / whole, error
+    return known, level, 1 - level / whole
 
 
 def losses(job: Job, excess: Excess) -> Float:

@@ -15,8 +15,8 @@ import numpy as np
 
 from profiler_wrapper.analysis.statistics import mean, median, outliers
 from profiler_wrapper.ranks.database import Database
-from profiler_wrapper.ranks.model import Float, Int, LayerTimes, RanksReport
-from profiler_wrapper.ranks.report import layers_over_ranks
+from profiler_wrapper.ranks.model import Float, Int, LayerTimes
+from profiler_wrapper.ranks.report import RanksReport, layers_over_ranks
 from profiler_wrapper.ranks.timeline import LAYER, Bars, Timeline, chosen_ranks, read_timeline, telling_ranks
 from profiler_wrapper.ranks.times import comparable, typical
 from profiler_wrapper.reports import figures

@@ -16,9 +16,8 @@ from typing import Any, Literal, NamedTuple
 from profiler_wrapper.errors import BrokenTrace, WrongUse, first_few
 from profiler_wrapper.ranks import database as db
 from profiler_wrapper.ranks.database import Database, LoadedSpans
-from profiler_wrapper.ranks.model import RanksReport
 from profiler_wrapper.ranks.reduce import Done, Reduced, Task, problem_of_table, read_summary, reduce_traces, table_rows
-from profiler_wrapper.ranks.report import ranks_report
+from profiler_wrapper.ranks.report import RanksReport, ranks_report
 from profiler_wrapper.trace.run_directory import RUN_FILE, rank_number
 from profiler_wrapper.trace.spans import DIRECTORY as TIMERS
 from profiler_wrapper.trace.spans import RANK_COLUMNS, SPAN_COLUMNS, Gap, absent_ranks, ranges

@@ -6,14 +6,13 @@ Times are nanoseconds as floats, with `nan` for what is not known: a rank withou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from dataclasses import dataclass
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from profiler_wrapper.trace.spans import KINDS, Gap
+from profiler_wrapper.trace.spans import KINDS
 
 Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]
@@ -265,56 +264,3 @@ class NamedSpan:
     def beyond_ns(self) -> float:
         """What the slowest rank takes longer than the typical other one."""
         return self.slowest_ns - (self.others_ns or 0.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RanksReport:
-    """A job of many ranks: what reports draw and `--format json` prints."""
-
-    run: str
-    verdict: Verdict
-    own: SelfTimes  # in all steps
-    accounting: Accounting  # of `steady`, as are scores
-    scores: Scores
-    judged: SelfTimes | None = None  # in the steady-state steps; None: all steps are
-    arrivals: Arrivals | None = None
-    layers: LayerTimes | None = None
-    replay: Replay | None = None
-    clocks: Clocks | None = None
-    coordinates: Mapping[str, Int] = field(default_factory=dict)  # "dp", "tp", "pp", ...: (R,), -1 where not known
-    hosts: tuple[str, ...] = ()  # (R,)
-    world_size: int | None = None
-    communication: tuple[CommunicationRow, ...] = ()
-    peak_bytes: Float | None = None  # (R,)
-    mfu: Float | None = None  # (R,) 0 to 1
-    peak_unknown: str | None = None  # why peaks of memory are not known, of all ranks or of which
-    mfu_unknown: str | None = None
-    replay_unknown: str | None = None  # why there is no replay, where it was tried
-    missing: tuple[Gap, ...] = ()  # a rank without a file, a torn line, steps that not all ranks have
-    named_spans: tuple[NamedSpan, ...] = ()  # that which differs most between ranks first
-    spans: int = 0
-
-    @property
-    def steady(self) -> SelfTimes:
-        """Times in the steady-state steps that the verdict and all averages are of, estimated waiting taken out."""
-        return self.own if self.judged is None else self.judged
-
-    told = steady  # its name before
-
-    @property
-    def named_ranks(self) -> frozenset[int]:
-        """The ranks that the verdict names: one, or those of a stage."""
-        verdict, own = self.verdict, self.own
-        if verdict.named_ranks:
-            return frozenset(verdict.named_ranks)
-        if verdict.rank is not None:
-            return frozenset({verdict.rank})
-        if verdict.verdict == "stage" and verdict.stage is not None:
-            return frozenset(own.ranks[own.stages == verdict.stage].tolist())
-        return frozenset()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; what is not known is None. It grows with ranks, not with ranks times steps."""
-        from profiler_wrapper.ranks.report import report_dict
-
-        return report_dict(self)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -21,7 +21,7 @@ from profiler_wrapper.ranks.clocks import fit, write_table
 from profiler_wrapper.ranks.database import Database, LoadedSpans, insert, to_rows
 from profiler_wrapper.ranks.excess import Job
 from profiler_wrapper.ranks.graph import NoGraph, build
-from profiler_wrapper.ranks.model import Bool, Float, Int, NamedSpan, RanksReport, SelfTimes
+from profiler_wrapper.ranks.model import Bool, Float, Int, NamedSpan, SelfTimes
 from profiler_wrapper.ranks.question import ask
 from profiler_wrapper.ranks.replay import what_if
 from profiler_wrapper.ranks.verdict import OUTSIDE, unknown, verdict_of
@@ -37,6 +37,57 @@ _NO_STEPS = {
     False: "Record whole steps, with `step()` after each; a table of spans needs a column `step`.",
 }
 _UNTIMED = "what it does there has no span: time it too; `Timer(gc=True)` tells collections of garbage"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RanksReport:
+    """A job of many ranks: what reports draw and `--format json` prints."""
+
+    run: str
+    verdict: model.Verdict
+    own: SelfTimes  # in all steps
+    accounting: model.Accounting  # of `steady`, as are scores
+    scores: model.Scores
+    judged: SelfTimes | None = None  # in the steady-state steps; None: all steps are
+    arrivals: model.Arrivals | None = None
+    layers: model.LayerTimes | None = None
+    replay: model.Replay | None = None
+    clocks: model.Clocks | None = None
+    coordinates: Mapping[str, Int] = field(default_factory=dict)  # "dp", "tp", "pp", ...: (R,), -1 where not known
+    hosts: tuple[str, ...] = ()  # (R,)
+    world_size: int | None = None
+    communication: tuple[model.CommunicationRow, ...] = ()
+    peak_bytes: Float | None = None  # (R,)
+    mfu: Float | None = None  # (R,) 0 to 1
+    peak_unknown: str | None = None  # why peaks of memory are not known, of all ranks or of which
+    mfu_unknown: str | None = None
+    replay_unknown: str | None = None  # why there is no replay, where it was tried
+    missing: tuple[Gap, ...] = ()  # a rank without a file, a torn line, steps that not all ranks have
+    named_spans: tuple[NamedSpan, ...] = ()  # that which differs most between ranks first
+    spans: int = 0
+
+    @property
+    def steady(self) -> SelfTimes:
+        """Times in the steady-state steps that the verdict and all averages are of, estimated waiting taken out."""
+        return self.own if self.judged is None else self.judged
+
+    told = steady  # its name before
+
+    @property
+    def named_ranks(self) -> frozenset[int]:
+        """The ranks that the verdict names: one, or those of a stage."""
+        verdict, own = self.verdict, self.own
+        if verdict.named_ranks:
+            return frozenset(verdict.named_ranks)
+        if verdict.rank is not None:
+            return frozenset({verdict.rank})
+        if verdict.verdict == "stage" and verdict.stage is not None:
+            return frozenset(own.ranks[own.stages == verdict.stage].tolist())
+        return frozenset()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; what is not known is None. It grows with ranks, not with ranks times steps."""
+        return report_dict(self)
 
 
 def ranks_report(loaded: LoadedSpans) -> RanksReport:

@@ -196,7 +196,7 @@ def _of_stages(job: Job) -> Iterator[Suspect]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)
                 like = np.nanmedian(np.delete(times, place, axis=1), axis=1)
-            hit, mean, factor, _ = hits(times[:, place] - like, times[:, place])
+            hit, mean, factor = hits(times[:, place] - like, times[:, place])
             if hit.any() and factor < 1:
                 factors[kind] = hit, factor
                 excess += mean
@@ -290,7 +290,7 @@ def _of_syncs(job: Job, recorded: Float) -> Iterator[Suspect]:
         elif unseen:
             unseen = _unseen(recorded[1 : 1 + len(mine)][mine], transfer[mine])
             like = float(np.nanmin(by_step[label])) if unseen else like
-        hit, mean, factor, _ = hits(by_step[label] - like, by_step[label])
+        hit, mean, factor = hits(by_step[label] - like, by_step[label])
         if not hit.any() or factor >= 1:
             continue
         own = edges[by_edge[bounds[label] : bounds[label + 1]]]
@@ -350,7 +350,7 @@ def _of_all(job: Job) -> Iterator[Suspect]:
                 warnings.simplefilter("ignore", RuntimeWarning)
                 usual = np.nanquantile(times, QUICKER, axis=1)
             level = float(np.nanquantile(usual, QUICKER))
-            hit, mean, _, _ = hits(usual - level, usual)
+            hit, mean, _ = hits(usual - level, usual)
             if kinds == ("data",) and level >= DATA_SHARE_OF_STEP * mean_step_ns(job):
                 hit, mean, factors = np.isfinite(usual), level, {places[0]: (np.isfinite(usual), 0.0)}
             elif not hit.any() or hit[np.isfinite(usual)].all():

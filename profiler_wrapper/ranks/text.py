@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from profiler_wrapper.analysis.statistics import mean
-from profiler_wrapper.ranks.model import CommunicationRow, RanksReport, Suspect
-from profiler_wrapper.ranks.report import layers_over_ranks
+from profiler_wrapper.ranks.model import CommunicationRow, Suspect
+from profiler_wrapper.ranks.report import RanksReport, layers_over_ranks
 from profiler_wrapper.ranks.times import SLOW, WINDOWS, is_call, largest, typical, waiting_source
 from profiler_wrapper.reports.text import cells, clean, grid, shorten
 from profiler_wrapper.trace.spans import ranges

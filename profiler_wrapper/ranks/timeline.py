@@ -19,7 +19,8 @@ import numpy as np
 
 from profiler_wrapper.analysis.statistics import median
 from profiler_wrapper.ranks.database import Database, literal, to_arrays
-from profiler_wrapper.ranks.model import Bool, Float, Int, RanksReport
+from profiler_wrapper.ranks.model import Bool, Float, Int
+from profiler_wrapper.ranks.report import RanksReport
 from profiler_wrapper.ranks.times import ON_MAIN, label_key
 from profiler_wrapper.trace.spans import KINDS, SPAN_KINDS, ranges
 

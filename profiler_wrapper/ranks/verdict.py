@@ -13,10 +13,10 @@ from profiler_wrapper.ranks.account import KINDS
 from profiler_wrapper.ranks.excess import LEAST_SHARE_OF_STEP, Job
 from profiler_wrapper.ranks.model import BETWEEN, COMPUTE, Cause
 from profiler_wrapper.ranks.question import Answer
+from profiler_wrapper.ranks.times import MANY_STEPS, SOME_STEPS
 from profiler_wrapper.trace.spans import ranges
 
 FEWEST_STEPS = 3  # fewer tell nothing
-SOME_STEPS, MANY_STEPS = 5, 10  # for medium and high confidence
 _CAUSES: dict[str, Cause] = {
     "data": "data loading",
     "gc": "garbage collection",

@@ -24,7 +24,7 @@ from profiler_wrapper.ranks.figures import (
     timeline_figure,
 )
 from profiler_wrapper.ranks.load import open_ranks
-from profiler_wrapper.ranks.model import RanksReport
+from profiler_wrapper.ranks.report import RanksReport
 from profiler_wrapper.ranks.timeline import drawn_steps, merged, read_timeline
 from simulated_jobs import QUIET, report_of, simulated
 from small_rank_jobs import HOSTILE, write_job

@@ -15,7 +15,7 @@ pytest.importorskip("duckdb")
 from profiler_wrapper.__main__ import main
 from profiler_wrapper.errors import EmptyRecording
 from profiler_wrapper.ranks.load import load_ranks
-from profiler_wrapper.ranks.model import RanksReport
+from profiler_wrapper.ranks.report import RanksReport
 from profiler_wrapper.ranks.text import ranks_text
 from profiler_wrapper.trace.spans import KNOWN_NAMES, kind_of_span
 from rank_spans import job, write_logs

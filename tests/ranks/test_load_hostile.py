@@ -17,7 +17,7 @@ pytest.importorskip("pyarrow")
 
 from profiler_wrapper.__main__ import main
 from profiler_wrapper.ranks.load import load_ranks
-from profiler_wrapper.ranks.model import RanksReport
+from profiler_wrapper.ranks.report import RanksReport
 from profiler_wrapper.ranks.text import ranks_text
 from programs import run_script
 from rank_spans import job, write_logs

@@ -24,8 +24,8 @@ import profiler_wrapper as pw
 from processes import run_in_processes
 from profiler_wrapper.__main__ import main
 from profiler_wrapper.ranks.load import load_ranks, open_ranks
-from profiler_wrapper.ranks.model import RanksReport
 from profiler_wrapper.ranks.reduce import Reduced, Task, reduce_trace
+from profiler_wrapper.ranks.report import RanksReport
 from profiler_wrapper.result import load
 from shared_traces import TRACE_NAMES, TRACES, needs_traces
 

@@ -1,4 +1,4 @@
-"""What the paper asks of a job, against answers derived by hand, the published one, and schedules played another way."""
+"""What the paper asks of a job, against answers by hand, the published one, and schedules played another way."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 
 from pipeline_jobs import Job, Length, Op, makespan, play, span_rows, write_table
 from profiler_wrapper.ranks.load import load_ranks
-from profiler_wrapper.ranks.model import RanksReport, Replay
+from profiler_wrapper.ranks.model import Replay
+from profiler_wrapper.ranks.report import RanksReport
 from shared_traces import TRACES
 
 pytest.importorskip("duckdb")

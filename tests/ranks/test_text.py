@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from profiler_wrapper.ranks.figures import beyond_typical, binned, blocks, heat_maps
-from profiler_wrapper.ranks.model import Clocks, CommunicationRow, LayerTimes, RanksReport
-from profiler_wrapper.ranks.report import layers_over_ranks
+from profiler_wrapper.ranks.model import Clocks, CommunicationRow, LayerTimes
+from profiler_wrapper.ranks.report import RanksReport, layers_over_ranks
 from profiler_wrapper.ranks.text import ranks_text
 from profiler_wrapper.ranks.timeline import chosen_ranks
 from profiler_wrapper.ranks.times import typical

@@ -16,7 +16,7 @@ pytest.importorskip("duckdb")
 import rank_spans
 from profiler_wrapper.ranks.database import Database
 from profiler_wrapper.ranks.load import open_ranks
-from profiler_wrapper.ranks.model import RanksReport
+from profiler_wrapper.ranks.report import RanksReport
 from profiler_wrapper.ranks.timeline import drawn_steps, lane_spans, write_ranks_trace
 from small_rank_jobs import HOSTILE, MS, START_NS, STEPS, write_job
 from span_tables import span

@@ -13,7 +13,7 @@ import pytest
 from once import Once
 from processes import run_in_processes
 from profiler_wrapper.ranks.load import load_ranks
-from profiler_wrapper.ranks.model import RanksReport
+from profiler_wrapper.ranks.report import RanksReport
 from rank_traces import reduced_here
 from slow_layer_jobs import JOBS, SLOW, WORLD, SlowLayer, is_pipeline, record
 

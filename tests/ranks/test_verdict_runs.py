@@ -13,7 +13,8 @@ from once import Once
 from processes import run_in_processes
 from profiler_wrapper.ranks.account import KINDS, read_account
 from profiler_wrapper.ranks.load import load_ranks
-from profiler_wrapper.ranks.model import Arrivals, RanksReport
+from profiler_wrapper.ranks.model import Arrivals
+from profiler_wrapper.ranks.report import RanksReport
 from profiler_wrapper.ranks.times import account, layer_times, match_collectives, prepare
 from rank_traces import reduced_here
 from straggler_jobs import (
