@@ -87,7 +87,7 @@ def only(ranks: Sequence[int], kind: str, more: float, steps: Sequence[int] = ra
 
 def found_hits(beyond: Sequence[float], times: Sequence[float] | None = None) -> tuple[list[int], float, float]:
     values = np.array(beyond, dtype=float)
-    hit, mean, factor, _ = hits(values, values + 10 if times is None else np.array(times, dtype=float))
+    hit, mean, factor = hits(values, values + 10 if times is None else np.array(times, dtype=float))
     return np.flatnonzero(hit).tolist(), mean, factor
 
 

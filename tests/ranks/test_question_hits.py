@@ -27,7 +27,7 @@ STEPS = 12
 def test_steps_that_it_hits(beyond: list[float], hit: list[int], mean: float) -> None:
     """A step that stands out alone is chance; it hides neither the others nor counts with them."""
     times = np.array(beyond) + 20.0
-    found, level, factor, _ = hits(np.array(beyond), times)
+    found, level, factor = hits(np.array(beyond), times)
     assert np.flatnonzero(found).tolist() == list(hit)
     assert level == pytest.approx(mean)
     assert factor == pytest.approx(20 / (20 + mean))
