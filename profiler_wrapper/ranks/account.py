@@ -95,6 +95,7 @@ class Account:
     work: Work
     begins_ns: Int  # (R,) of its first step, by the common clock
     jumped: Int  # ranks whose clock jumps in some steps; their times of these are moved back
+    tokens: Float  # (S, R) nan: not known
     beside: Bool  # (S, R) work that nobody waits for ran beside the main thread, as a save in the background
 
     def self_times(self, stages: Int, *, basis: Basis = "cpu") -> SelfTimes:
@@ -125,6 +126,9 @@ def read_account(database: Database, clocks: Clocks | None, *, on_device: bool =
     begin, end = _windows(rows, rank, step, shape)
     wall = np.where(begin < 0, np.nan, end - begin).T
     beside = _beside(rows, rank, begin, end)
+    tokens = np.full((len(steps), len(ranks)), np.nan)
+    counted = rows["tokens"] >= 0
+    tokens[step[counted], rank[counted]] = rows["tokens"][counted]
     jumped = np.empty(0, dtype=np.int64)
     if on_device:
         _lay_end_to_end(rows, rank, step)
@@ -150,14 +154,15 @@ def read_account(database: Database, clocks: Clocks | None, *, on_device: bool =
     has_layers = np.zeros(shape, dtype=bool)
     has_layers[rank[code == _WITHIN], step[code == _WITHIN]] = True
     moments = _sweep(spans[0], spans[1], spans[3], spans[4], begin, end, has_layers, steps)
-    seen = _waits(syncs, moments)
+    alone = (rows["matched"] == 0) & (rows["label"] >= 0) & (rows["on_main"] == 0)
+    seen = _waits(syncs, moments, rank[alone], rows["end_ns"][alone])
     hidden = _hidden_waits(rows, rank, step, shape, instance, syncs, seen)
     points = _points(syncs, moments, seen, hidden, len(ranks))
     work, own, waiting = _work(syncs, points, moments, shape)
     own[begin.T < 0] = waiting[begin.T < 0] = np.nan
     first = np.where(begin < 0, np.iinfo(np.int64).max, begin).min(axis=1, initial=np.iinfo(np.int64).max)
     first = np.zeros_like(first) if on_device else first if clocks is None else align(clocks, ranks, first)
-    return Account(ranks, steps, own, waiting, wall, syncs, points, work, first, jumped, beside)
+    return Account(ranks, steps, own, waiting, wall, syncs, points, work, first, jumped, tokens, beside)
 
 
 def _read(database: Database) -> dict[str, Int]:
@@ -173,7 +178,7 @@ def _read(database: Database) -> dict[str, Int]:
             coalesce(s.thread, -1) AS thread, coalesce(l.label, -1) AS label, coalesce(s.sequence, -1) AS sequence,
             coalesce(l.role, 0) AS role, coalesce(l.forward, false) AS forward,
             coalesce(l.common, -1) AS common, g.size IS NOT NULL AS matched,
-            coalesce(g.shortest_ns, 0) AS shortest_ns
+            coalesce(g.shortest_ns, 0) AS shortest_ns, coalesce(s.tokens, -1) AS tokens
         FROM spans s LEFT JOIN main_threads m ON m.rank = s.rank
         LEFT JOIN labels_of_names l ON s.kind = 'communication' AND l.key = {label_key("s")}
         LEFT JOIN matched g ON g.label = l.label AND g.step = s.step AND g.sequence = s.sequence
@@ -204,11 +209,11 @@ def _lay_end_to_end(rows: dict[str, Int], rank: Int, step: Int) -> None:
 
 
 def _split_unmatched(rows: dict[str, Int], rank: Int, step: Int) -> tuple[Int, Int, Int, Int, Int]:
-    """Code, rank, step, start and end of what is estimated to be waiting, in communications of which nobody else tells.
+    """Code, rank, step, start and end of what is estimated to be waiting, in calls of which nobody else tells.
 
     What one takes beyond the quickest of its rank and name, or the typical transfer of its name; spans are cut to that.
     """
-    chosen = np.flatnonzero(~(rows["matched"] > 0) & (rows["label"] >= 0) & (rows["kind"] >= 0))
+    chosen = np.flatnonzero((rows["matched"] == 0) & (rows["label"] >= 0) & (rows["kind"] >= 0) & (rows["on_main"] > 0))
     of = np.unique(np.stack([rank[chosen], rows["label"][chosen]]), axis=1, return_inverse=True)[1].reshape(-1)
     length = rows["end_ns"][chosen] - rows["start_ns"][chosen]
     least = np.full(int(of.max(initial=-1)) + 1, np.iinfo(np.int64).max)
@@ -220,8 +225,7 @@ def _split_unmatched(rows: dict[str, Int], rank: Int, step: Int) -> tuple[Int, I
             least[of_name] = np.minimum(least[of_name], int(np.median(rows["shortest_ns"][same_name])))
     start = rows["start_ns"][chosen].copy()
     rows["start_ns"][chosen] = rows["end_ns"][chosen] - least[of]
-    code = np.where(rows["on_main"][chosen] > 0, _SYNC, -1)
-    return code, rank[chosen], step[chosen], start, rows["start_ns"][chosen]
+    return np.full(len(chosen), _SYNC), rank[chosen], step[chosen], start, rows["start_ns"][chosen]
 
 
 def _windows(rows: dict[str, Int], rank: Int, step: Int, shape: tuple[int, int]) -> tuple[Int, Int]:
@@ -286,13 +290,14 @@ def _syncs(
 
 
 def _beside(rows: dict[str, Int], rank: Int, begin: Int, end: Int) -> Bool:
-    """(S, R) whether something that is no communication runs beside the main thread in a step, or still does."""
+    """(S, R) whether something that is no communication runs beside the main thread in most of a step."""
     found = np.zeros(begin.T.shape, dtype=bool)
     others = (_PLACE["communication"], _PLACE["data"], _PLACE["gc"])
     chosen = np.flatnonzero((rows["on_main"] == 0) & (rows["kind"] >= 0) & ~np.isin(rows["kind"], others))
     for at in chosen.tolist():
         of = int(rank[at])
-        found[(begin[of] >= 0) & (begin[of] < rows["end_ns"][at]) & (end[of] > rows["start_ns"][at]), of] = True
+        runs = np.minimum(end[of], rows["end_ns"][at]) - np.maximum(begin[of], rows["start_ns"][at])
+        found[(begin[of] >= 0) & (2 * runs > end[of] - begin[of]), of] = True
     return found
 
 
@@ -475,10 +480,11 @@ def _points(syncs: Syncs, moments: _Moments, seen: tuple[Int, Int], hidden: tupl
     return Points(rank[order], at[order], kind[order], instance[order])
 
 
-def _waits(syncs: Syncs, moments: _Moments) -> tuple[Int, Int]:
+def _waits(syncs: Syncs, moments: _Moments, alone: Int, alone_end_ns: Int) -> tuple[Int, Int]:
     """Instances beside the main thread that it waits for, and the times at which it goes on.
 
     It idles beside a communication, and goes on when one ends. Else it idles for a reason of its own: that is "other".
+    `alone`: the ranks of communications of which nobody else tells; to idle for these is communication.
     """
     goes_on = np.append(~(moments.exposed[1:] & (moments.rank[1:] == moments.rank[:-1])), True)
     goes_on[: len(moments.rank)] |= _hands_over(syncs, moments)
@@ -499,8 +505,12 @@ def _waits(syncs: Syncs, moments: _Moments) -> tuple[Int, Int]:
             before, after = np.maximum(place - 1, 0), np.minimum(place, len(mine) - 1)
             nearest = np.where(np.abs(ends[before] - stop) <= np.abs(ends[after] - stop), before, after)
             found[at] = np.where(np.abs(ends[nearest] - stop) <= soon[at], mine[nearest], -1)
-    known = np.isin(moments.rank, syncs.rank[beside])  # else nothing tells who waits for whom
-    moments.kind[moments.exposed & ~known & (moments.kind == _PLACE["other"])] = _PLACE["communication"]
+    for_one = np.zeros(len(stops), dtype=bool)
+    for at in np.flatnonzero(found < 0).tolist():
+        ends = alone_end_ns[alone == moments.rank[stops[at]]]
+        for_one[at] = (np.abs(ends - moments.end_ns[stops[at]]) <= soon[at]).any()
+    moves = moments.exposed & np.isin(stretch, stretch[stops[for_one]])
+    moments.kind[moves & (moments.kind == _PLACE["other"])] = _PLACE["communication"]
     moments.exposed[np.isin(stretch, stretch[stops[found < 0]])] = False
     return found[found >= 0], moments.end_ns[stops[found >= 0]]
 

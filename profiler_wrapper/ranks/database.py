@@ -466,13 +466,20 @@ def _read_rows(database: Database, relation: str, found: Mapping[str, Column], *
     total, bad = database.execute(count).fetchone()
     database.execute(f"DELETE FROM foreign_rows WHERE NOT {usable}")
     # What kind each name is of: as the table says, where it says one of ours, else as the name tells.
-    names = database.execute("SELECT name, any_value(kind) FROM foreign_rows GROUP BY name").fetchall()
+    names = database.execute("SELECT DISTINCT name, kind FROM foreign_rows").fetchall()
     database.execute(
         "CREATE OR REPLACE TABLE foreign_names "
-        "(name VARCHAR, kind VARCHAR, of VARCHAR, forward BOOLEAN, receives BOOLEAN)"
+        "(name VARCHAR, theirs VARCHAR, kind VARCHAR, of VARCHAR, forward BOOLEAN, receives BOOLEAN)"
     )
     named = (
-        (name, kind if kind in KINDS else kind_of_span(name), group_of_span(name), sends_forward(name), receives(name))
+        (
+            name,
+            kind,
+            kind if kind in KINDS else kind_of_span(name),
+            group_of_span(name),
+            sends_forward(name),
+            receives(name),
+        )
         for name, kind in names
     )
     insert(database, "foreign_names", named)
@@ -521,7 +528,9 @@ def _make_spans(database: Database, found: Mapping[str, Column]) -> None:
         # Nothing tells whether communication runs beside the rest: what it hides behind is not its time. Nor does
         # anything tell in which order that of different names runs.
         expressions["thread"] = f"CASE WHEN {_COMMUNICATES} THEN 1 + (hash(n.name) % 1000000)::BIGINT ELSE 0 END"
-    select = span_select("foreign_rows f JOIN foreign_names n USING (name)", expressions)
+    select = span_select(
+        "foreign_rows f JOIN foreign_names n ON n.name = f.name AND n.theirs IS NOT DISTINCT FROM f.kind", expressions
+    )
     database.execute(f"CREATE OR REPLACE TABLE foreign_spans AS {select}")
 
 

@@ -149,13 +149,14 @@ def hits(beyond: Float, times: Float) -> Hits:
 
 
 def in_all_steps(beyond: Float, times: Float) -> Hits:
-    """The same of what is beyond its like in all steps, where it is far beyond in some: by the median excess."""
+    """The same of what is beyond its like in all steps, and far beyond in some: by how much it is in the others."""
     known = np.isfinite(beyond)
     nothing = np.zeros(len(beyond), dtype=bool), 0.0, 1.0
-    if not known.any() or hits(beyond, times)[0].sum() in (0, known.sum()):
+    rest = known & ~hits(beyond, times)[0]
+    if not rest.any() or rest.sum() == known.sum():
         return nothing
-    level, whole = float(np.median(beyond[known])), float(np.median(times[known]))
-    error = MAD_TO_SIGMA * float(np.median(np.abs(beyond[known] - level))) / float(known.sum()) ** 0.5
+    level, whole = float(np.median(beyond[rest])), float(np.median(times[known]))
+    error = MAD_TO_SIGMA * float(np.median(np.abs(beyond[rest] - level))) / float(rest.sum()) ** 0.5
     if level < ERRORS * error or not 0 < level < whole:
         return nothing
     return known, level, 1 - level / whole

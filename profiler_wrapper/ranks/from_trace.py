@@ -55,6 +55,7 @@ class Row(NamedTuple):
     group: str | None = None
     bytes: int | None = None
     overlapped_ns: int | None = None
+    tokens: int | None = None
 
 
 def bounds(rows: Sequence[Row]) -> tuple[Int64, Int64]:

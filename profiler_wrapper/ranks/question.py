@@ -17,6 +17,7 @@ from profiler_wrapper.ranks.excess import (
     ERRORS,
     LEAST_SHARE_OF_STEP,
     NEARLY,
+    WITHOUT,
     Excess,
     Job,
     excess_of,
@@ -52,30 +53,35 @@ def ask(job: Job) -> Answer:
     step_ns = mean_step_ns(job)
     suspects = suspects_of(job, excess, recorded)
     everything = together([*(one.change for one in suspects if one.what not in _ANYONE), change_of(less, less > 0)])
-    least_ns = LEAST_SHARE_OF_STEP * step_ns
+    least_ns, chance_ns = LEAST_SHARE_OF_STEP * step_ns, _chance(job, everything)
     # What recorded ranks wait for others that are not may follow from any cause: it is asked for without that.
     unseen = [one for one in suspects if one.what == "unrecorded"]
     suspects = [one for one in suspects if one.what != "unrecorded"]
     base = together([NOTHING, *(one.change for one in unseen)])
     ends = graph.ends([NOTHING, everything, base, *(together([base, one.change]) for one in suspects)])
-    lost = float(ends[0] - ends[1]) / max(1, int(job.judged.sum()))
+    whole, unseen_less = float(ends[0] - ends[1]), float(ends[0] - ends[2])
+    lost = whole / max(1, int(job.judged.sum()))
     first = [_with_gain(one, float(ends[2] - end)) for one, end in zip(suspects, ends[3:], strict=True)]
-    rest = [one for one in first if one.what not in _ANYONE]
-    fixed = _in_turn(job, rest, base, least_ns)
+    rest = [one for one in first if one.what not in (*_ANYONE, "tied")]
+    fixed = _in_turn(job, rest, base, least_ns, chance_ns)
+    if not fixed:  # nobody gains anything alone
+        fixed = _in_turn(job, [one for one in first if one.what == "tied"], base, least_ns, chance_ns)
     anyone = [one for one in first if one.what in _ANYONE]
     greatest = max((one.gain_ns for one in anyone), default=0.0)
     near = (one for one in anyone if one.gain_ns >= NEARLY * greatest)
     uneven = min(near, key=lambda one: (one.what != "uneven", len(one.kinds)), default=None)
-    # Another rank in each step, where no few of them are nearly all of it.
-    if (
-        uneven is not None
-        and uneven.gain_ns >= least_ns
-        and sum(one.gain_ns for one in fixed) < NEARLY * uneven.gain_ns
-    ):
-        fixed = [uneven, *_in_turn(job, rest, together([base, uneven.change]), least_ns)]
+    several = 0.0 if uneven is None or uneven.what == "uneven" else NEARLY * sum(one.gain_ns for one in fixed)
+    if uneven is not None and uneven.gain_ns >= max(least_ns, chance_ns, several):
+        # Another rank in each step, where no single X has nearly as much. What is not uneven work for sure has to be as
+        # much as several X, and counts by what it gains beside the first.
+        without = together([base, *(one.change for one in fixed[:1] if several)])
+        ends = graph.ends([without, together([without, uneven.change])])
+        beside = _with_gain(uneven, float(ends[0] - ends[1]))
+        if not fixed or NEARLY * beside.gain_ns > fixed[0].gain_ns:
+            fixed = [uneven, *_in_turn(job, rest, together([base, uneven.change]), least_ns, chance_ns)]
     if unseen:
         most = max(unseen, key=lambda one: one.excess_ns)
-        most = _with_gain(replace(most, change=base), float(ends[0] - ends[2]))
+        most = _with_gain(replace(most, change=base), unseen_less)
         first.append(most)
         if most.gain_ns >= least_ns:
             fixed = sorted([*fixed, most], key=lambda one: -one.gain_ns)
@@ -113,32 +119,43 @@ def _with_gain(one: Suspect, gain_ns: float) -> Suspect:
     return replace(one, gain_ns=gain_ns / max(1, one.known_steps))
 
 
-def _in_turn(job: Job, suspects: Sequence[Suspect], base: Change, least_ns: float) -> list[Suspect]:
+def _in_turn(job: Job, suspects: Sequence[Suspect], base: Change, least_ns: float, chance_ns: float) -> list[Suspect]:
     """The one with the greatest gain, then that with the greatest gain without it, and so on."""
     causes: list[Suspect] = []
     while len(causes) < _MOST_CAUSES and suspects:
         ends = job.graph.ends([base, *(together([base, one.change]) for one in suspects)])
         suspects = [_with_gain(one, float(ends[0] - end)) for one, end in zip(suspects, ends[1:], strict=True)]
-        chosen = _smallest(suspects, least_ns)
-        if chosen is None:
+        found = [one for one in suspects if one.gain_ns >= _least(job, one, least_ns, chance_ns)]
+        if not found:
             break
+        # The smallest X with nearly the greatest gain; not one that gains it elsewhere: both would gain more.
+        greatest = max(found, key=lambda one: one.gain_ns)
+        near = [one for one in found if one.gain_ns >= NEARLY * greatest.gain_ns]
+        both = job.graph.ends([together([base, greatest.change, one.change]) for one in near])
+        same = [
+            one
+            for one, end in zip(near, both, strict=True)
+            if NEARLY * _with_gain(greatest, float(ends[0] - end)).gain_ns <= greatest.gain_ns
+        ]
+        chosen = min(same, key=lambda one: (one.size, -one.gain_ns))
         suspects = [one for one in suspects if one is not chosen]
-        without = together([base, chosen.change])
-        if chosen.gain_ns >= _by_chance(job, chosen, without):
-            causes.append(chosen)
-            base = without
+        base = together([base, chosen.change])
+        causes.append(chosen)
     return causes
 
 
-def _by_chance(job: Job, one: Suspect, without: Change) -> float:
-    """What may be gained by chance, per step: where a few steps are chosen by their times, as steps differ without."""
+def _chance(job: Job, everything: Change) -> float:
+    """What may be gained by chance, per step, where steps are chosen by their times: by how they differ otherwise."""
     syncs = job.account.syncs
-    if one.steps[job.judged].sum() >= NEARLY * min(one.known_steps, job.judged.sum()):
-        return 0.0
     ends = np.full(len(job.judged), -1.0)
-    np.maximum.at(ends, syncs.step, job.graph.times([without])[1 : 1 + len(syncs.step), 0])
+    np.maximum.at(ends, syncs.step, job.graph.times([everything])[1 : 1 + len(syncs.step), 0])
     lengths = np.diff(ends[(ends >= 0) & job.judged])
-    return ERRORS * float(np.std(lengths)) / len(lengths) ** 0.5 if len(lengths) > 1 else 0.0
+    return ERRORS * float(np.std(lengths)) / float(max(1, len(lengths))) ** 0.5 if len(lengths) > 1 else 0.0
+
+
+def _least(job: Job, one: Suspect, least_ns: float, chance_ns: float) -> float:
+    by_times = one.steps[job.judged].sum() < NEARLY * min(one.known_steps, job.judged.sum())
+    return max(least_ns, chance_ns) if by_times and not set(one.kinds) <= set(WITHOUT) else least_ns
 
 
 def _smallest(found: Sequence[Suspect], least_ns: float) -> Suspect | None:

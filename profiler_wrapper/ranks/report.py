@@ -19,7 +19,7 @@ from profiler_wrapper.ranks import model, times
 from profiler_wrapper.ranks.account import KINDS, read_account, sync_each_step
 from profiler_wrapper.ranks.clocks import fit, write_table
 from profiler_wrapper.ranks.database import Database, LoadedSpans, insert, to_rows
-from profiler_wrapper.ranks.excess import Job
+from profiler_wrapper.ranks.excess import LEAST_SHARE_OF_STEP, Job
 from profiler_wrapper.ranks.graph import NoGraph, build
 from profiler_wrapper.ranks.model import Bool, Float, Int, NamedSpan, SelfTimes
 from profiler_wrapper.ranks.question import ask
@@ -146,7 +146,7 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
         )
     replayed = what_if(job)
     replay, replay_unknown = (replayed, None) if isinstance(replayed, model.Replay) else (None, replayed)
-    verdict = None if measured or basis == "device" or not loaded.from_timers else _one_call(database, steady)
+    verdict = _one_call(database, steady) if basis == "cpu" and loaded.from_timers else None
     if verdict is None:
         verdict = verdict_of(job, ask(job), notes=notes)
     verdict = replace(verdict, ms=None if replay is None else replay.ms, mw=None if replay is None else replay.mw)
@@ -196,7 +196,8 @@ def _one_call(database: Database, steady: SelfTimes) -> model.Verdict | None:
         WHERE depth = 0 AND kind <> 'step' AND step IS NOT NULL GROUP BY name ORDER BY taken DESC LIMIT 1"""
     ).fetchone() or ("", "", 0.0)
     whole = float(np.nansum(steady.wall_ns))
-    if kind not in ("optimizer", "other") or not whole:
+    meets = float(np.nansum(steady.of("communication") + steady.waiting_ns)) if steady.waiting_known else 0.0
+    if kind not in ("optimizer", "other") or not whole or meets > LEAST_SHARE_OF_STEP * whole:
         return None
     count = np.isfinite(steady.wall_ns).sum()
     share = taken_ns / max(1, database.execute("SELECT count(DISTINCT (rank, step)) FROM spans").fetchone()[0])

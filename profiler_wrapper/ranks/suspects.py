@@ -15,6 +15,7 @@ from profiler_wrapper.ranks.excess import (
     COMPUTES,
     ERRORS,
     LEAST_SHARE_OF_STEP,
+    NEARLY,
     QUICKER,
     WITHOUT,
     Excess,
@@ -29,8 +30,8 @@ from profiler_wrapper.ranks.graph import NOTHING, Change, change_of, together
 from profiler_wrapper.ranks.model import COMPUTE, Bool, Float, Int
 
 TIED: Final = 0.7  # of the slowest rank's excess: as slow, within the noise of few steps
-_MOST_SINGLES: Final = 6  # ranks asked for by themselves, of each set of kinds: those with most on the critical path
 DATA_SHARE_OF_STEP: Final = 0.1  # loading of data that takes more of every step is worth a word, though all do it
+_MOST_SINGLES: Final = 6  # ranks asked for by themselves, of each set of kinds: those with most on the critical path
 _FEWEST_SIBLINGS: Final = 3
 _FEWEST_TO_COMPARE: Final = 8
 _MOST_PEERS: Final = 16  # ranks whose layers are compared
@@ -40,7 +41,9 @@ _MOST_PEERS: Final = 16  # ranks whose layers are compared
 class Suspect:
     """An X: what it is, and what a step would be shorter without its excess."""
 
-    what: str  # "rank", "ranks", "host", "stage", "link", "group", "unrecorded", "all", "uneven", "turns", "background"
+    # "rank", "ranks" (as slow, by the same kinds), "tied" (as slow, by other kinds), "host", "stage", "link", "group",
+    # "unrecorded", "all", "uneven", "turns", "background"
+    what: str
     kinds: tuple[str, ...]
     ranks: tuple[int, ...]  # indices; empty: all
     change: Change
@@ -114,9 +117,11 @@ def _of_ranks(job: Job, excess: Excess, less: Float, path: Int) -> Iterator[Susp
         if not there or key in seen:
             return None
         seen.add(key)
-        each = per_step[:, places].sum(axis=1)
-        others = np.delete(each, members)
-        if (others > each[members].max() / 2).sum() > QUICKER * len(each):  # so it is with many, in other steps: chance
+        each, in_steps = per_step[:, places].sum(axis=1), np.asarray(excess.hit[:, :, places].any(axis=2))
+        here = in_steps[:, members].any(axis=1, keepdims=True)
+        apart = (in_steps & ~here).sum(axis=0) > in_steps.sum(axis=0) / 2
+        # So it is with many by turns: chance.
+        if (apart & (each > each[members].max() / 2)).sum() > QUICKER * len(each):
             return None
         chosen = np.isin(rank, members) & np.isin(work.kind, places)
         beyond = (excess.hit[:, members][:, :, places] * excess.mean_ns[members][:, places]).sum(axis=(1, 2))
@@ -146,12 +151,15 @@ def _of_ranks(job: Job, excess: Excess, less: Float, path: Int) -> Iterator[Susp
             both = (in_steps & in_steps[:, [one]]).sum(axis=0)
             tied = (of_kinds >= TIED * of_kinds[one]) & (TIED * of_kinds <= of_kinds[one])
             tied &= both > (in_steps | in_steps[:, [one]]).sum(axis=0) / 2
-            peers = np.flatnonzero(tied)
-            if 1 < len(peers) <= len(hosts) / 2 and (found := suspect("ranks", kinds, peers)):
-                yield found
+            large = per_step[:, places] > (1 - NEARLY) * of_kinds[:, None]
+            same = tied & (large == large[one]).all(axis=1)  # by the same kinds
+            for what, chosen in (("ranks", same), ("tied", tied)):
+                peers = np.flatnonzero(chosen)
+                if 1 < len(peers) <= len(hosts) / 2 and (found := suspect(what, kinds, peers)):
+                    yield found
             members = np.flatnonzero(hosts == hosts[one])
             if 1 < len(members) < len(hosts):
-                common = np.sort(per_step[members], axis=0)[(len(members) - 1) // 2]
+                common = np.quantile(per_step[members], QUICKER, axis=0, method="lower")  # what nearly all of them have
                 with np.errstate(all="ignore"):
                     part = np.nan_to_num(np.minimum(1.0, common[None, :] / per_step))
                 if found := suspect("host", kinds, members, part[rank, work.kind]):
@@ -178,52 +186,57 @@ def _host_numbers(job: Job) -> Int:
 
 
 def _of_stages(job: Job) -> Iterator[Suspect]:
-    """Stages whose typical rank computes longer than that of the others."""
-    account, stages = job.account, np.unique(job.stages)
-    if len(stages) < 2:
+    """Stages whose typical rank computes longer than that of the others; and hosts, of which all ranks do."""
+    if len(np.unique(job.stages)) < 2:
         return
+    yield from _of_parts(job, "stage", job.stages, 0.5)
+    if all(job.hosts):
+        yield from _of_parts(job, "host", np.unique(job.hosts, return_inverse=True)[1], QUICKER)
+
+
+def _of_parts(job: Job, what: str, parts: Int, quantile: float) -> Iterator[Suspect]:
+    """Parts of a job, one of each rank (R,), with what this quantile of their ranks computes longer than in others."""
+    account, numbers = job.account, np.unique(parts)
     own = np.where(job.judged[:, None, None], account.own_ns, np.nan)
-    members = [np.flatnonzero(job.stages == stage) for stage in stages]
-    for place, stage in enumerate(stages.tolist()):
-        factors: dict[int, tuple[Bool, float]] = {}
-        excess = 0.0
+    members = [np.flatnonzero(parts == number) for number in numbers]
+    for place, mine in enumerate(members):
+        beyond: dict[int, tuple[Bool, float]] = {}
         for kind in map(KINDS.index, COMPUTES):
             with np.errstate(all="ignore"), warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)
                 times = np.stack([np.nanmedian(own[:, each, kind], axis=1) for each in members], axis=1)
+                times[:, place] = np.nanquantile(own[:, mine, kind], quantile, axis=1)
+                like = np.nanmedian(np.delete(times, place, axis=1), axis=1)
             if not np.nansum(times):
                 continue
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", RuntimeWarning)
-                like = np.nanmedian(np.delete(times, place, axis=1), axis=1)
-            hit, mean, factor = hits(times[:, place] - like, times[:, place])
-            if hit.any() and factor < 1:
-                factors[kind] = hit, factor
-                excess += mean
-        if factors:
-            change, steps = _scaled(job, members[place], factors)
+            hit, mean, _ = hits(times[:, place] - like, times[:, place])
+            if hit.any():
+                beyond[kind] = hit, mean
+        if beyond and len(mine) < len(parts):
+            change, steps = _shortened(job, mine, beyond)
             yield Suspect(
-                what="stage",
-                kinds=tuple(KINDS[kind] for kind in factors),
-                ranks=tuple(members[place].tolist()),
+                what=what,
+                kinds=tuple(KINDS[kind] for kind in beyond),
+                ranks=tuple(mine.tolist()),
                 change=change,
                 steps=steps,
-                excess_ns=excess,
-                stage=int(stage),
+                excess_ns=sum(mean for _, mean in beyond.values()),
+                stage=int(job.stages[mine[0]]) if what == "stage" else None,
+                host=job.hosts[mine[0]] if what == "host" else None,
                 known_steps=int(job.judged.sum()),
             )
 
 
-def _scaled(job: Job, members: Int, factors: Mapping[int, tuple[Bool, float]]) -> tuple[Change, Bool]:
-    """The work of some ranks, each kind in its steps that many times as long; and all these steps."""
+def _shortened(job: Job, members: Int, beyond: Mapping[int, tuple[Bool, float]]) -> tuple[Change, Bool]:
+    """The work of some ranks, each kind in its steps by so many nanoseconds a step; and all these steps."""
     work, rank = job.account.work, job.rank_of_work
-    mine = np.zeros(len(job.account.ranks), dtype=bool)
-    mine[members] = True
+    mine = np.isin(rank, members)
     less = np.zeros(len(work.ns))
     steps = np.zeros(len(job.account.steps), dtype=bool)
-    for kind, (hit, factor) in factors.items():
-        rows = mine[rank] & (work.kind == kind) & hit[work.step]
-        less[rows] = work.ns[rows] * (1 - factor)
+    for kind, (hit, ns) in beyond.items():
+        rows = np.flatnonzero(mine & (work.kind == kind) & hit[work.step])
+        whole = job.account.own_ns[work.step[rows], rank[rows], kind]
+        less[rows] = work.ns[rows] * np.minimum(1.0, ns / np.maximum(whole, 1.0))
         steps |= hit
     return change_of(less, less > 0), steps
 
@@ -279,7 +292,7 @@ def _of_syncs(job: Job, recorded: Float) -> Iterator[Suspect]:
             quick = np.array(peers)[np.argsort(means[peers])[: max(1, round(QUICKER * len(peers)))]]
             like = float(means[quick].mean())
         else:
-            like = float(np.nanmedian(by_step[label]))
+            like = float(np.nanquantile(by_step[label], QUICKER))
         mine = syncs.label == label
         greatest = max(full[other] for other in labels if job.label_names[other] == job.label_names[label])
         everyone = greatest == len(job.account.ranks)
@@ -293,6 +306,7 @@ def _of_syncs(job: Job, recorded: Float) -> Iterator[Suspect]:
         hit, mean, factor = hits(by_step[label] - like, by_step[label])
         if not hit.any() or factor >= 1:
             continue
+        recorded_in = np.isfinite(job.account.wall_ns[:, members[label]]).all(axis=1)
         own = edges[by_edge[bounds[label] : bounds[label + 1]]]
         own = own[hit[syncs.step[of_edge[own]]] & whole[of_edge[own]]]
         found = Suspect(
@@ -304,7 +318,7 @@ def _of_syncs(job: Job, recorded: Float) -> Iterator[Suspect]:
             excess_ns=mean,
             typical_ns=like,
             label=label,
-            known_steps=int(job.judged.sum()),
+            known_steps=int((recorded_in & job.judged).sum()),
         )
         yield found
         if found.what == "link":
@@ -343,31 +357,32 @@ def _of_all(job: Job) -> Iterator[Suspect]:
             continue
         if kinds[0] in WITHOUT:
             hit = np.nan_to_num(times).max(axis=1) > 0
-            factors = {places[0]: (hit, 0.0)}
+            beyond = {places[0]: (hit, np.inf)}
             mean = float(np.nan_to_num(times).max(axis=1)[hit].mean()) if hit.any() else 0.0
         else:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)
-                usual = np.nanquantile(times, QUICKER, axis=1)
+                usual = np.nanquantile(times, QUICKER, axis=1, method="lower")
             level = float(np.nanquantile(usual, QUICKER))
             hit, mean, _ = hits(usual - level, usual)
             if kinds == ("data",) and level >= DATA_SHARE_OF_STEP * mean_step_ns(job):
-                hit, mean, factors = np.isfinite(usual), level, {places[0]: (np.isfinite(usual), 0.0)}
+                hit, mean = np.isfinite(usual), level
+                beyond = {places[0]: (hit, level)}  # what all have of it
             elif not hit.any() or hit[np.isfinite(usual)].all():
                 continue
             else:
-                factors = {}
+                beyond = {}
                 for place in places:
                     with warnings.catch_warnings():
                         warnings.simplefilter("ignore", RuntimeWarning)
-                        of_kind = np.nanquantile(own[:, :, place], QUICKER, axis=1)
+                        of_kind = np.nanquantile(own[:, :, place], QUICKER, axis=1, method="lower")
                     in_hit, in_rest = np.nanmean(of_kind[hit]), np.nanmean(of_kind[~hit])
                     if in_hit - in_rest > LEAST_SHARE_OF_STEP * mean:  # as little is nobody's, here as elsewhere
-                        factors[place] = hit, float(in_rest / in_hit)
-        change, steps = _scaled(job, everyone, factors)
+                        beyond[place] = hit, float(in_hit - in_rest)
+        change, steps = _shortened(job, everyone, beyond)
         yield Suspect(
             what="all",
-            kinds=tuple(KINDS[place] for place in factors),
+            kinds=tuple(KINDS[place] for place in beyond),
             ranks=(),
             change=change,
             steps=steps,
@@ -383,30 +398,31 @@ def _beside(job: Job) -> Iterator[Suspect]:
     rest = job.judged & ~runs
     if not runs.any() or rest.sum() < 2:
         return
-    found: dict[int, tuple[float, float]] = {}
+    places = [KINDS.index(kind) for kind in COMPUTES]
+    found: dict[int, Float] = {}  # rank -> by how much each kind is longer
     for rank in range(len(account.ranks)):
-        own = account.own_ns[:, rank][:, [KINDS.index(kind) for kind in COMPUTES]]
-        whole = own.sum(axis=1)
-        inside, outside = whole[runs & np.isfinite(whole)], whole[rest & np.isfinite(whole)]
+        own = account.own_ns[:, rank][:, places]
+        inside, outside = own[runs & np.isfinite(own[:, 0])], own[rest & np.isfinite(own[:, 0])]
         if len(outside) < 2 or not len(inside):
             continue
-        beyond = float(inside.mean() - outside.mean())
-        if beyond <= ERRORS * float(np.std(outside)) * (1 / len(inside) + 1 / len(outside)) ** 0.5:
-            continue
-        found[rank] = beyond, float(outside.mean() / inside.mean())
-    most = max((beyond for beyond, _ in found.values()), default=0.0)
-    less = np.zeros(len(account.work.ns))
-    members = [rank for rank, (beyond, _) in found.items() if beyond > most / 2]
-    for rank in members:
-        factors = {KINDS.index(kind): (runs, found[rank][1]) for kind in COMPUTES}
-        change, _ = _scaled(job, np.array([rank]), factors)
-        less[change.rows] = change.less_ns
-    if members:
+        beyond = inside.mean(axis=0) - outside.mean(axis=0)
+        by_chance = float(np.std(outside.sum(axis=1))) * (1 / len(inside) + 1 / len(outside)) ** 0.5
+        if beyond.sum() > ERRORS * by_chance:
+            found[rank] = beyond
+    most = max((float(beyond.sum()) for beyond in found.values()), default=0.0)
+    found = {rank: beyond for rank, beyond in found.items() if beyond.sum() > most / 2}
+    if found:
+        each = [
+            _shortened(
+                job, np.array([rank]), {kind: (runs, ns) for kind, ns in zip(places, beyond.tolist(), strict=True)}
+            )
+            for rank, beyond in found.items()
+        ]
         yield Suspect(
             what="background",
             kinds=COMPUTES,
-            ranks=tuple(members) if len(members) <= len(account.ranks) / 2 else (),
-            change=change_of(less, less > 0),
+            ranks=tuple(found) if len(found) <= len(account.ranks) / 2 else (),
+            change=together([change for change, _ in each]),
             steps=runs,
             excess_ns=most,
             known_steps=int(job.judged.sum()),
@@ -435,17 +451,24 @@ def _uneven(job: Job) -> Iterator[Suspect]:
         one, other, both = (
             times / np.nanquantile(times, QUICKER, axis=0) - 1 for times in (ahead[:, mine], behind[:, mine], whole)
         )
+        # What all do alike is nobody's.
+        one, other, both = (
+            each - np.nanquantile(each, QUICKER, axis=1, keepdims=True, method="lower") for each in (one, other, both)
+        )
         known = np.isfinite(one) & np.isfinite(other)
         cov, var = np.cov(one[known], other[known])[0, 1], np.var(both[known])
         by_chance = np.std(one[known]) * np.std(other[known]) / known.sum() ** 0.5
         if np.nansum(speed := behind_both[:, mine]) > 0:
             cov -= max(0.0, np.cov(both[known], speed[known] / np.nanmean(speed))[0, 1])
-        if var > 0 and cov > ERRORS * by_chance:
+        if var > 0 and cov > max(var / 2, ERRORS * by_chance):  # most of what differs
             more[:, mine] = np.nan_to_num(np.maximum(min(1.0, cov / var) * both, 0.0))
             lost = np.nan_to_num(whole) * more[:, mine] / (1 + more[:, mine])
             longest = np.maximum(longest, lost.max(axis=1))
-    typical = np.median(longest[job.judged]) if job.judged.any() else 0.0  # in single steps it is chance
-    if typical < LEAST_SHARE_OF_STEP * mean_step_ns(job):
+    typical = longest[job.judged].mean() if job.judged.any() else 0.0
+    first = np.unique(
+        more.argmax(axis=1)[job.judged & (longest > typical / 2)]
+    )  # where few ranks ever are, they are slower
+    if typical < LEAST_SHARE_OF_STEP * mean_step_ns(job) or len(first) <= min(len(more.T), int(job.judged.sum())) / 2:
         return
     work, rank = account.work, job.rank_of_work
     chosen = np.isin(work.kind, [KINDS.index(kind) for kind in COMPUTE])
@@ -487,31 +510,42 @@ def _layers(job: Job) -> Iterator[Suspect]:
         beyond = np.maximum(np.nan_to_num(quick[siblings[place]]) - usual, 0.0)
         there = np.flatnonzero(times[:, siblings[place]].sum(axis=1) > 0)
         members = np.searchsorted(account.ranks, layers.ranks[there])
-        factors = {}
         places = [KINDS.index(kind) for kind in layers.kinds]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
-            phases = np.nanquantile(account.own_ns[:, members][:, :, places].sum(axis=2), QUICKER, axis=1)
-            phases = np.where(job.judged, phases, np.nan)
-            hit = hits(phases - np.nanquantile(phases, 0.1), phases)[0]  # its steps, where it is not in all of them
-            hit = hit if hit.any() else job.judged
-            for kind, more in zip(places, beyond.tolist(), strict=True):
-                own = float(np.nanmean(account.own_ns[hit][:, members, kind]))
-                if own > more > 0:
-                    factors[kind] = hit, 1 - more / own
-        if factors:
-            change, steps = _scaled(job, members, factors)
-            yield Suspect(
-                what="all",
-                kinds=tuple(KINDS[kind] for kind in factors),
-                ranks=(),
-                change=change,
-                steps=steps,
-                excess_ns=float(beyond.sum()),
-                typical_ns=float(usual.sum()),
-                layer=layers.layers[siblings[place]],
-                known_steps=int(job.judged.sum()),
-            )
+            phases = account.own_ns[:, members][:, :, places].sum(axis=2)
+            phases = np.where(job.judged, np.nanquantile(phases, QUICKER, axis=1, method="lower"), np.nan)
+        hit = hits(phases - np.nanquantile(phases, 0.1), phases)[0]
+        names = [layers.layers[sibling] for sibling in siblings]
+        if not hit.any() or _beyond_siblings(job, names, place, there, job.judged & ~hit) > beyond.sum() / 2:
+            hit = job.judged  # in the other steps, too
+        change, steps = _shortened(
+            job, members, {kind: (hit, ns) for kind, ns in zip(places, beyond.tolist(), strict=True) if ns > 0}
+        )
+        yield Suspect(
+            what="all",
+            kinds=tuple(kind for kind, ns in zip(layers.kinds, beyond.tolist(), strict=True) if ns > 0),
+            ranks=(),
+            change=change,
+            steps=steps,
+            excess_ns=float(beyond.sum()),
+            typical_ns=float(usual.sum()),
+            layer=names[place],
+            known_steps=int(job.judged.sum()),
+        )
+
+
+def _beyond_siblings(job: Job, names: list[str], place: int, there: Int, steps: Bool) -> float:
+    """What one of some layers takes longer than the typical one of them, in some steps and ranks; inf: not known."""
+    if job.layers is None or job.layer_means is None or not steps.any():
+        return np.inf
+    ranks = job.layers.ranks[there[:_MOST_PEERS]].tolist()
+    means = job.layer_means(ranks, job.account.steps[steps])
+    times = np.zeros(len(names))
+    for (_, layer, _), ns in means.items():
+        if layer in names:
+            times[names.index(layer)] += ns / len(ranks)
+    return float(times[place] - np.median(np.delete(times, place)))
 
 
 def with_layer(job: Job, one: Suspect) -> Suspect:

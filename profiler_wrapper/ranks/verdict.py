@@ -10,7 +10,7 @@ import numpy as np
 from profiler_wrapper.errors import first_few
 from profiler_wrapper.ranks import model, suspects
 from profiler_wrapper.ranks.account import KINDS
-from profiler_wrapper.ranks.excess import LEAST_SHARE_OF_STEP, Job
+from profiler_wrapper.ranks.excess import COMPUTES, LEAST_SHARE_OF_STEP, Job
 from profiler_wrapper.ranks.model import BETWEEN, COMPUTE, Cause
 from profiler_wrapper.ranks.question import Answer
 from profiler_wrapper.ranks.times import MANY_STEPS, SOME_STEPS
@@ -180,12 +180,14 @@ def _suspect(job: Job, answer: Answer, one: suspects.Suspect) -> model.Suspect:
         if cause == "backward"
         else None
     )
+    if (more := _given_more(job, one)) is not None and more > 0:
+        verdict, cause = "imbalance", "data imbalance"
     lost = answer.lost_ns
     return model.Suspect(
         verdict=verdict,
         cause=cause,
-        rank=named[0] if named and (one.what in ("rank", "ranks") or len(named) == 1) else None,
-        stage=one.stage if one.what in ("rank", "ranks", "stage", "host") else None,
+        rank=named[0] if named and (one.what in ("rank", "ranks", "tied") or len(named) == 1) else None,
+        stage=one.stage if one.what in ("rank", "ranks", "tied", "stage", "host") else None,
         layer=one.layer,
         share=min(1.0, one.gain_ns / lost) if lost > 0 else 0.0,
         lost_ns=one.gain_ns,
@@ -200,6 +202,21 @@ def _suspect(job: Job, answer: Answer, one: suspects.Suspect) -> model.Suspect:
     )
 
 
+def _given_more(job: Job, one: suspects.Suspect) -> float | None:
+    """By which share ranks that compute longer have more tokens than others; 0: they are slower; None: not known."""
+    places = [KINDS.index(kind) for kind in one.kinds if kind in COMPUTES]
+    others = np.delete(np.arange(len(job.stages)), one.ranks)
+    if one.what not in ("rank", "ranks", "host") or not places or not len(others):
+        return None
+    mine, theirs = job.account.tokens[one.steps][:, one.ranks], job.account.tokens[one.steps][:, others]
+    if not (np.isfinite(mine).any() and np.isfinite(theirs).any()):
+        return None
+    more = float(np.nanmean(mine) / np.nanmedian(theirs) - 1)
+    taken = float(np.nanmean(job.account.own_ns[one.steps][:, one.ranks][:, :, places].sum(axis=2)))
+    longer = one.excess_ns / max(1.0, taken - one.excess_ns)
+    return more if more > longer / 2 else 0.0  # most of what they take longer
+
+
 def _evidence(job: Job, answer: Answer, one: suspects.Suspect) -> tuple[str, ...]:
     account, excess = job.account, answer.excess
     found = []
@@ -207,6 +224,11 @@ def _evidence(job: Job, answer: Answer, one: suspects.Suspect) -> tuple[str, ...
         found.append(f"its transfer takes {ms(one.typical_ns + one.excess_ns)} a step, {ms(one.typical_ns)} is typical")
     if one.what == "stage":
         found.append(f"what its ranks compute takes {ms(one.excess_ns)} a step more than that of other stages")
+    more = _given_more(job, one)
+    if more is not None:
+        found.append(
+            f"its tokens are {100 * more:.0f} % more than those of others" if more else "at as many tokens as others"
+        )
     for rank in one.ranks[:2] if one.label < 0 and one.what != "stage" else ():
         for kind in one.kinds:
             place = KINDS.index(kind)
@@ -250,6 +272,10 @@ def _what(job: Job, one: suspects.Suspect, said: model.Suspect) -> str:
         return f"Host {one.host} is slow (ranks {first_few(ranks, 8)}): {does}{since}"
     if one.what == "stage":
         return f"Stage {one.stage} is slower than the others{since}"
+    if said.verdict == "imbalance":
+        if len(ranks) > 1:
+            return f"Ranks {first_few(ranks, 8)} get more work than others: {does.replace('its', 'their')}{since}"
+        return f"Rank {ranks[0]} gets more work than others: {does}{since}"
     if len(ranks) > 1:
         return f"Ranks {first_few(ranks, 8)} are the stragglers, equally slow: {does.replace('its', 'their')}{since}"
     if said.verdict in ("data", "gc"):

@@ -238,6 +238,7 @@ SPAN_COLUMNS: Final = {
     "group": ("VARCHAR", "who takes part in a collective, a send or a receive"),
     "bytes": ("BIGINT", "moved by a communication"),
     "overlapped_ns": ("BIGINT", "of a communication, while its rank computes beside it; null: not known"),
+    "tokens": ("BIGINT", "of the step's batch on its rank, in the row of the step; null: not known"),
 }
 
 RANK_COLUMNS: Final = {

@@ -186,13 +186,38 @@ def test_work_beside_the_main_thread_is_no_time_of_the_step_but_is_seen() -> Non
             row(0, step, "step", 100 * step, 100 * step + 90),
             row(0, step, "forward", 100 * step, 100 * step + 90),
         ]
-    rows.append(row(0, 0, "checkpoint", 50, 150, thread=3))
+    rows.append(row(0, 0, "checkpoint", 40, 150, thread=3))
     account = account_of(rows)
     assert own_ms(account, step=1) == {"forward": 90, "between steps": 10, "waiting": 0}
-    assert account.beside[:, 0].tolist() == [True, True, False], "until it ends"
+    assert account.beside[:, 0].tolist() == [True, True, False], "in most of a step"
 
 
 # --- what nobody else tells of ---
+
+
+def test_to_idle_for_a_communication_of_which_nobody_else_tells_is_communication() -> None:
+    """A receive whose sender is not recorded in this step: rank 0 idles from 50 to 80, then 5 ms for its own reason."""
+    rows = [row(0, 0, "step", 0, 100), row(0, 0, "forward", 0, 50), row(0, 0, "backward", 85, 100)]
+    rows.append(meet(0, 0, 20, 80, name="forward-recv", group="0-1", thread=2))
+    rows += [row(rank, 1, "step", 100, 160) for rank in (0, 1)]
+    rows += [
+        meet(rank, 1, 110, 150, name=f"forward-{way}", group="0-1", thread=2)
+        for rank, way in enumerate(("recv", "send"))
+    ]
+    account = account_of(rows)
+    assert own_ms(account) == {"forward": 50, "communication": 30, "other": 5, "backward": 15, "waiting": 0}
+
+
+def test_a_thread_that_launches_as_what_it_waited_for_ends_waited_for_it() -> None:
+    """At 30 ms the first all-reduce ends and the second, of another thread, begins: the rank waited in between."""
+    rows = []
+    for rank, forward in enumerate((10, 20)):
+        rows += [row(rank, 0, "step", 0, 40), row(rank, 0, "forward", 0, forward)]
+        rows += [meet(rank, 0, forward, 30, thread=2), meet(rank, 0, 30, 40, name="all_gather", thread=3)]
+    account = account_of(rows)
+    for rank in (0, 1):
+        assert kinds_of_points(account, rank) == [LAUNCHES, WAITS, LAUNCHES, WAITS, ENDS]
+    assert [own_ms(account, rank)["waiting"] for rank in (0, 1)] == [10, 0]
 
 
 def test_of_an_unmatched_communication_the_quickest_is_its_transfer() -> None:

@@ -97,6 +97,19 @@ def test_columns_of_another_tool_in_milliseconds(tmp_path: Path) -> None:
     assert any("2 of 5 rows left out" in note for note in notes)
 
 
+def test_a_name_of_two_kinds_is_of_the_kind_of_its_row(tmp_path: Path) -> None:
+    """A layer's forward and backward have its name."""
+    path = write_csv(
+        tmp_path / "job.csv",
+        "rank,step,name,kind,start_ns,duration_ns,layer",
+        "0,3,model.layers.0,forward,0,20,model.layers.0",
+        "0,3,model.layers.0,backward,20,40,model.layers.0",
+        "0,3,forward,,60,5,",
+    )
+    spans, _, _ = read(path)
+    assert [row["kind"] for row in spans] == ["forward", "backward", "forward"]
+
+
 def test_json_lines_with_a_torn_end(tmp_path: Path) -> None:
     rows = [{"rank": 0, "step": step, "name": "forward", "start_ns": step * 100, "duration_ns": 7} for step in range(3)]
     path = tmp_path / "a.jsonl"

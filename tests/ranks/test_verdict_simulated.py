@@ -61,6 +61,34 @@ def test_without_a_cause_nobody_is_named(seed: int) -> None:
     assert job.outcome == "nothing", told(job)
 
 
+# Up to three causes, in jobs that show one of them as another where it is looked at in one way alone.
+HARD = {
+    14: "two causes of nearly one gain",
+    27: "forward and backward of a layer in rows of one name",
+    33: "a layer on all, in some steps",
+    54: "a layer of a rank, in more than half of the steps",
+    55: "a save in the background beside uneven work",
+    215: "several ranks in some steps each",
+    232: "one group, in more than half of the steps",
+    252: "uneven work of two replicas",
+    283: "steps of different lengths",
+    329: "a link whose other end is cut",
+    354: "launches beside small communications",
+    402: "a host of several stages",
+    430: "ranks as slow by other kinds",
+    598: "a layer of a rank where half of all are slow in some steps",
+    882: "a rank with more tokens",
+    901: "a save in the background that laps over the edges of steps",
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", HARD, ids=list(HARD.values()))
+def test_hard_jobs(seed: int) -> None:
+    job = judge(seed, {}, None)
+    assert job.outcome in ("right", "cannot tell") and (job.outcome == "right" or "launches" in job.what), told(job)
+
+
 @pytest.mark.full
 def test_of_a_hundred_jobs_nearly_all_are_right() -> None:
     """Up to three causes of any kind, recorded in any way."""
