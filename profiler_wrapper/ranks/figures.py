@@ -17,7 +17,7 @@ from profiler_wrapper.analysis.statistics import mean, median, outliers
 from profiler_wrapper.ranks.database import Database
 from profiler_wrapper.ranks.model import Float, Int, LayerTimes
 from profiler_wrapper.ranks.report import RanksReport, layers_over_ranks
-from profiler_wrapper.ranks.timeline import LAYER, Bars, Timeline, chosen_ranks, read_timeline, telling_ranks
+from profiler_wrapper.ranks.timeline import LAYER, Bars, Timeline, chosen_ranks, read_timeline
 from profiler_wrapper.ranks.times import comparable, typical
 from profiler_wrapper.reports import figures
 from profiler_wrapper.reports.figures import PHASE_COLORS, SPLIT_COLORS
@@ -383,10 +383,10 @@ def draw_timeline(
 
     `ranks` are those of the lanes; None: all, or of many those that tell most.
     """
-    lanes = telling_ranks(report) if ranks is None else ranks
+    lanes = chosen_ranks(report) if ranks is None else ranks
     drawn = read_timeline(report, database, lanes, pixels=PIXELS)
     with figures.own_style():
-        if not drawn.steps:
+        if not drawn.begins_ns:
             figures.say(path, report.run, "No span of these ranks lies in these steps.")
             return
         figures.save(timeline_figure(report, drawn), path)
@@ -548,14 +548,14 @@ def page_data(
 
 def _timeline(report: RanksReport, database: Database, ranks: Sequence[int] | None) -> dict[str, Any]:
     """Lanes and what is drawn in them: of each kind the lanes, starts and lengths in microseconds, undermost first."""
-    ranks = telling_ranks(report) if ranks is None else list(ranks)
+    ranks = chosen_ranks(report) if ranks is None else list(ranks)
     if len(ranks) > _MOST_PAGE_LANES:
         ranks = [rank for rank in chosen_ranks(report, _MOST_PAGE_LANES) if rank in set(ranks)]
     drawn = read_timeline(report, database, ranks, pixels=_PAGE_PIXELS)
     return {
         "ranks": drawn.lanes,
         "lanes": drawn.names,
-        "steps": drawn.steps,
+        "steps": list(drawn.begins_ns),
         "drawn": drawn.drawn,
         "clocks": drawn.clocks,
         "waiting_known": drawn.waiting_known,
