@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from profiler_wrapper.analysis.statistics import mean
-from profiler_wrapper.ranks.model import CommunicationRow, Suspect
+from profiler_wrapper.ranks.model import CommunicationRow, Float, Suspect
 from profiler_wrapper.ranks.report import RanksReport, layers_over_ranks
 from profiler_wrapper.ranks.times import SLOW, WINDOWS, is_call, largest, typical, waiting_source
 from profiler_wrapper.reports.text import cells, clean, grid, shorten
@@ -85,6 +85,11 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %" if math.isfinite(share) else "-"
 
 
+def memory_unit(sizes_bytes: Float) -> tuple[int, str]:
+    """The bytes of a unit for all of these, and its name."""
+    return (2**30, "GiB") if np.nanmax(sizes_bytes) >= 2**29 else (2**20, "MiB")
+
+
 def few(ranks: Sequence[int]) -> str:
     """The first three, and how many more there are."""
     return ", ".join(map(str, ranks[:3])) + (f" +{len(ranks) - 3}" if len(ranks) > 3 else "")
@@ -121,8 +126,7 @@ def _columns(
     report: RanksReport, data: dict[str, Any], shown: Sequence[dict[str, Any]], named: frozenset[int]
 ) -> Columns:
     rows = data["ranks"]
-    largest = max((row["peak_bytes"] or 0 for row in rows), default=0)  # same (0 -> 1): one byte is no GiB either
-    size, unit = (2**30, "GiB") if largest >= 2**29 else (2**20, "MiB")
+    size, unit = (1, "") if report.peak_bytes is None else memory_unit(report.peak_bytes)
     kinds = [kind for kind in report.own.kinds if any(row["own_ms_per_step"].get(kind) for row in rows)]
     columns: Columns = {
         "rank": (0, [f"{'> ' if row['rank'] in named else '  '}{row['rank']}" for row in shown]),
