@@ -98,6 +98,14 @@ def test_of_many_ranks_those_that_are_named_are_shown() -> None:
     assert "\n> 41 " in text and "16 of 64 ranks" in text
 
 
+def test_of_many_ranks_one_without_a_step_that_was_judged_comes_last() -> None:
+    found = report_of(simulated("forward", seed=0, ranks=20, rank=19, noise=QUIET))
+    times, wall = found.own.self_ns.copy(), found.own.wall_ns.copy()
+    times[:, 7], wall[:, 7] = np.nan, np.nan
+    lines = ranks_text(replace(found, own=replace(found.own, self_ns=times, wall_ns=wall))).split("\n")
+    assert not any(line.startswith("  7 ") for line in lines) and any(line.startswith("> 19") for line in lines)
+
+
 def test_no_straggler_marks_nobody() -> None:
     found = report_of(simulated(seed=0, noise=QUIET))
     text = ranks_text(found)
