@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -13,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from profiler_wrapper.analysis.statistics import mean, median
+from profiler_wrapper.analysis.statistics import MAD_TO_SIGMA, grouped, mean, median
 from profiler_wrapper.errors import EmptyRecording
 from profiler_wrapper.ranks import model, times
 from profiler_wrapper.ranks.account import KINDS, read_account, sync_each_step
@@ -76,18 +75,47 @@ class RanksReport:
     @property
     def named_ranks(self) -> frozenset[int]:
         """The ranks that the verdict names: one, or those of a stage."""
-        verdict, own = self.verdict, self.own
-        if verdict.named_ranks:
-            return frozenset(verdict.named_ranks)
-        if verdict.rank is not None:
-            return frozenset({verdict.rank})
-        if verdict.verdict == "stage" and verdict.stage is not None:
-            return frozenset(own.ranks[own.stages == verdict.stage].tolist())
-        return frozenset()
+        rank = self.verdict.rank
+        return frozenset(self.verdict.named_ranks or (() if rank is None else (rank,)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; what is not known is None. It grows with ranks, not with ranks times steps."""
-        return report_dict(self)
+        """Plain data for JSON; what is not known is None. It grows with ranks, not with ranks times steps.
+
+        Averages are over `judged_steps`; why a value is null stands in `unknown`.
+        """
+        source, why_no_waiting = times.waiting_source(self.steady)
+        head = _verdict_dict(self) | {"slowdown": _slowdown(self), "world_size": self.world_size}
+        found: dict[str, Any] = finite(
+            {
+                "schema_version": 1,
+                "run": self.run,
+                **head,
+                "spans": self.spans,
+                "steps": self.own.steps.tolist(),
+                "judged_steps": self.steady.steps.tolist(),
+                "waiting": source,
+                "lost": _lost_dicts(self.accounting),
+                "ranks": _rank_dicts(self, waiting_known=source != "unknown"),
+                "stages": _stage_dicts(self),
+                "communication": [
+                    asdict(row) | {"is_call": times.is_call(row, self.communication)} for row in self.communication
+                ],
+                "layers": [
+                    {key: value for key, value in row.items() if key not in ("typical_ms", "beyond_ms")}
+                    for row in layers_over_ranks(self.layers)
+                ],
+                "named_spans": [_per_step(asdict(row)) for row in self.named_spans],
+                "clocks": None if self.clocks is None else _clock_dict(self.clocks),
+                "missing": [gap._asdict() for gap in self.missing],
+                "unknown": {
+                    "peak_bytes": self.peak_unknown,
+                    "mfu": self.mfu_unknown,
+                    "waiting_ms_per_step": why_no_waiting,
+                    **_why_null(self, head),
+                },
+            }
+        )
+        return found
 
 
 def ranks_report(loaded: LoadedSpans) -> RanksReport:
@@ -138,7 +166,7 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
         ordered=ordered,
         absent=loaded.world_size is not None and loaded.world_size > len(account.ranks),
         layers=layers,
-        layer_means=partial(times.layer_means, database, basis=basis),
+        layer_means=partial(times.layer_means, database),
     )
     if len(account.jumped):
         notes.append(
@@ -201,12 +229,7 @@ def _one_call(database: Database, steady: SelfTimes) -> model.Verdict | None:
     count = np.isfinite(steady.wall_ns).sum()
     share = taken_ns / max(1, database.execute("SELECT count(DISTINCT (rank, step)) FROM spans").fetchone()[0])
     step_ns = whole / count
-    return unknown(clean_name(name), share, step_ns, len(steady.steps)) if share >= step_ns / 2 else None
-
-
-def clean_name(name: str) -> str:
-    """A name of a span for a sentence."""
-    return name[:_LONGEST]
+    return unknown(name[:_LONGEST], share, step_ns, len(steady.steps)) if share >= step_ns / 2 else None
 
 
 def _basis(loaded: LoadedSpans) -> model.Basis:
@@ -268,18 +291,6 @@ class _Result(msgspec.Struct):
     utilization: _Utilization | None = None
     warnings: list[str] = []
 
-    def peak_bytes(self) -> float | str:
-        """The highest allocated, or why it is not known."""
-        peak = self.memory.peak if self.memory else None
-        return _NO_PEAK if peak is None or peak.allocated_bytes is None else peak.allocated_bytes
-
-    def mfu(self) -> float | str:
-        """0 to 1, or why it is not known, as the result itself says."""
-        if self.utilization and self.utilization.mfu is not None:
-            return self.utilization.mfu
-        said = next((warning for warning in self.warnings if warning.startswith("MFU is not available")), "")
-        return said.partition("because ")[2] or said or _NO_MFU
-
 
 def results_of(root: Path, ranks: Int) -> dict[str, Any]:
     """`peak_bytes` and `mfu` (R,) of `rank<k>*/result.json` below `root`, and why some are not known.
@@ -287,15 +298,12 @@ def results_of(root: Path, ranks: Int) -> dict[str, Any]:
     None where none says anything. What is wrong with a file is a reason, and no error.
     """
     files = {rank_number(file.parent.name): file for file in root.glob(f"rank*/{RESULT_FILE}")}
-    results = [_read(files.get(rank)) for rank in ranks.tolist()]
     found: dict[str, Any] = {}
-    for name in ("peak_bytes", "mfu"):
-        values = [one if isinstance(one, str) else getattr(one, name)() for one in results]
+    of_ranks = zip(*(_read(files.get(rank)) for rank in ranks.tolist()), strict=True)
+    for name, values in zip(("peak_bytes", "mfu"), of_ranks, strict=True):
         known = np.array([np.nan if isinstance(value, str) else value for value in values])
-        reasons: dict[str, list[int]] = defaultdict(list)
-        for rank, value in zip(ranks.tolist(), values, strict=True):
-            if isinstance(value, str):
-                reasons[value].append(rank)
+        pairs = zip(values, ranks.tolist(), strict=True)
+        reasons = grouped((value, rank) for value, rank in pairs if isinstance(value, str))
         why = [
             reason if len(of) == len(ranks) else f"rank{'s' if len(of) > 1 else ''} {ranges(of)}: {reason}"
             for reason, of in reasons.items()
@@ -305,17 +313,29 @@ def results_of(root: Path, ranks: Int) -> dict[str, Any]:
     return found
 
 
-def _read(file: Path | None) -> _Result | str:
+def _read(file: Path | None) -> tuple[float | str, float | str]:
+    """The highest allocated, and the MFU; or why they are not known."""
     if file is None:
-        return f"no {RESULT_FILE}"
+        return (f"no {RESULT_FILE}",) * 2
     try:
-        return msgspec.json.decode(file.read_bytes(), type=_Result)
+        result = msgspec.json.decode(file.read_bytes(), type=_Result)
     except (OSError, msgspec.MsgspecError) as error:
-        return f"{RESULT_FILE} cannot be read ({type(error).__name__})"
+        return (f"{RESULT_FILE} cannot be read ({type(error).__name__})",) * 2
+    peak = result.memory.peak if result.memory else None
+    said = next((warning for warning in result.warnings if warning.startswith("MFU is not available")), "")
+    mfu = result.utilization.mfu if result.utilization else None
+    return (
+        _NO_PEAK if peak is None or peak.allocated_bytes is None else peak.allocated_bytes,
+        said.partition("because ")[2] or said or _NO_MFU if mfu is None else mfu,
+    )
 
 
 # --------------------------------------------------------------------------------------------------
 # The report as plain data, for JSON.
+
+
+_DEVIATIONS = 4.0  # beyond the median; less than among steps (`statistics.outliers`), as each value is a mean of steps
+_SHARE = 0.1  # and at least this much longer than the median
 
 
 def layers_over_ranks(layers: model.LayerTimes | None) -> list[dict[str, Any]]:
@@ -326,69 +346,35 @@ def layers_over_ranks(layers: model.LayerTimes | None) -> list[dict[str, Any]]:
     ranks far beyond the others, the slowest first. `slowest_rank` is None where all take equally long.
     """
     rows: list[dict[str, Any]] = []
-    for at, place in np.ndindex(*layers.self_ns.shape[1:]) if layers is not None else ():
-        assert layers is not None
+    if layers is None:
+        return rows
+    for at, place in np.ndindex(*layers.self_ns.shape[1:]):
         known = np.isfinite(layers.self_ns[:, at, place])
         if not known.any():
             continue
-        values, ranks = layers.self_ns[known, at, place], layers.ranks[known]
-        usual, spread, outliers = times.over_ranks(values, ranks)
-        slowest = int(values.argmax())
-        equal = len(values) > 1 and values.min() == values[slowest]
+        values, ranks = layers.self_ns[known, at, place] / 1e6, layers.ranks[known]
+        usual, slowest = float(times.typical(values, axis=0)), int(values.argmax())
+        spread = MAD_TO_SIGMA * float(np.median(np.abs(values - usual)))
+        far = values > usual + max(_DEVIATIONS * spread, _SHARE * usual)
+        by_time = np.argsort(-values[far], kind="stable")
+        several = len(values) > 1
         rows.append(
             {
                 "layer": layers.layers[at],
                 "kind": layers.kinds[place],
                 "ranks": len(values),
-                "median_ms": float(np.median(values)) / 1e6,
-                "slowest_ms": float(values[slowest]) / 1e6,
-                "slowest_rank": None if equal else int(ranks[slowest]),
-                "spread_ms": float(np.std(values)) / 1e6,
-                "quickest_ms": float(values.min()) / 1e6,
-                "typical_deviation_ms": spread / 1e6,
-                "outliers": outliers,
-                "typical_ms": usual / 1e6,
-                "beyond_ms": float(values[slowest]) / 1e6 - usual / 1e6,
+                "median_ms": float(np.median(values)),
+                "slowest_ms": float(values[slowest]),
+                "slowest_rank": None if several and values.min() == values[slowest] else int(ranks[slowest]),
+                "spread_ms": float(np.std(values)),
+                "quickest_ms": float(values.min()),
+                "typical_deviation_ms": spread,
+                "outliers": tuple(ranks[far][by_time].tolist()) if several else (),
+                "typical_ms": usual,
+                "beyond_ms": float(values[slowest]) - usual,
             }
         )
     return rows
-
-
-def report_dict(report: RanksReport) -> dict[str, Any]:
-    """What `RanksReport.to_dict` gives. Averages are over `judged_steps`; why a value is null stands in `unknown`."""
-    source, why_no_waiting = times.waiting_source(report.steady)
-    head = _verdict_dict(report) | {"slowdown": _slowdown(report), "world_size": report.world_size}
-    found: dict[str, Any] = finite(
-        {
-            "schema_version": 1,
-            "run": report.run,
-            **head,
-            "spans": report.spans,
-            "steps": report.own.steps.tolist(),
-            "judged_steps": report.steady.steps.tolist(),
-            "waiting": source,
-            "lost": _lost_dicts(report.accounting),
-            "ranks": _rank_dicts(report, waiting_known=source != "unknown"),
-            "stages": _stage_dicts(report),
-            "communication": [
-                asdict(row) | {"is_call": times.is_call(row, report.communication)} for row in report.communication
-            ],
-            "layers": [
-                {key: value for key, value in row.items() if key not in ("typical_ms", "beyond_ms")}
-                for row in layers_over_ranks(report.layers)
-            ],
-            "named_spans": [_per_step(asdict(row)) for row in report.named_spans],
-            "clocks": None if report.clocks is None else _clock_dict(report.clocks),
-            "missing": [gap._asdict() for gap in report.missing],
-            "unknown": {
-                "peak_bytes": report.peak_unknown,
-                "mfu": report.mfu_unknown,
-                "waiting_ms_per_step": why_no_waiting,
-                **_why_null(report, head),
-            },
-        }
-    )
-    return found
 
 
 def _why_null(report: RanksReport, head: Mapping[str, Any]) -> dict[str, str]:
@@ -397,16 +383,13 @@ def _why_null(report: RanksReport, head: Mapping[str, Any]) -> dict[str, str]:
     named = no_verdict if report.verdict.verdict == "none" else "the verdict names none"
     no_replay = report.replay_unknown or "no replay of dependencies was made"
     reasons = {
-        "rank": named,
+        **dict.fromkeys(("rank", "layer", "host", "group", "phase", "first_step", "last_step"), named),
         "stage": named if len(np.unique(report.own.stages)) > 1 else "the job has no stages, or one",
-        **dict.fromkeys(("layer", "host", "group", "phase", "first_step", "last_step"), named),
-        "share": no_verdict,
-        "lost_ms_per_step": no_verdict,
+        **dict.fromkeys(("share", "lost_ms_per_step"), no_verdict),
         **dict.fromkeys(
             ("wall_ms_per_step", "step_ms_per_step", "ideal_ms_per_step", "differ_ms_per_step", "slowdown"), too_few
         ),
-        "ms": no_replay,
-        "mw": no_replay,
+        **dict.fromkeys(("ms", "mw"), no_replay),
         "world_size": "no file tells it",
     }
     unknown = {key: why for key, why in reasons.items() if head.get(key) is None}
@@ -472,16 +455,17 @@ def _lost_dicts(accounting: model.Accounting) -> list[dict[str, Any]]:
 def _rank_dicts(report: RanksReport, *, waiting_known: bool) -> list[dict[str, Any]]:
     steady, arrivals, replay, scores = report.steady, report.arrivals, report.replay, report.scores
     own_ms, waiting_ms, wall_ms = (mean(values) / 1e6 for values in (steady.self_ns, steady.waiting_ns, steady.wall_ns))
-    matched_steps = len(np.unique(arrivals.step)) if arrivals else 0
-    late, times_last, shares = dict[int, float](), dict[int, int](), dict[int, float]()
+    late, shares = dict[int, tuple[int, float, float]](), dict[int, float]()
     if arrivals is not None:
-        late = dict(zip(arrivals.ranks.tolist(), (arrivals.late_ns / 1e6).tolist(), strict=True))
-        times_last = dict(zip(arrivals.ranks.tolist(), arrivals.times_last.tolist(), strict=True))
+        late_ms, steps = arrivals.late_ns / 1e6, len(np.unique(arrivals.step))
+        each = zip(arrivals.times_last.tolist(), late_ms.tolist(), (late_ms / steps).tolist(), strict=True)
+        late = dict(zip(arrivals.ranks.tolist(), each, strict=True))
     if replay is not None:
         shares = dict(zip(replay.ranks.tolist(), replay.share_of_rank.tolist(), strict=True))
     rows = []
     for at, rank in enumerate(steady.ranks.tolist()):
         relative, individual = bool(scores.flagged_relative[at]), bool(scores.flagged_individual[at])
+        came_last = zip(("times_last", "late_ms", "late_ms_per_step"), late.get(rank, (None, None, None)), strict=True)
         rows.append(
             {
                 "rank": rank,
@@ -498,9 +482,7 @@ def _rank_dicts(report: RanksReport, *, waiting_known: bool) -> list[dict[str, A
                 "flagged": relative or individual,
                 "flagged_relative": relative,
                 "flagged_individual": individual,
-                "times_last": times_last.get(rank),
-                "late_ms": late.get(rank),
-                "late_ms_per_step": late[rank] / matched_steps if rank in late else None,
+                **dict(came_last),
                 "share": shares.get(rank),
                 "peak_bytes": None if report.peak_bytes is None else float(report.peak_bytes[at]),
                 "mfu": None if report.mfu is None else float(report.mfu[at]),
@@ -561,15 +543,10 @@ def named_spans(database: Database, own: SelfTimes) -> tuple[NamedSpan, ...]:
     steps = np.isfinite(own.wall_ns).sum(axis=0)  # (R,)
     there = np.flatnonzero(steps > 0)
     found = []
-    for name, of_name in groupby(rows, key=lambda row: row[0]):
-        taken, count, depth = np.zeros(len(own.ranks)), 0, []
-        for _, rank, duration_ns, spans, least in of_name:
-            if rank in place:
-                taken[place[rank]] = duration_ns
-                count += spans
-                depth.append(least)
-        if not depth:
-            continue
+    for name, of_name in groupby((row for row in rows if row[1] in place), key=lambda row: str(row[0])):
+        _, of, taken_ns, counts, depths = zip(*of_name, strict=True)
+        taken = np.zeros(len(own.ranks))
+        taken[[place[rank] for rank in of]] = taken_ns
         each = taken[there] / steps[there]
         slowest = int(each.argmax())
         others = np.delete(each, slowest)
@@ -579,8 +556,8 @@ def named_spans(database: Database, own: SelfTimes) -> tuple[NamedSpan, ...]:
                 slowest_rank=int(own.ranks[there[slowest]]),
                 slowest_ns=float(each[slowest]),
                 others_ns=float(np.median(others)) if len(others) else None,
-                per_step=count / int(steps.sum()),
-                nested=min(depth) > 0,
+                per_step=sum(counts) / int(steps.sum()),
+                nested=min(depths) > 0,
             )
         )
     return tuple(sorted(found, key=lambda one: (-one.beyond_ns, one.name)))
@@ -594,4 +571,4 @@ def with_name(verdict: model.Verdict, spans: Sequence[NamedSpan]) -> model.Verdi
     most = max(mine, key=lambda one: one.beyond_ns, default=None)
     if most is None or most.beyond_ns < _MOST_OF_IT * verdict.lost_ns:
         return verdict
-    return replace(verdict, sentence=verdict.sentence.replace(OUTSIDE, f"its {clean_name(most.name)}"))
+    return replace(verdict, sentence=verdict.sentence.replace(OUTSIDE, f"its {most.name[:_LONGEST]}"))

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from profiler_wrapper.analysis.statistics import MAD_TO_SIGMA, median
+from profiler_wrapper.analysis.statistics import median
 from profiler_wrapper.ranks import model
 from profiler_wrapper.ranks.database import Database, column, insert, to_arrays, to_rows
 from profiler_wrapper.ranks.model import COMPUTE, Bool, Float, Int, SelfTimes
@@ -167,8 +167,7 @@ def comparable(own: SelfTimes) -> list[Int]:
 
 def largest(values: Float, axis: int = 0) -> Float:
     """The maximum of what is known; `nan` where nothing is."""
-    filled = np.where(np.isfinite(values), values, -np.inf).max(axis=axis, initial=-np.inf)
-    return np.where(np.isfinite(filled), filled, np.nan)
+    return np.asarray(np.fmax.reduce(values, axis=axis, initial=np.nan), dtype=np.float64)
 
 
 # --- waiting that no span shows ---
@@ -281,57 +280,54 @@ def waiting_source(own: SelfTimes) -> tuple[model.WaitingSource, str | None]:
 
 
 def layer_times(database: Database, *, basis: model.Basis = "cpu") -> model.LayerTimes | None:
-    """Each layer's time in a step of each rank, what is below it included; None where no span is of a layer."""
+    """Each layer's time in a step of each rank, what is below it included; None where no span is of a layer.
+
+    Adds the view `layer_steps`: rank, step, layer, kind (a place in COMPUTE), self_ns, first_ns.
+    """
     own = "duration_ns - coalesce(waiting_ns, 0)"
     if basis == "device":
         own = f"coalesce(device_ns, {own})"
     database.execute(
-        f"""CREATE OR REPLACE TABLE layer_sums AS
-        SELECT rank, layer, kind, median(self_ns) AS self_ns, min(first_ns) AS first_ns
-        FROM (SELECT rank, step, layer, kind, sum({own})::DOUBLE AS self_ns, min(start_ns) AS first_ns FROM spans
-            WHERE layer IS NOT NULL AND step IS NOT NULL AND kind IN {COMPUTE} GROUP BY rank, step, layer, kind)
-        GROUP BY rank, layer, kind"""
+        f"""CREATE OR REPLACE VIEW layer_steps AS
+        SELECT rank, step, layer, list_position({list(COMPUTE)}, kind) - 1 AS kind, sum({own})::DOUBLE AS self_ns,
+            min(start_ns) AS first_ns
+        FROM spans WHERE layer IS NOT NULL AND step IS NOT NULL AND kind IN {COMPUTE} GROUP BY ALL"""
     )
-    in_order = database.execute(
-        """SELECT layer FROM layer_sums s LEFT JOIN ranks r USING (rank)
-        GROUP BY layer ORDER BY min(coalesce(r.stage, 0)), min(first_ns), layer"""
-    ).fetchall()
-    if not in_order:
+    found = to_arrays(
+        database,
+        """WITH sums AS (SELECT rank, layer, kind, median(self_ns) AS self_ns, min(first_ns) AS first_ns
+            FROM layer_steps GROUP BY ALL),
+        in_order AS (SELECT layer, row_number() OVER (ORDER BY min(coalesce(r.stage, 0)), min(first_ns), layer) - 1
+            AS place FROM sums LEFT JOIN ranks r USING (rank) GROUP BY layer)
+        SELECT rank, coalesce(r.stage, 0) AS stage, layer, place, kind, self_ns
+        FROM sums JOIN in_order USING (layer) LEFT JOIN ranks r USING (rank) ORDER BY place""",
+    )
+    if not len(found["rank"]):
         return None
-    place_of = {layer: place for place, (layer,) in enumerate(in_order)}
-    found = to_arrays(database, "SELECT rank, layer, kind, self_ns FROM layer_sums")
-    ranks = np.unique(found["rank"]).astype(np.int64)
-    stage_of = dict(database.execute("SELECT rank, stage FROM ranks").fetchall())
-    places = (
-        np.searchsorted(ranks, found["rank"]),
-        np.array([place_of[layer] for layer in found["layer"].tolist()], dtype=np.int64),
-        np.array([COMPUTE.index(kind) for kind in found["kind"].tolist()], dtype=np.int64),
-    )
-    times = np.full((len(ranks), len(place_of), len(COMPUTE)), np.nan)
-    times[places] = found["self_ns"]
+    ranks, first, rank = np.unique(found["rank"], return_index=True, return_inverse=True)
+    layers = tuple(dict.fromkeys(found["layer"].tolist()))
+    times = np.full((len(ranks), len(layers), len(COMPUTE)), np.nan)
+    times[rank, found["place"], found["kind"]] = found["self_ns"]
     return model.LayerTimes(
-        ranks=ranks,
-        stages=np.array([stage_of.get(rank) or 0 for rank in ranks.tolist()], dtype=np.int64),
-        layers=tuple(place_of),
+        ranks=ranks.astype(np.int64),
+        stages=found["stage"][first].astype(np.int64),
+        layers=layers,
         kinds=COMPUTE,
         self_ns=times,
     )
 
 
-def layer_means(
-    database: Database, ranks: Sequence[int], steps: Int, *, basis: model.Basis = "cpu"
-) -> dict[tuple[int, str, str], float]:
-    """The mean time a step, over these steps, of each layer and kind on these ranks: (rank, layer, kind) -> ns."""
-    own = "duration_ns - coalesce(waiting_ns, 0)"
-    if basis == "device":
-        own = f"coalesce(device_ns, {own})"
+def layer_means(database: Database, ranks: Sequence[int], steps: Int) -> dict[tuple[int, str, str], float]:
+    """The mean time a step, over these steps, of each layer and kind on these ranks: (rank, layer, kind) -> ns.
+
+    After `layer_times`.
+    """
     rows = database.execute(
-        f"""SELECT rank, layer, kind, sum({own})::DOUBLE / count(DISTINCT step) FROM spans
-        WHERE layer IS NOT NULL AND kind IN {COMPUTE} AND list_contains(?::INTEGER[], rank)
-            AND list_contains(?::BIGINT[], step) GROUP BY rank, layer, kind""",
+        """SELECT rank, layer, kind, avg(self_ns) FROM layer_steps
+        WHERE list_contains(?::INTEGER[], rank) AND list_contains(?::BIGINT[], step) GROUP BY ALL""",
         [list(ranks), steps.tolist()],
     ).fetchall()
-    return {(rank, layer, kind): ns for rank, layer, kind, ns in rows}
+    return {(rank, layer, COMPUTE[kind]): ns for rank, layer, kind, ns in rows}
 
 
 # --- accounting ---
@@ -382,11 +378,9 @@ def score(own: SelfTimes, *, window: int | None = None) -> model.Scores:
     typical = median(times, axis=1)  # (W, R)
     relative = np.full_like(typical, np.nan)
     for members in comparable(own):
-        known = np.where(np.isfinite(typical[:, members]), typical[:, members], np.inf)
-        quickest = known.min(axis=1, initial=np.inf, keepdims=True)
-        relative[:, members] = _ratio(np.broadcast_to(quickest, known.shape), typical[:, members])
-    best = np.minimum.accumulate(np.where(np.isfinite(typical), typical, np.inf), axis=0)
-    individual = _ratio(best, typical)
+        quickest = np.fmin.reduce(typical[:, members], axis=1)
+        relative[:, members] = _ratio(quickest[:, None], typical[:, members])
+    individual = _ratio(np.fmin.accumulate(typical, axis=0), typical)
     return model.Scores(
         window=width,
         first_steps=own.steps[: count * width : width],
@@ -399,9 +393,8 @@ def score(own: SelfTimes, *, window: int | None = None) -> model.Scores:
 
 def _ratio(best: Float, now: Float) -> Float:
     """1 where both are 0; nan where not known."""
-    known = np.isfinite(now) & np.isfinite(best)
-    ratio = np.divide(best, now, out=np.ones_like(now), where=known & (now > 0))
-    return np.where(known, ratio, np.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.where(now == best, 1.0, best / now))
 
 
 def _flagged(scores: Float) -> Bool:
@@ -411,26 +404,7 @@ def _flagged(scores: Float) -> Bool:
     return np.asarray(runs.any(axis=0))
 
 
-# --- outliers ---
-
-_DEVIATIONS = 4.0  # beyond the median; less than among steps (`statistics.outliers`), as each value is a mean of steps
-_SHARE = 0.1  # and at least this much longer than the median
-
-
 def typical(values: Float, axis: int) -> Float:
     """The median; of two the quicker, as only one of them can be slow."""
-    known = np.isfinite(values).sum(axis=axis)
-    least = np.where(np.isfinite(values), values, np.inf).min(axis=axis, initial=np.inf)
-    return np.where(known == 2, least, median(values, axis=axis))
-
-
-def over_ranks(values: Float, ranks: Int) -> tuple[float, float, tuple[int, ...]]:
-    """What is typical of (R,) values, all known, their deviation, and the ranks far slower, the slowest first.
-
-    The deviation is 1.48 times the median one; outliers are among two or more.
-    """
-    center = float(typical(values, axis=0))
-    spread = MAD_TO_SIGMA * float(np.median(np.abs(values - center)))
-    far = values > center + max(_DEVIATIONS * spread, _SHARE * center)
-    order = np.argsort(-values[far], kind="stable")
-    return center, spread, tuple(ranks[far][order].tolist()) if len(values) > 1 else ()
+    least = np.fmin.reduce(values, axis=axis, initial=np.nan)
+    return np.where(np.isfinite(values).sum(axis=axis) == 2, least, median(values, axis=axis))
