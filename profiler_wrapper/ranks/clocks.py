@@ -66,17 +66,15 @@ def fit(database: Database) -> Clocks:
     while groups:  # each by a time of its own
         parts.append(_Fit())
         while (group := parts[-1].next_of(groups)) is not None:  # the largest, then those that share ranks with others
-            parts[-1].use(group)
+            parts[-1].join([_alone(clock) for clock in group.ranks.tolist()], group)
     fitted = max(parts, key=lambda part: len(part.lines), default=_Fit())
     alone = {*owner.values()}.difference(*(part.lines for part in parts))
-    others = [part for part in parts if part is not fitted] + [_Fit({clock: Line(0.0, 0.0)}) for clock in sorted(alone)]
-    steps = step_ends(database, base) if others else None
-    if steps is not None and not parts:
-        fitted.use(_of_clocks(steps, owner))
-    elif steps is not None:
+    others = [part for part in parts if part is not fitted] + [_alone(clock) for clock in sorted(alone)]
+    if others and (steps := step_ends(database, base)) is not None:
         without = [clock for clock in owner.values() if clock not in fitted.lines]
-        fitted.take(others, _of_clocks(steps, owner))
-        if joined := sum(clock in fitted.lines for clock in without):
+        fitted.join(others, _of_clocks(steps, owner))
+        joined = sum(clock in fitted.lines for clock in without)
+        if parts and joined:
             notes.append(f"{joined} ranks share no collective with the others: compared by the ends of steps")
     if not fitted.lines:
         return _unknown(ranks, base, "the ranks have neither collectives nor steps in common")
@@ -104,12 +102,10 @@ def write_table(database: Database, clocks: Clocks | None) -> None:
     database.execute(
         "CREATE OR REPLACE TABLE clocks(rank INTEGER, reference_ns BIGINT, offset_ns DOUBLE, drift DOUBLE)"
     )
-    if clocks is None:
-        return
-    known = np.isfinite(clocks.offset_ns)
-    columns = (clocks.ranks[known].tolist(), clocks.offset_ns[known].tolist(), clocks.drift[known].tolist())
-    reference = round(clocks.reference_ns)
-    insert(database, "clocks", [(rank, reference, offset, drift) for rank, offset, drift in zip(*columns, strict=True)])
+    if clocks is not None:
+        reference = round(clocks.reference_ns)
+        rows = zip(clocks.ranks.tolist(), clocks.offset_ns.tolist(), clocks.drift.tolist(), strict=True)
+        insert(database, "clocks", [(rank, reference, *line) for rank, *line in rows if np.isfinite(line[0])])
 
 
 def align(clocks: Clocks, ranks: Int, own_ns: Int) -> Int:
@@ -218,18 +214,17 @@ def _scatter(times: Float) -> float:
 
 def _of_clocks(group: SharedEvents, owner: dict[int, int]) -> SharedEvents:
     """The earliest end on each clock: nobody leaves before the end."""
-    owners = np.array([owner[rank] for rank in group.ranks.tolist()], dtype=np.int64)
-    found = np.unique(owners)
-    return SharedEvents(
-        found, np.stack([np.fmin.reduce(group.ends[:, owners == one], axis=1) for one in found], axis=1)
-    )
+    clocks, of = np.unique([owner[rank] for rank in group.ranks.tolist()], return_inverse=True)
+    ends = np.full((len(clocks), len(group.ends)), np.nan)
+    np.fmin.at(ends, of, group.ends.T)
+    return SharedEvents(clocks, ends.T)
 
 
 def _without_one_clock(groups: list[SharedEvents], owner: dict[int, int]) -> set[int]:
     """Owners of clocks that cannot be one: machines of the same name, whose ranks see the same ends far apart."""
     found = set()
     for group in groups:
-        owners = np.array([owner[rank] for rank in group.ranks.tolist()], dtype=np.int64)
+        owners = np.array([owner[rank] for rank in group.ranks.tolist()])
         for one in np.unique(owners).tolist():
             ends = group.ends[:, owners == one]
             spread = np.fmax.reduce(ends, axis=1) - np.fmin.reduce(ends, axis=1)
@@ -257,30 +252,16 @@ class _Fit:
                 return groups.pop(at)
         return None
 
-    def use(self, group: SharedEvents) -> None:
-        """Fit the clocks of a group that are not known yet to the median of those that are."""
-        clocks = group.ranks.tolist()
-        if self.lines.keys() & {*clocks}:
-            common = self._common_of(group)
-        else:  # the one with most events; a median of clocks of different rates is none of an even rate
+    def join(self, others: list[_Fit], group: SharedEvents) -> None:
+        """Add the others, each shifted as a whole, as far as their clocks are not known: by common events."""
+        common = self._common_of(group)
+        if not self.lines:  # the one with most events; a median of clocks of different rates is none of an even rate
             common = group.ends[:, np.isfinite(group.ends).sum(axis=0).argmax()]
         self.events += len(common)
-        for at, clock in enumerate(clocks):
-            own = group.ends[:, at]
-            both = np.isfinite(own) & np.isfinite(common)
-            if clock not in self.lines and both.any():
-                line = self.lines[clock] = fit_line(own[both], (own - common)[both])
-                left = (own - common)[both] - line.offset_ns - line.drift * own[both]
-                self.residual_ns[clock] = float(np.median(np.abs(left)))
-
-    def take(self, others: list[_Fit], steps: SharedEvents) -> None:
-        """Add others that share no collective with this one, each shifted as a whole, by the ends of steps."""
-        common = self._common_of(steps)
-        self.events += len(common)
         for other in others:
-            own = other._common_of(steps)
+            own = other._common_of(group)
             both = np.isfinite(own) & np.isfinite(common)
-            if not both.any():
+            if not both.any() or other.lines.keys() & self.lines.keys():
                 continue
             offset, drift = fit_line(own[both], (own - common)[both])
             left = (own - common)[both] - offset - drift * own[both]
@@ -296,6 +277,11 @@ class _Fit:
             return np.full(len(group.ends), np.nan)
         lines = np.array([self.lines[clock] for clock in group.ranks[known].tolist()])
         return median(group.ends[:, known] * (1 - lines[:, 1]) - lines[:, 0], axis=1)
+
+
+def _alone(clock: int) -> _Fit:
+    """A clock by its own time."""
+    return _Fit({clock: Line(0.0, 0.0)})
 
 
 def fit_line(own: Float, ahead: Float) -> Line:
