@@ -17,7 +17,7 @@ from profiler_wrapper.ranks.database import Database
 from profiler_wrapper.ranks.model import Float, Int, LayerTimes
 from profiler_wrapper.ranks.report import RanksReport, layers_over_ranks
 from profiler_wrapper.ranks.text import memory_unit
-from profiler_wrapper.ranks.timeline import LAYER, Bars, Timeline, chosen_ranks, read_timeline
+from profiler_wrapper.ranks.timeline import LAYER, Bars, Timeline, read_timeline
 from profiler_wrapper.ranks.times import comparable, typical
 from profiler_wrapper.reports import figures
 from profiler_wrapper.reports.figures import PHASE_COLORS, SPLIT_COLORS
@@ -331,10 +331,9 @@ def draw_timeline(
 
     `ranks` are those of the lanes; None: all, or of many those that tell most.
     """
-    lanes = chosen_ranks(report) if ranks is None else ranks
-    drawn = read_timeline(report, database, lanes, pixels=PIXELS)
+    drawn = read_timeline(report, database, ranks, pixels=PIXELS)
     with figures.own_style():
-        if not drawn.begins_ns:
+        if not drawn.steps:
             figures.say(path, report.run, "No span of these ranks lies in these steps.")
             return
         figures.save(timeline_figure(report, drawn), path)
@@ -342,19 +341,19 @@ def draw_timeline(
 
 def timeline_figure(report: RanksReport, drawn: Timeline) -> Figure:
     """The figure; of its one axes, x is milliseconds and y the place of a rank in the lanes."""
-    count = len(drawn.lanes)
+    count = len(drawn.ranks)
     figure = _figure(report, 1.6 + lane_in(count) * max(3, count))
     axes = figure.subplots()
-    marked = [place for place, rank in enumerate(drawn.lanes) if rank in report.named_ranks]
-    _name_places(axes.yaxis, drawn.names, _MOST_LABELS, marked)
+    marked = [place for place, rank in enumerate(drawn.ranks) if rank in report.named_ranks]
+    _name_places(axes.yaxis, drawn.lanes, _MOST_LABELS, marked)
     for place in marked:
         axes.axhspan(place - 0.5, place + 0.5, color=NAMED_COLOR, alpha=_BAND, linewidth=0, zorder=0, gid="named")
     for above, one in enumerate(drawn.bars):
-        _draw_bars(axes, one, drawn.gap_ns, count, zorder=1.5 + 0.1 * above)
-    for step, begin_ns in drawn.begins_ns.items():
-        axes.axvline(begin_ns / 1e6, color=figures.INK, linewidth=0.9, linestyle=":", zorder=6)
+        _draw_bars(axes, one, drawn.gap_us, count, zorder=1.5 + 0.1 * above)
+    for step, begin_us in zip(drawn.steps, drawn.begins_us, strict=True):
+        axes.axvline(begin_us / 1e3, color=figures.INK, linewidth=0.9, linestyle=":", zorder=6)
         transform = axes.get_xaxis_transform()
-        axes.text(begin_ns / 1e6, 1.005, f" step {step}", transform=transform, fontsize=figures.FONT_SIZE - 1)
+        axes.text(begin_us / 1e3, 1.005, f" step {step}", transform=transform, fontsize=figures.FONT_SIZE - 1)
     axes.set_ylim(count - 0.5, -0.5)
     axes.margins(x=0.005)
     axes.autoscale_view(scaley=False)
@@ -371,15 +370,15 @@ def lane_in(lanes: int) -> float:
     return max(0.02, min(0.5, 14 / lanes))
 
 
-def _draw_bars(axes: Axes, bars: Bars, gap_ns: float, lanes: int, *, zorder: float) -> None:
+def _draw_bars(axes: Axes, bars: Bars, gap_us: float, lanes: int, *, zorder: float) -> None:
     """Bars of one kind, or frames. Thin lanes touch, so that no pattern of gaps is seen."""
     from matplotlib.collections import PolyCollection
 
     framed, thin = bars.kind == LAYER, lanes > _MANY_LANES
     half = 0.5 if thin else 0.4
-    left = bars.start_ns / 1e6
-    right = left + np.maximum(bars.end_ns - bars.start_ns, 0 if framed else gap_ns) / 1e6
-    low, high = bars.lane - half, bars.lane + half
+    left = bars.starts_us / 1e3
+    right = left + np.maximum(bars.lengths_us, 0 if framed else gap_us) / 1e3
+    low, high = bars.lanes - half, bars.lanes + half
     corners = np.stack([left, low, left, high, right, high, right, low], axis=1).reshape(-1, 4, 2)
     collection = PolyCollection(
         list(corners),
@@ -436,23 +435,14 @@ def write_ranks_page(
     ranks: Sequence[int] | None = None,
     trace_href: str | None = None,
 ) -> None:
-    """Writes the page.
+    """Writes the page, whose scripts read `RanksReport.to_dict`, and what is drawn.
 
     `ranks` are those of the timeline, at most 256; None: all, or of many those that tell most. `trace_href` is where
     the Chrome trace lies, relative to the page.
     """
-    views = [("parts.js", packaged_source("page", "parts.js"))]
-    views += [(name, packaged_source(_FOLDER, name)) for name in _VIEWS]
-    path.write_text(page_text(page_data(report, database, ranks=ranks, trace_href=trace_href), views), encoding="utf-8")
-
-
-def page_data(
-    report: RanksReport, database: Database, *, ranks: Sequence[int] | None = None, trace_href: str | None = None
-) -> dict[str, Any]:
-    """What the page's scripts read, JSON types only: `RanksReport.to_dict`, and what is drawn."""
-    own = report.own
+    own, timeline = report.own, read_timeline(report, database, ranks, pixels=_PAGE_PIXELS, most=_MOST_PAGE_LANES)
     layers = sorted(layers_over_ranks(report.layers), key=lambda row: -row["beyond_ms"])
-    return {
+    data = {
         "page": {
             "title": report.run,
             "machine": "",
@@ -465,50 +455,29 @@ def page_data(
         "warnings": [f"{row.what}: {row.reason}" for row in report.missing],
         "job": report.to_dict(),
         "named": sorted(report.named_ranks),
-        "timeline": _timeline(report, database, ranks),
-        "heat": [_heat_map(one) for one in heat_maps(report)],
+        "timeline": _plain(timeline),
+        "heat": [_plain(one) | {"is_difference": one.is_difference} for one in heat_maps(report)],
         "over_ranks": [
             {name: row[name] for name in _LAYER}
             | {"median_ms": row["typical_ms"], "spread_ms": row["typical_deviation_ms"]}
             for row in layers[:_MOST_LAYERS]
         ],
     }
+    views = [("parts.js", packaged_source("page", "parts.js"))]
+    views += [(name, packaged_source(_FOLDER, name)) for name in _VIEWS]
+    path.write_text(page_text(data, views), encoding="utf-8")
 
 
-def _timeline(report: RanksReport, database: Database, ranks: Sequence[int] | None) -> dict[str, Any]:
-    """Lanes and what is drawn in them: of each kind the lanes, starts and lengths in microseconds, undermost first."""
-    ranks = chosen_ranks(report) if ranks is None else list(ranks)
-    if len(ranks) > _MOST_PAGE_LANES:
-        ranks = [rank for rank in chosen_ranks(report, _MOST_PAGE_LANES) if rank in set(ranks)]
-    drawn = read_timeline(report, database, ranks, pixels=_PAGE_PIXELS)
-    return {
-        "ranks": drawn.lanes,
-        "lanes": drawn.names,
-        "steps": list(drawn.begins_ns),
-        "drawn": drawn.drawn,
-        "clocks": drawn.clocks,
-        "waiting_known": drawn.waiting_known,
-        "begins_us": [_short(begin / 1000) for begin in drawn.begins_ns.values()],
-        "bars": [
-            {
-                "kind": bars.kind,
-                "lanes": bars.lane.tolist(),
-                "starts_us": [_short(start) for start in (bars.start_ns / 1000).tolist()],
-                "lengths_us": [_short(length) for length in ((bars.end_ns - bars.start_ns) / 1000).tolist()],
-            }
-            for bars in drawn.bars
-        ],
-    }
-
-
-def _heat_map(shown: HeatMap) -> dict[str, Any]:
-    found = shown._asdict() | {"ranks": shown.ranks.tolist(), "is_difference": shown.is_difference}
-    found["values_ms"] = [[_short(value) for value in row] for row in shown.values_ms.tolist()]
-    del found["least_ms"]
-    if shown.is_difference:
-        del found["named"]
-    return found
-
-
-def _short(value: float) -> float | None:
-    return float(f"{value:.6g}") if math.isfinite(value) else None
+def _plain(value: Any) -> Any:
+    """JSON types for the page; of what is drawn six digits, None where it is not known."""
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, (Timeline, Bars, HeatMap)):
+        is_rank = isinstance(value, HeatMap) and value.is_difference
+        without = ("gap_us", "least_ms", "named") if is_rank else ("gap_us", "least_ms")
+        return {name: _plain(item) for name, item in value._asdict().items() if name not in without}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value

@@ -10,7 +10,6 @@ import gzip
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import count, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,7 +50,7 @@ def drawn_steps(report: RanksReport) -> list[int]:
     return []
 
 
-def chosen_ranks(report: RanksReport, most: int = MOST_LANES) -> list[int]:
+def chosen_ranks(report: RanksReport, most: int) -> list[int]:
     """Ranks to be drawn where nobody chose: all, or those named or suspected, one of each stage, others evenly spread.
 
     Of a verdict on a stage, its ranks lie together.
@@ -110,42 +109,48 @@ class Bars(NamedTuple):
     """Bars of one kind, which lie over those of all `Bars` before them."""
 
     kind: str  # of KINDS, "waiting" or LAYER
-    lane: Int  # (N,) its place among the ranks
-    start_ns: Int  # (N,)
-    end_ns: Int  # (N,)
+    lanes: Int  # (N,) places among the ranks
+    starts_us: Float  # (N,)
+    lengths_us: Float  # (N,)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Timeline:
-    """What is drawn of a few steps, in nanoseconds from the first span on."""
+class Timeline(NamedTuple):
+    """What is drawn of a few steps, in microseconds from the first span on."""
 
-    lanes: tuple[int, ...]  # ranks, the topmost first
-    names: tuple[str, ...]  # of the lanes
+    ranks: list[int]  # of the lanes, the topmost first
+    lanes: list[str]  # their names
+    steps: list[int]
+    begins_us: list[float]  # of each step: the median over ranks
     bars: list[Bars]
-    begins_ns: dict[int, float]  # of each step: the median over ranks
-    gap_ns: float  # what lies closer together is one bar
+    gap_us: float  # what lies closer together is one bar
     waiting_known: bool  # whether any communication tells its transfer from waiting
     drawn: str  # of which ranks and steps
     clocks: str  # by which clocks
 
 
-def read_timeline(report: RanksReport, database: Database, lanes: Sequence[int], *, pixels: int) -> Timeline:
+def read_timeline(
+    report: RanksReport, database: Database, ranks: Sequence[int] | None, *, pixels: int, most: int | None = None
+) -> Timeline:
     """What lies closer together than a picture of `pixels` columns shows is one bar.
 
-    Of too many spans one step in the middle is left, and then of that what lies in no other span.
+    `ranks`: at most `most` of these, None: all, or of many those that tell most. Of too many spans one step in the
+    middle is left, and then of that what lies in no other span.
     """
+    ranks = chosen_ranks(report, MOST_LANES) if ranks is None else list(ranks)
+    if most is not None and len(ranks) > most:
+        ranks = [rank for rank in chosen_ranks(report, most) if rank in set(ranks)]
     layer, steps = report.verdict.layer, drawn_steps(report)
     named = _among("s.rank", sorted(report.named_ranks))
     framed = "false" if layer is None else f"coalesce(s.layer = {literal(layer)} AND {named}, false)"
     one, within = steps[len(steps) // 2 :][:1], f"(s.depth = 0 OR s.kind IN {_NESTED} OR {framed})"
     wanted = [
-        (f"{_among('s.rank', lanes)} AND {_among('s.step', chosen)} AND s.kind <> 'step' AND {depth}", "")
+        (f"{_among('s.rank', ranks)} AND {_among('s.step', chosen)} AND s.kind <> 'step' AND {depth}", "")
         for chosen, depth in ((steps, within), (one, within), (one, "s.depth = 0"))
     ]
     database.execute(
         f"""CREATE OR REPLACE TEMP TABLE drawn_spans AS
         SELECT *, start_ns + duration_ns AS end_ns, start_ns + greatest(coalesce(waiting_ns, 0), 0) AS moved_ns
-        FROM (SELECT list_position({list(lanes)}, s.rank) - 1 AS lane, s.step, s.kind, {_START}, s.duration_ns,
+        FROM (SELECT list_position({ranks}, s.rank) - 1 AS lane, s.step, s.kind, {_START}, s.duration_ns,
                 s.duration_ns - t.shortest_ns AS waiting_ns, s.depth, s.depth > 0 AND {ON_MAIN} AS within,
                 {framed} AS framed
             FROM spans s LEFT JOIN main_threads m ON m.rank = s.rank {_CLOCKS} {_LABELS}
@@ -157,23 +162,30 @@ def read_timeline(report: RanksReport, database: Database, lanes: Sequence[int],
         FROM drawn_spans"""
     ).fetchone()
     begins = database.execute(
-        f"""SELECT step, median(begin_ns) FROM (
+        f"""SELECT step, median(begin_ns) / 1000 FROM (
             SELECT step, min(start_ns) - {first} AS begin_ns FROM drawn_spans GROUP BY step, lane)
         GROUP BY step ORDER BY step"""
     ).fetchall()
-    gap_ns = length / pixels
-    stages = dict(zip(report.own.ranks.tolist(), report.own.stages.tolist(), strict=True))
-    staged = len(set(stages.values())) > 1
+    names, drawn = _names(report), [step for step, _ in begins]
     return Timeline(
-        lanes=tuple(lanes),
-        names=tuple(f"rank {rank}" + (f", stage {stages.get(rank, 0)}" if staged else "") for rank in lanes),
-        bars=_bars(database, first, gap_ns),
-        begins_ns=dict(begins),
-        gap_ns=gap_ns,
-        waiting_known=waiting_known,
-        drawn=_drawn_text(report, lanes, [step for step, _ in begins]),
-        clocks=_clocks_text(report),
+        ranks,
+        [names.get(rank, f"rank {rank}") for rank in ranks],
+        drawn,
+        [begin_us for _, begin_us in begins],
+        _bars(database, first, length / pixels),
+        length / pixels / 1000,
+        waiting_known,
+        _drawn_text(report, ranks, drawn),
+        _clocks_text(report),
     )
+
+
+def _names(report: RanksReport) -> dict[int, str]:
+    """Names of ranks, in their order, with their stages where there are several."""
+    own = report.own
+    staged = len(set(own.stages.tolist())) > 1
+    of_ranks = zip(own.ranks.tolist(), own.stages.tolist(), strict=True)
+    return {rank: f"rank {rank}" + (f", stage {stage}" if staged else "") for rank, stage in of_ranks}
 
 
 def _bars(database: Database, first_ns: int, gap_ns: float) -> list[Bars]:
@@ -193,12 +205,12 @@ def _bars(database: Database, first_ns: int, gap_ns: float) -> list[Bars]:
             ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) > {gap_ns}, true) AS begins FROM parts),
         numbered AS (SELECT *, count(*) FILTER (begins) OVER (PARTITION BY level, lane
             ORDER BY start_ns, begins DESC ROWS UNBOUNDED PRECEDING) AS number FROM beginnings)
-        SELECT level::BIGINT AS level, lane::BIGINT AS lane, min(start_ns) - {first_ns} AS start_ns,
-            max(end_ns) - {first_ns} AS end_ns
+        SELECT level, lane AS lanes, (min(start_ns) - {first_ns}) / 1000 AS starts_us,
+            (max(end_ns) - min(start_ns)) / 1000 AS lengths_us
         FROM numbered GROUP BY level, lane, number ORDER BY level, lane, number""",
     )
     chosen = [(level, found["level"] == level) for level in np.unique(found["level"]).tolist()]
-    return [Bars(_LEVELS[level], *(found[name][of] for name in ("lane", "start_ns", "end_ns"))) for level, of in chosen]
+    return [Bars(_LEVELS[level], *(found[name][of] for name in Bars._fields[1:])) for level, of in chosen]
 
 
 def _drawn_text(report: RanksReport, lanes: Collection[int], steps: Collection[int]) -> str:
@@ -363,12 +375,10 @@ def _named(what: str, pid: int, tid: int, **args: Any) -> Event:
 
 def _processes(report: RanksReport) -> Iterator[Event]:
     """Names of ranks, in their order; those that the verdict names say so."""
-    own = report.own
-    staged = len(set(own.stages.tolist())) > 1
-    for place, (rank, stage) in enumerate(zip(own.ranks.tolist(), own.stages.tolist(), strict=True)):
+    for place, (rank, name) in enumerate(_names(report).items()):
         labels = ["named by the verdict"] if rank in report.named_ranks else []
         labels += [host for host in report.hosts[place : place + 1] if host]
-        yield _named("process_name", rank, 0, name=f"rank {rank}" + (f", stage {stage}" if staged else ""))
+        yield _named("process_name", rank, 0, name=name)
         yield _named("process_sort_index", rank, 0, sort_index=place)  # same (0 -> 1): a process has no thread
         if labels:
             yield _named("process_labels", rank, 0, labels=", ".join(labels))

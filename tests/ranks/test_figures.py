@@ -114,8 +114,8 @@ def test_what_lies_close_together_is_one_bar(job: Job) -> None:
     for pixels, bars_of_forward in ((1000, 3), (2, 1)):  # of 280 ms, in each 100 ms another
         drawn = read_timeline(report, database, [0], pixels=pixels)
         (forward,) = [one for one in drawn.bars if one.kind == "forward"]
-        assert len(forward.start_ns) == bars_of_forward
-        assert (forward.start_ns[0], forward.end_ns[-1]) == (2_000_000, 212_000_000)
+        assert len(forward.starts_us) == bars_of_forward
+        assert (forward.starts_us[0], forward.starts_us[-1] + forward.lengths_us[-1]) == (2_000, 212_000)
 
 
 def test_without_transfers_communication_is_one_bar(tmp_path: Path) -> None:
