@@ -136,14 +136,13 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
     about = [row_of.get(rank, {}) for rank in account.ranks.tolist()]
     hosts = tuple(str(rank.get("host") or "") for rank in about)
     stages = np.array([rank.get("stage") or 0 for rank in about], dtype=np.int64)
-    own = account.self_times(stages, basis=basis)
-    own = times.with_waiting_of_one(own)
-    steady, left_out = times.steady_times(own), times.steady_steps(own)[1]
+    own = times.with_waiting_of_one(account.self_times(stages, basis=basis))
+    steady, notes = times.steady_times(own), times.steady_steps(own)[1]
     layers = times.layer_times(database, basis=basis)
-    labels = to_rows(database, 'SELECT name, "group" FROM labels ORDER BY label')
+    found = database.execute('SELECT name, "group" FROM labels ORDER BY label').fetchall() or [("", "")]
+    names, groups = zip(*found, strict=True)
     judged = np.isin(own.steps, steady.steps)
     measured = bool(account.syncs.waits.any())
-    notes = list(left_out)
     if not measured:
         account = sync_each_step(account, _without_waiting(own, judged, account.own_ns))
     try:
@@ -160,8 +159,8 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
         judged,
         own.stages,
         hosts,
-        tuple(row["name"] for row in labels) or ("",),
-        tuple(row["group"] for row in labels) or ("",),
+        names,
+        groups,
         measured=measured or len(own.ranks) < 2,
         ordered=ordered,
         absent=loaded.world_size is not None and loaded.world_size > len(account.ranks),
@@ -172,12 +171,11 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
         notes.append(
             f"the clock of rank {ranges(account.jumped.tolist())} jumps in some steps: its times were moved back"
         )
-    replayed = what_if(job)
-    replay, replay_unknown = (replayed, None) if isinstance(replayed, model.Replay) else (None, replayed)
+    replay = what_if(job)
     verdict = None if measured or basis == "device" or not loaded.from_timers else _one_call(database, steady)
-    if verdict is None:
-        verdict = verdict_of(job, ask(job), notes=notes)
-    verdict = replace(verdict, ms=None if replay is None else replay.ms, mw=None if replay is None else replay.mw)
+    verdict = verdict or verdict_of(job, ask(job), notes=notes)
+    if isinstance(replay, model.Replay):
+        verdict = replace(verdict, ms=replay.ms, mw=replay.mw)
     named = named_spans(database, steady)
     verdict = with_name(verdict, named)
     evidence = [*verdict.evidence, *loaded.notes]
@@ -192,8 +190,8 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
         scores=times.score(steady),
         arrivals=arrived,
         layers=layers,
-        replay=replay,
-        replay_unknown=replay_unknown,
+        replay=replay if isinstance(replay, model.Replay) else None,
+        replay_unknown=replay if isinstance(replay, str) else None,
         coordinates=_coordinates(about),
         hosts=hosts if any(hosts) else (),
         world_size=loaded.world_size,

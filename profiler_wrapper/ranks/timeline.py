@@ -30,7 +30,6 @@ from profiler_wrapper.trace.spans import KINDS, SPAN_KINDS, ranges
 _NESTED = tuple(kind.name for kind in SPAN_KINDS if kind.within or kind.name == "data")
 DRAWN_STEPS = 3
 MOST_LANES = 32  # where nobody chose the ranks
-MOST_LANE_SPANS = 400_000
 
 
 def drawn_steps(report: RanksReport) -> list[int]:
@@ -76,14 +75,6 @@ _START = """s.start_ns
     - coalesce(round(c.offset_ns + c.drift * (s.start_ns - c.reference_ns))::BIGINT, 0) AS start_ns"""
 _CLOCKS = "LEFT JOIN clocks c ON c.rank = s.rank"
 _LABELS = f"LEFT JOIN labels_of_names l ON s.kind = 'communication' AND l.key = {label_key('s')}"
-
-
-def _fewest(database: Database, wanted: Sequence[tuple[str, str]], most: int) -> tuple[str, str]:
-    """The first condition that at most so many spans `s` fulfil, else the last one; each with what it leaves out."""
-    for where, left_out in wanted[:-1]:
-        if database.execute(f"SELECT count(*) FROM spans s WHERE {where}").fetchone()[0] <= most:
-            return where, left_out
-    return wanted[-1]
 
 
 def _among(column: str, values: Iterable[int]) -> str:
@@ -133,20 +124,14 @@ def read_timeline(
 ) -> Timeline:
     """What lies closer together than a picture of `pixels` columns shows is one bar.
 
-    `ranks`: at most `most` of these, None: all, or of many those that tell most. Of too many spans one step in the
-    middle is left, and then of that what lies in no other span.
+    `ranks`: at most `most` of these, None: all, or of many those that tell most.
     """
     ranks = chosen_ranks(report, MOST_LANES) if ranks is None else list(ranks)
     if most is not None and len(ranks) > most:
         ranks = [rank for rank in chosen_ranks(report, most) if rank in set(ranks)]
-    layer, steps = report.verdict.layer, drawn_steps(report)
+    layer = report.verdict.layer
     named = _among("s.rank", sorted(report.named_ranks))
     framed = "false" if layer is None else f"coalesce(s.layer = {literal(layer)} AND {named}, false)"
-    one, within = steps[len(steps) // 2 :][:1], f"(s.depth = 0 OR s.kind IN {_NESTED} OR {framed})"
-    wanted = [
-        (f"{_among('s.rank', ranks)} AND {_among('s.step', chosen)} AND s.kind <> 'step' AND {depth}", "")
-        for chosen, depth in ((steps, within), (one, within), (one, "s.depth = 0"))
-    ]
     database.execute(
         f"""CREATE OR REPLACE TEMP TABLE drawn_spans AS
         SELECT *, start_ns + duration_ns AS end_ns, start_ns + greatest(coalesce(waiting_ns, 0), 0) AS moved_ns
@@ -155,7 +140,8 @@ def read_timeline(
                 {framed} AS framed
             FROM spans s LEFT JOIN main_threads m ON m.rank = s.rank {_CLOCKS} {_LABELS}
                 LEFT JOIN matched t ON t.label = l.label AND t.step = s.step AND t.sequence = s.sequence
-            WHERE {_fewest(database, wanted, MOST_LANE_SPANS)[0]})"""
+            WHERE {_among("s.rank", ranks)} AND {_among("s.step", drawn_steps(report))} AND s.kind <> 'step'
+                AND (s.depth = 0 OR s.kind IN {_NESTED} OR {framed}))"""
     )
     first, length, waiting_known = database.execute(
         """SELECT coalesce(min(start_ns), 0), coalesce(max(end_ns) - min(start_ns), 0), count(waiting_ns) > 0
@@ -256,7 +242,7 @@ def write_ranks_trace(
     few = drawn_steps(report)
     one = few[len(few) // 2 :][:1]
     of_ranks = "true" if ranks is None else _among("s.rank", ranks)
-    wanted = [
+    wanted = (
         (f"s.step IS NOT NULL AND {of_ranks}", ""),
         (f"{_among('s.step', few)} AND {of_ranks}", f"all steps but {ranges(few)}"),
         (f"{_among('s.step', one)} AND {of_ranks}", f"all steps but {ranges(one)}"),
@@ -264,19 +250,20 @@ def write_ranks_trace(
             f"{_among('s.step', one)} AND {of_ranks} AND s.depth = 0",
             f"all steps but {ranges(one)}, and all spans within others",
         ),
-    ]
-    where, no_steps = _fewest(database, wanted, most)
-    left_out = [no_steps, "" if ranks is None else f"all ranks but {ranges(ranks)}"]
+    )
+
+    def is_small(where: str) -> bool:
+        return bool(database.execute(f"SELECT count(*) <= {most} FROM spans s WHERE {where}").fetchone()[0])
+
+    where, left_out = next((small for small in wanted[:-1] if is_small(small[0])), wanted[-1])
+    if ranks is not None:
+        left_out = "; ".join(filter(None, [left_out, f"all ranks but {ranges(ranks)}"]))
     first = f"SELECT min(start_ns) FROM (SELECT {_START} FROM spans s {_CLOCKS} WHERE {where})"
     base = int(database.execute(first).fetchone()[0] or 0)
     head = {
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": base,
-        "metadata": {
-            "run": report.run,
-            "verdict": report.verdict.sentence,
-            "left_out": "; ".join(filter(None, left_out)),
-        },
+        "metadata": {"run": report.run, "verdict": report.verdict.sentence, "left_out": left_out},
     }
     encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
     with path.open("wb") as file:
