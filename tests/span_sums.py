@@ -127,7 +127,6 @@ def layer_times(rows: Iterable[Row], *, stages: int = 1) -> LayerTimes | None:
         own[ranks.index(rank), layers.index(layer), kinds.index(kind)] = np.median(list(values.values()))
     return LayerTimes(
         ranks=np.array(ranks),
-        stages=np.array([rank * stages // len(ranks) for rank in ranks]),
         layers=tuple(layers),
         kinds=kinds,
         self_ns=own,

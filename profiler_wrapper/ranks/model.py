@@ -106,7 +106,6 @@ class LayerTimes:
     """Each layer's self time in the typical step of a rank, its collectives left out."""
 
     ranks: Int  # (R,)
-    stages: Int  # (R,)
     layers: tuple[str, ...]  # (L,) full names, in the model's order where known
     kinds: tuple[str, ...]  # of COMPUTE
     self_ns: Float  # (R, L, K) median over steps; nan where the rank has no such layer

@@ -21,8 +21,9 @@ from profiler_wrapper.trace.spans import sends_forward
 #
 # - `main_threads`: rank, thread: the one whose time is the step's.
 # - `labels`: label, name, "group": a number for each communication in each group. A send and its receive are one.
-# - `labels_of_names`: key, label: of each name in each group as spans have it.
-# - `communications`: rank, step, label, sequence, start_ns, duration_ns, bytes, overlapped_ns, on_main.
+# - `labels_of_names`: key, label, role (1 of a send, 2 of a receive, else 0), common (a number for each name, whatever
+#   the group), forward: of each name in each group as spans have it.
+# - `communications`: rank, step, label, sequence, start_ns, duration_ns, bytes, overlapped_ns.
 # - `matched`: label, step, sequence of each collective, send or receive that two ranks or more have; size,
 #   shortest_ns, shorter_by_ns, shortest_rank.
 #
@@ -47,25 +48,26 @@ def prepare(database: Database) -> None:
         WHERE kind = 'communication' AND step IS NOT NULL GROUP BY key ORDER BY 2, 3"""
     ).fetchall()
     labels: dict[tuple[str, str], int] = {}
-    commons: dict[str, int] = {}  # a number for each name, whatever the group
-    of_names = []
+    commons: dict[str, int] = {}
+    rows = []
     for key, name, group in names:
-        common = common_name(name)
+        common, sends = common_name(name), _SENDS.search(name)
         label = labels.setdefault((common, group or ""), len(labels))
-        of_names.append((key, label, _role(name), commons.setdefault(common, len(commons)), sends_forward(name)))
-    database.execute('CREATE OR REPLACE TABLE labels (label INTEGER, name VARCHAR, "group" VARCHAR)')
+        role = 0 if sends is None else 1 if sends[3].lower() == "send" else 2
+        rows.append(
+            (key, label, common, group or "", role, commons.setdefault(common, len(commons)), sends_forward(name))
+        )
     database.execute(
-        "CREATE OR REPLACE TABLE labels_of_names "
-        "(key UBIGINT, label INTEGER, role TINYINT, common INTEGER, forward BOOLEAN)"
+        """CREATE OR REPLACE TABLE labels_of_names (key UBIGINT, label INTEGER, name VARCHAR, "group" VARCHAR,
+            role TINYINT, common INTEGER, forward BOOLEAN)"""
     )
-    insert(database, "labels_of_names", of_names)
-    insert(database, "labels", [(label, *both) for both, label in labels.items()])
+    insert(database, "labels_of_names", rows)
+    database.execute('CREATE OR REPLACE VIEW labels AS SELECT DISTINCT label, name, "group" FROM labels_of_names')
     database.execute(
         f"""CREATE OR REPLACE TABLE communications AS
         SELECT s.rank, s.step, l.label, s.sequence, s.start_ns, coalesce(s.device_ns, s.duration_ns) AS duration_ns,
-            s.bytes, s.overlapped_ns,
-            {ON_MAIN} AS on_main
-        FROM spans s JOIN labels_of_names l ON l.key = {label_key("s")} LEFT JOIN main_threads m ON m.rank = s.rank
+            s.bytes, s.overlapped_ns
+        FROM spans s JOIN labels_of_names l ON l.key = {label_key("s")}
         WHERE s.kind = 'communication' AND s.step IS NOT NULL"""
     )
     database.execute(
@@ -74,12 +76,6 @@ def prepare(database: Database) -> None:
             median(duration_ns) - min(duration_ns) AS shorter_by_ns, arg_min(rank, (duration_ns, rank)) AS shortest_rank
         FROM communications WHERE sequence IS NOT NULL GROUP BY label, step, sequence HAVING count(*) > 1"""
     )
-
-
-def _role(name: str) -> int:
-    """1 of a send, 2 of a receive, 0 of all else."""
-    found = _SENDS.search(name)
-    return 0 if found is None else 1 if found[3].lower() == "send" else 2
 
 
 def label_key(table: str) -> str:
@@ -299,22 +295,15 @@ def layer_times(database: Database, *, basis: model.Basis = "cpu") -> model.Laye
             FROM layer_steps GROUP BY ALL),
         in_order AS (SELECT layer, row_number() OVER (ORDER BY min(coalesce(r.stage, 0)), min(first_ns), layer) - 1
             AS place FROM sums LEFT JOIN ranks r USING (rank) GROUP BY layer)
-        SELECT rank, coalesce(r.stage, 0) AS stage, layer, place, kind, self_ns
-        FROM sums JOIN in_order USING (layer) LEFT JOIN ranks r USING (rank) ORDER BY place""",
+        SELECT rank, layer, place, kind, self_ns FROM sums JOIN in_order USING (layer) ORDER BY place""",
     )
     if not len(found["rank"]):
         return None
-    ranks, first, rank = np.unique(found["rank"], return_index=True, return_inverse=True)
+    ranks, rank = np.unique(found["rank"], return_inverse=True)
     layers = tuple(dict.fromkeys(found["layer"].tolist()))
     times = np.full((len(ranks), len(layers), len(COMPUTE)), np.nan)
     times[rank, found["place"], found["kind"]] = found["self_ns"]
-    return model.LayerTimes(
-        ranks=ranks.astype(np.int64),
-        stages=found["stage"][first].astype(np.int64),
-        layers=layers,
-        kinds=COMPUTE,
-        self_ns=times,
-    )
+    return model.LayerTimes(ranks=ranks.astype(np.int64), layers=layers, kinds=COMPUTE, self_ns=times)
 
 
 def layer_means(database: Database, ranks: Sequence[int], steps: Int) -> dict[tuple[int, str, str], float]:

@@ -119,7 +119,6 @@ def test_names_cannot_speak_to_the_terminal() -> None:
     times[1, 0, 0] = 65 * MS
     layers = LayerTimes(
         ranks=own.ranks,
-        stages=own.stages,
         layers=(name,),
         kinds=("forward", "recompute", "backward"),
         self_ns=times,
@@ -169,7 +168,6 @@ def test_blocks_count_nothing_twice() -> None:
     times[:, 0] = 7.0  # all of them together
     layers = LayerTimes(
         ranks=np.arange(1),
-        stages=np.zeros(1, dtype=np.int64),
         layers=names,
         kinds=("forward",) * 3,
         self_ns=times,
@@ -184,7 +182,6 @@ def test_layers_over_ranks_by_hand() -> None:
     times[:4, 1, 0] = 5 * MS
     layers = LayerTimes(
         ranks=own.ranks,
-        stages=own.stages,
         layers=("a.0", "a.1"),
         kinds=("forward", "recompute", "backward"),
         self_ns=times,
