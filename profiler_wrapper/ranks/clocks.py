@@ -17,16 +17,11 @@ from profiler_wrapper.analysis.statistics import mad, median
 from profiler_wrapper.ranks.database import Database, insert, to_arrays
 from profiler_wrapper.ranks.model import Clocks, Float, Int
 
-MOST_ROWS: Final = 400_000  # of communication that are read
-MOST_STEPS: Final = 200
 # Of a blocking collective the ends scatter so much less than the starts: who only launches it goes on.
 ENDS_TO_STARTS: Final = 0.5
 CLOSE_ENDS_NS: Final = 1e6  # ends as close as this are shared whatever the starts are
-# Collectives of a group whose ends scatter so many times as far as the closest are left out.
-MOST_SCATTER_RATIO: Final = 3.0
 ONE_CLOCK_NS: Final = 50e6  # ranks that differ by more have no clock in common, whatever their host is called
-NO_HOST: Final = ("", "localhost", "localhost.localdomain")
-MOST_DRIFT: Final = 1e-3  # no clock is as wrong
+_MOST_SCATTER_RATIO: Final = 3.0  # to the closest of its group; a collective whose ends scatter more is left out
 
 
 class SharedEvents(NamedTuple):
@@ -45,16 +40,18 @@ class Line(NamedTuple):
 
 def fit(database: Database) -> Clocks:
     """The clocks of all ranks of a database that is prepared (see `times.prepare`)."""
-    base, found = database.execute("SELECT min(start_ns), list(DISTINCT rank ORDER BY rank) FROM spans").fetchone()
-    ranks = np.array(found or [], dtype=np.int64)
-    if len(ranks) < 2:
-        return _unknown(ranks, base or 0, "one rank has one clock" if len(ranks) else "no rank has spans")
-    hosts = dict(database.execute("SELECT rank, max(host) FROM ranks WHERE host IS NOT NULL GROUP BY rank").fetchall())
-    first: dict[str, int] = {}
+    base = database.execute("SELECT min(start_ns) FROM spans").fetchone()[0] or 0
     # Ranks of one host have one clock, which goes by the first of them.
-    owner = {
-        rank: rank if hosts.get(rank, "") in NO_HOST else first.setdefault(hosts[rank], rank) for rank in ranks.tolist()
-    }
+    found = database.execute(
+        """SELECT rank, host, CASE WHEN coalesce(host, '') IN ('', 'localhost', 'localhost.localdomain') THEN rank
+            ELSE min(rank) OVER (PARTITION BY host) END
+        FROM (SELECT DISTINCT rank FROM spans) LEFT JOIN (SELECT rank, max(host) AS host FROM ranks GROUP BY rank)
+            USING (rank) ORDER BY rank"""
+    ).fetchall()
+    ranks = np.array([rank for rank, _, _ in found], dtype=np.int64)
+    if len(ranks) < 2:
+        return _unknown(ranks, base, "one rank has one clock" if len(ranks) else "no rank has spans")
+    hosts, owner = {rank: host for rank, host, _ in found}, {rank: one for rank, _, one in found}
     ends = collective_ends(database, base)
     apart = _without_one_clock(ends, owner)
     notes = [f"ranks of host {hosts[one]} do not share a clock: each has its own" for one in sorted(apart)]
@@ -64,9 +61,12 @@ def fit(database: Database) -> Clocks:
     groups = sorted((_of_clocks(group, owner) for group in ends), key=lambda group: -group.ends.size)
     parts: list[_Fit] = []
     while groups:  # each by a time of its own
-        parts.append(_Fit())
-        while (group := parts[-1].next_of(groups)) is not None:  # the largest, then those that share ranks with others
-            parts[-1].join([_alone(clock) for clock in group.ranks.tolist()], group)
+        parts.append(part := _Fit())
+        group: SharedEvents | None = groups[0]
+        while group is not None:  # the largest, then those that share ranks with others
+            groups = [one for one in groups if one is not group]
+            part.join([_alone(clock) for clock in group.ranks.tolist()], group)
+            group = next((one for one in groups if part.lines.keys() & {*one.ranks.tolist()}), None)
     fitted = max(parts, key=lambda part: len(part.lines), default=_Fit())
     alone = {*owner.values()}.difference(*(part.lines for part in parts))
     others = [part for part in parts if part is not fitted] + [_alone(clock) for clock in sorted(alone)]
@@ -135,15 +135,15 @@ def _unknown(ranks: Int, base: int, note: str) -> Clocks:
 
 def collective_ends(database: Database, base_ns: int) -> list[SharedEvents]:
     """Ends of collectives and transfers of each group that blocks: those whose ends are closer than their starts."""
-    _choose_steps(database, "communications", "duration_ns > 0")
+    steps = _choose_steps(database, "communications", "duration_ns > 0")
     rows = to_arrays(
         database,
         f"""SELECT c.rank, c.step, coalesce(c.sequence, row_number() OVER (PARTITION BY c.rank, c.step, c.label
                 ORDER BY c.start_ns) - 1) AS number, c.label, l.of, c.start_ns - {base_ns} AS start_ns,
             c.start_ns - {base_ns} + c.duration_ns AS end_ns
-        FROM communications c JOIN clock_steps USING (step)
+        FROM communications c
         JOIN (SELECT label, dense_rank() OVER (ORDER BY "group") AS of FROM labels WHERE "group" <> '') l USING (label)
-        WHERE c.duration_ns > 0 ORDER BY l.of, label, step, number, rank""",
+        WHERE c.duration_ns > 0 AND list_contains({steps}, c.step) ORDER BY l.of, label, step, number, rank""",
     )
     found = (_shared_by_group(group) for group in _split(rows, "of"))
     return [group for group in found if group is not None]
@@ -151,26 +151,24 @@ def collective_ends(database: Database, base_ns: int) -> list[SharedEvents]:
 
 def step_ends(database: Database, base_ns: int) -> SharedEvents | None:
     """Ends of steps, which ranks that wait for one another at their end share, more or less."""
-    _choose_steps(database, "spans", "step IS NOT NULL")
+    steps = _choose_steps(database, "spans", "step IS NOT NULL")
     rows = to_arrays(
         database,
         f"""SELECT rank, step, max(start_ns + duration_ns) - {base_ns} AS end_ns FROM spans
-        JOIN clock_steps USING (step) GROUP BY rank, step""",
+        WHERE list_contains({steps}, step) GROUP BY rank, step""",
     )
     ranks = np.unique(rows["rank"]).astype(np.int64)
     ends = _shared(rows["step"], rows["rank"], ranks, rows["end_ns"])
     return SharedEvents(ranks, ends) if len(ends) else None
 
 
-def _choose_steps(database: Database, table: str, where: str) -> None:
-    """A table of steps, evenly spread, with not too many rows."""
+def _choose_steps(database: Database, table: str, where: str) -> list[int]:
+    """Steps, evenly spread: 200 at most, and not too many rows."""
     query = f"SELECT step, count(*) FROM {table} WHERE {where} GROUP BY step ORDER BY step"
     found = database.execute(query).fetchall()
     typical = max(1, sum(count for _, count in found) // max(1, len(found)))
-    count = min(len(found), MOST_STEPS, max(2, MOST_ROWS // typical))
-    chosen = np.unique(np.linspace(0, len(found) - 1, count).round().astype(np.int64))
-    database.execute("CREATE OR REPLACE TEMP TABLE clock_steps (step BIGINT)")
-    insert(database, "clock_steps", [(found[index][0],) for index in chosen.tolist()])
+    count = min(len(found), 200, max(2, 400_000 // typical))
+    return [found[at][0] for at in np.unique(np.linspace(0, len(found) - 1, count).round().astype(np.int64))]
 
 
 def _split(rows: Any, column: str) -> list[dict[str, Any]]:
@@ -194,7 +192,7 @@ def _shared_by_group(rows: dict[str, Any]) -> SharedEvents | None:
     if not kept:
         return None
     closest = min(scatter for scatter, _ in kept)
-    ends = np.concatenate([each for scatter, each in kept if scatter <= MOST_SCATTER_RATIO * closest])
+    ends = np.concatenate([each for scatter, each in kept if scatter <= _MOST_SCATTER_RATIO * closest])
     return SharedEvents(ranks, ends[np.argsort(median(ends, axis=1), kind="stable")])
 
 
@@ -245,23 +243,16 @@ class _Fit:
     residual_ns: dict[int, float] = field(default_factory=dict)
     events: int = 0
 
-    def next_of(self, groups: list[SharedEvents]) -> SharedEvents | None:
-        """The first group in which some clock is known, taken from the others; None: there is none."""
-        for at, group in enumerate(groups):
-            if not self.lines or self.lines.keys() & {*group.ranks.tolist()}:
-                return groups.pop(at)
-        return None
-
     def join(self, others: list[_Fit], group: SharedEvents) -> None:
         """Add the others, each shifted as a whole, as far as their clocks are not known: by common events."""
         common = self._common_of(group)
         if not self.lines:  # the one with most events; a median of clocks of different rates is none of an even rate
             common = group.ends[:, np.isfinite(group.ends).sum(axis=0).argmax()]
         self.events += len(common)
-        for other in others:
+        for other in (one for one in others if not one.lines.keys() & self.lines.keys()):
             own = other._common_of(group)
             both = np.isfinite(own) & np.isfinite(common)
-            if not both.any() or other.lines.keys() & self.lines.keys():
+            if not both.any():
                 continue
             offset, drift = fit_line(own[both], (own - common)[both])
             left = (own - common)[both] - offset - drift * own[both]
@@ -301,6 +292,6 @@ def fit_line(own: Float, ahead: Float) -> Line:
     if near.sum() < 4:
         return constant
     (drift, offset), covariance = np.polyfit(time[near], ahead[near], 1, cov=True)
-    if abs(drift) < 3 * covariance[0, 0] ** 0.5 or abs(drift) > MOST_DRIFT:
+    if abs(drift) < 3 * covariance[0, 0] ** 0.5 or abs(drift) > 1e-3:  # no clock is as wrong
         return constant
     return Line(float(offset - drift * center), float(drift))

@@ -34,10 +34,8 @@ MOST_LANES = 32  # where nobody chose the ranks
 
 def drawn_steps(report: RanksReport) -> list[int]:
     """Steps one after another that are like most; of a verdict on garbage collection, those that have most of it."""
-    own = report.own
-    skipped = len(own.steps) - report.verdict.steps if 0 < report.verdict.steps < len(own.steps) else 0
-    steps = own.steps[skipped:]
-    known = np.nan_to_num(own.self_ns[skipped:])
+    own = report.steady
+    steps, known = own.steps, np.nan_to_num(own.self_ns)
     gc = report.verdict.verdict == "gc" and "gc" in own.kinds
     times: Float = known[:, :, own.kinds.index("gc")].max(axis=1) if gc else known.sum(axis=2).max(axis=1)
     for width in range(min(DRAWN_STEPS, len(steps)), 0, -1):
