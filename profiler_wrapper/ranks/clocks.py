@@ -141,9 +141,9 @@ def collective_ends(database: Database, base_ns: int) -> list[SharedEvents]:
         f"""SELECT c.rank, c.step, coalesce(c.sequence, row_number() OVER (PARTITION BY c.rank, c.step, c.label
                 ORDER BY c.start_ns) - 1) AS number, c.label, l.of, c.start_ns - {base_ns} AS start_ns,
             c.start_ns - {base_ns} + c.duration_ns AS end_ns
-        FROM communications c
+        FROM communications c SEMI JOIN (SELECT unnest({steps}::BIGINT[]) AS step) USING (step)
         JOIN (SELECT label, dense_rank() OVER (ORDER BY "group") AS of FROM labels WHERE "group" <> '') l USING (label)
-        WHERE c.duration_ns > 0 AND list_contains({steps}, c.step) ORDER BY l.of, label, step, number, rank""",
+        WHERE c.duration_ns > 0 ORDER BY l.of, label, step, number, rank""",
     )
     found = (_shared_by_group(group) for group in _split(rows, "of"))
     return [group for group in found if group is not None]
@@ -154,8 +154,8 @@ def step_ends(database: Database, base_ns: int) -> SharedEvents | None:
     steps = _choose_steps(database, "spans", "step IS NOT NULL")
     rows = to_arrays(
         database,
-        f"""SELECT rank, step, max(start_ns + duration_ns) - {base_ns} AS end_ns FROM spans
-        WHERE list_contains({steps}, step) GROUP BY rank, step""",
+        f"""SELECT rank, step, max(start_ns + duration_ns) - {base_ns} AS end_ns
+        FROM spans SEMI JOIN (SELECT unnest({steps}::BIGINT[]) AS step) USING (step) GROUP BY rank, step""",
     )
     ranks = np.unique(rows["rank"]).astype(np.int64)
     ends = _shared(rows["step"], rows["rank"], ranks, rows["end_ns"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from profiler_wrapper.errors import EmptyRecording
 from profiler_wrapper.ranks import model, times
 from profiler_wrapper.ranks.account import KINDS, read_account, sync_each_step
 from profiler_wrapper.ranks.clocks import fit, write_table
-from profiler_wrapper.ranks.database import Database, LoadedSpans, insert, to_rows
+from profiler_wrapper.ranks.database import Database, LoadedSpans, to_rows
 from profiler_wrapper.ranks.excess import Job
 from profiler_wrapper.ranks.graph import NoGraph, build
 from profiler_wrapper.ranks.model import Bool, Float, Int, NamedSpan, SelfTimes
@@ -218,16 +217,13 @@ def _without_waiting(own: SelfTimes, judged: Bool, own_ns: Float) -> Float:
 def _one_call(database: Database, steady: SelfTimes) -> model.Verdict | None:
     """The verdict where one call that is no phase is most of a step of timers that measure the CPU alone."""
     name, kind, taken_ns = database.execute(
-        """SELECT name, any_value(kind), sum(duration_ns)::DOUBLE AS taken FROM spans
-        WHERE depth = 0 AND kind <> 'step' AND step IS NOT NULL GROUP BY name ORDER BY taken DESC LIMIT 1"""
+        """SELECT name, any_value(kind), sum(duration_ns) / (SELECT count(DISTINCT (rank, step)) FROM spans) AS taken
+        FROM spans WHERE depth = 0 AND kind <> 'step' AND step IS NOT NULL GROUP BY name ORDER BY taken DESC LIMIT 1"""
     ).fetchone() or ("", "", 0.0)
-    whole = float(np.nansum(steady.wall_ns))
-    if kind not in ("optimizer", "other") or not whole:
+    step_ns = float(np.nansum(steady.wall_ns)) / max(1, np.isfinite(steady.wall_ns).sum())
+    if kind not in ("optimizer", "other") or not 0 < step_ns / 2 <= taken_ns:
         return None
-    count = np.isfinite(steady.wall_ns).sum()
-    share = taken_ns / max(1, database.execute("SELECT count(DISTINCT (rank, step)) FROM spans").fetchone()[0])
-    step_ns = whole / count
-    return unknown(name[:_LONGEST], share, step_ns, len(steady.steps)) if share >= step_ns / 2 else None
+    return unknown(name[:_LONGEST], taken_ns, step_ns, len(steady.steps))
 
 
 def _basis(loaded: LoadedSpans) -> model.Basis:
@@ -526,39 +522,25 @@ def named_spans(database: Database, own: SelfTimes) -> tuple[NamedSpan, ...]:
 
     A rank without such a span took nothing for it. What lies within another of its name is in that one's time.
     """
-    database.execute("CREATE OR REPLACE TABLE steps_of_named_spans (step BIGINT)")
-    insert(database, "steps_of_named_spans", [(step,) for step in own.steps.tolist()])
-    rows = database.execute(
-        """WITH named AS (
-            SELECT name, rank, duration_ns, depth FROM spans SEMI JOIN steps_of_named_spans USING (step)
-            WHERE kind = 'other' AND name <> 'other' AND (parent IS NULL OR parent <> name)),
-        most AS (SELECT name FROM named GROUP BY name ORDER BY sum(duration_ns) DESC, name LIMIT ?)
-        SELECT name, rank, sum(duration_ns)::DOUBLE, count(*), min(depth) FROM named SEMI JOIN most USING (name)
-        GROUP BY name, rank ORDER BY name, rank""",
-        [_MOST_NAMES],
-    ).fetchall()
-    place = {rank: at for at, rank in enumerate(own.ranks.tolist())}
     steps = np.isfinite(own.wall_ns).sum(axis=0)  # (R,)
-    there = np.flatnonzero(steps > 0)
-    found = []
-    for name, of_name in groupby((row for row in rows if row[1] in place), key=lambda row: str(row[0])):
-        _, of, taken_ns, counts, depths = zip(*of_name, strict=True)
-        taken = np.zeros(len(own.ranks))
-        taken[[place[rank] for rank in of]] = taken_ns
-        each = taken[there] / steps[there]
-        slowest = int(each.argmax())
-        others = np.delete(each, slowest)
-        found.append(
-            NamedSpan(
-                name=name,
-                slowest_rank=int(own.ranks[there[slowest]]),
-                slowest_ns=float(each[slowest]),
-                others_ns=float(np.median(others)) if len(others) else None,
-                per_step=sum(counts) / int(steps.sum()),
-                nested=min(depths) > 0,
-            )
-        )
-    return tuple(sorted(found, key=lambda one: (-one.beyond_ns, one.name)))
+    there = steps > 0
+    rows = to_rows(
+        database,
+        f"""WITH named AS (
+            SELECT name, rank, duration_ns, depth
+            FROM spans SEMI JOIN (SELECT unnest({own.steps.tolist()}) AS step) USING (step)
+            WHERE kind = 'other' AND name <> 'other' AND (parent IS NULL OR parent <> name)),
+        most AS (SELECT name FROM named GROUP BY name ORDER BY sum(duration_ns) DESC, name LIMIT {_MOST_NAMES}),
+        there AS (SELECT unnest({own.ranks[there].tolist()}) AS rank, unnest({steps[there].tolist()}) AS steps),
+        taken AS (
+            SELECT name, rank, steps, coalesce(sum(duration_ns), 0)::DOUBLE / steps AS ns, count(duration_ns) AS spans,
+                min(depth) AS depth, row_number() OVER (PARTITION BY name ORDER BY ns DESC, rank) AS place
+            FROM most CROSS JOIN there LEFT JOIN named USING (name, rank) GROUP BY name, rank, steps)
+        SELECT name, any_value(rank) FILTER (place = 1) AS slowest_rank, max(ns) AS slowest_ns,
+            median(ns) FILTER (place > 1) AS others_ns, sum(spans) / sum(steps) AS per_step, min(depth) > 0 AS nested
+        FROM taken GROUP BY name""",
+    )
+    return tuple(sorted((NamedSpan(**row) for row in rows), key=lambda one: (-one.beyond_ns, one.name)))
 
 
 def with_name(verdict: model.Verdict, spans: Sequence[NamedSpan]) -> model.Verdict:
