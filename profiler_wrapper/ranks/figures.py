@@ -194,8 +194,8 @@ def binned(values: Float, most: int) -> tuple[Int, Float]:
 def draw_heat_map(report: RanksReport, path: str | os.PathLike[str]) -> None:
     """Writes the PNG: ranks by kinds of time, by blocks of the model, and the mesh where it is known."""
     with figures.own_style():
-        if not len(report.own.ranks) or not np.isfinite(report.own.self_ns).any():
-            figures.say(path, report.run, "No rank has a step.")
+        if not np.nansum(report.own.self_ns) > 0:
+            figures.say(path, report.run, "No rank has a step that takes time.")
             return
         figures.save(heat_map_figure(report), path)
 

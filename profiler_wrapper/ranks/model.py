@@ -246,6 +246,7 @@ class CommunicationRow:
     overlapped_ns: int | None  # of all ranks, with their compute beside it; None where not known
     bandwidth_bytes_per_s: float | None  # bytes over transfer
     unknown: str = ""  # why overlap or bandwidth are not known
+    is_call: bool = False  # what the calling thread takes to start collectives that another row has, of the backend's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

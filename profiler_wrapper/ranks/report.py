@@ -83,7 +83,7 @@ class RanksReport:
         Averages are over `judged_steps`; why a value is null stands in `unknown`.
         """
         source, why_no_waiting = times.waiting_source(self.steady)
-        head = _verdict_dict(self) | {"slowdown": _slowdown(self), "world_size": self.world_size}
+        head = _verdict_dict(self) | {"world_size": self.world_size}
         found: dict[str, Any] = finite(
             {
                 "schema_version": 1,
@@ -96,9 +96,7 @@ class RanksReport:
                 "lost": _lost_dicts(self.accounting),
                 "ranks": _rank_dicts(self, waiting_known=source != "unknown"),
                 "stages": _stage_dicts(self),
-                "communication": [
-                    asdict(row) | {"is_call": times.is_call(row, self.communication)} for row in self.communication
-                ],
+                "communication": [asdict(row) for row in self.communication],
                 "layers": [
                     {key: value for key, value in row.items() if key not in ("typical_ms", "beyond_ms")}
                     for row in layers_over_ranks(self.layers)
@@ -396,19 +394,12 @@ def _why_null(report: RanksReport, head: Mapping[str, Any]) -> dict[str, str]:
     return unknown
 
 
-def _slowdown(report: RanksReport) -> float | None:
-    """T / T ideal: replayed where there is a replay, else of the steady-state steps."""
-    if report.replay is not None:
-        return report.replay.slowdown
-    step_ns, ideal_ns = report.verdict.step_ns, report.verdict.ideal_ns
-    return step_ns / ideal_ns if step_ns is not None and ideal_ns else None
-
-
 def _verdict_dict(report: RanksReport) -> dict[str, Any]:
     found = _per_step(asdict(report.verdict))
     step, ideal = found["step_ms_per_step"], found["ideal_ms_per_step"]
-    # same (or -> and): both are known, or neither
-    found["differ_ms_per_step"] = None if step is None or ideal is None else max(0.0, step - ideal)
+    known = step is not None and ideal is not None
+    found["differ_ms_per_step"] = max(0.0, step - ideal) if known else None
+    found["slowdown"] = report.replay.slowdown if report.replay else step / ideal if known and ideal else None
     if len(np.unique(report.own.stages)) < 2:
         for one in (found, *found["suspects"]):
             one["stage"] = None

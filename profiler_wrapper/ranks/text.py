@@ -14,7 +14,7 @@ import numpy as np
 from profiler_wrapper.analysis.statistics import mean
 from profiler_wrapper.ranks.model import CommunicationRow, Float, Suspect
 from profiler_wrapper.ranks.report import RanksReport, layers_over_ranks
-from profiler_wrapper.ranks.times import SLOW, WINDOWS, is_call, largest, typical, waiting_source
+from profiler_wrapper.ranks.times import SLOW, WINDOWS, largest, typical, waiting_source
 from profiler_wrapper.reports.text import cells, clean, grid, shorten
 from profiler_wrapper.trace.spans import ranges
 from profiler_wrapper.units import file_size
@@ -189,7 +189,6 @@ def _notes(
 _MOST_SUSPECTS = 6
 _MOST_ROWS = 12  # of layers, collectives or names
 _LEAST_SHARE = 0.01  # of the lost time
-_CALL = " (call)"
 
 
 def suspects_table(report: RanksReport, width: int) -> str:
@@ -291,13 +290,13 @@ def communication_table(report: RanksReport, width: int) -> str:
     """What each collective moves, how fast, and what of it is waiting."""
     staged = len(set(report.own.stages.tolist())) > 1
     shown = report.communication[:_MOST_ROWS]
-    rows = [_of_one(row, staged=staged, call=is_call(row, report.communication)) for row in shown]
+    rows = [_of_one(row, staged=staged) for row in shown]
     header = ["communication", "group", "ranks", "times", "bytes", "GB/s", "transfer", "waiting", "waited", "hidden"]
     title = f"Communication of one rank, in all steps, in ms ({len(rows)} of {len(report.communication)}, the longest)"
     notes = ["transfer: the shortest over the ranks of each, as who came last did not wait"]
     if any(row.transfer_ns is None for row in shown):
         notes.append("?: transfer and waiting are one, as no two ranks tell of the same communication")
-    if any(row[0].endswith(_CALL) for row in rows):
+    if any(row.is_call for row in shown):
         notes.append("(call): what the calling thread takes to start the collectives of that name")
     if any(row.bytes is not None for row in shown):
         notes.append("GB/s: 10^9 bytes over transfer")
@@ -307,11 +306,11 @@ def communication_table(report: RanksReport, width: int) -> str:
     return table(title, header, rows, width, notes=notes)
 
 
-def _of_one(row: CommunicationRow, *, staged: bool, call: bool) -> list[str]:
+def _of_one(row: CommunicationRow, *, staged: bool) -> list[str]:
     ranks_ms = max(1, row.size) * 1e6  # in nanoseconds of all ranks
     group = row.group if staged or row.group != "stage 0" else "all"
     return [
-        shorten(clean(row.name), 26) + _CALL * call,
+        shorten(clean(row.name), 26) + " (call)" * row.is_call,
         shorten(clean(group), 16) or "-",
         str(row.size),
         f"{row.instances:,}",

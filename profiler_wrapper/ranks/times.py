@@ -126,10 +126,13 @@ def communication(database: Database) -> tuple[model.CommunicationRow, ...]:
     """Each collective, send and receive in each group, over all ranks and steps; what takes longest first."""
     rows = to_rows(
         database,
-        """SELECT l.name, l."group", c.ranks AS size, coalesce(m.instances, c.instances) AS instances,
+        f"""SELECT l.name, l."group", c.ranks AS size, coalesce(m.instances, c.instances) AS instances,
             c.bytes // c.ranks AS bytes, c.time_ns, m.transfer_ns, c.time_ns - m.transfer_ns AS waiting_ns,
             c.overlapped_ns, CASE WHEN c.bytes > 0 AND m.transfer_ns > 0 THEN c.bytes * 1e9 / m.transfer_ns END
-                AS bandwidth_bytes_per_s
+                AS bandwidth_bytes_per_s,
+            concat_ws('; ', if(c.overlapped_ns IS NULL, '{_NO_OVERLAP}', NULL), if(bandwidth_bytes_per_s IS NULL,
+                if(c.bytes IS NULL, '{_NO_BYTES}', '{_NO_TRANSFER}'), NULL)) AS unknown,
+            l."group" = '' AND bool_or(l."group" <> '') OVER (PARTITION BY l.name) AS is_call
         FROM (SELECT label, count(DISTINCT rank) AS ranks, count(*) // count(DISTINCT rank) AS instances,
                 TRY_CAST(sum(bytes) AS BIGINT) AS bytes, sum(duration_ns)::BIGINT AS time_ns,
                 CASE WHEN count(*) = count(overlapped_ns) THEN sum(overlapped_ns)::BIGINT END AS overlapped_ns
@@ -139,18 +142,7 @@ def communication(database: Database) -> tuple[model.CommunicationRow, ...]:
             FROM matched GROUP BY label) m USING (label)
         ORDER BY c.time_ns DESC, l.name, l."group" """,
     )
-    found = []
-    for row in rows:
-        reasons = [_NO_OVERLAP] if row["overlapped_ns"] is None else []
-        if row["bandwidth_bytes_per_s"] is None:
-            reasons.append(_NO_BYTES if row["bytes"] is None else _NO_TRANSFER)
-        found.append(model.CommunicationRow(**row, unknown="; ".join(reasons)))
-    return tuple(found)
-
-
-def is_call(row: model.CommunicationRow, rows: Sequence[model.CommunicationRow]) -> bool:
-    """Whether a row is what the calling thread takes to start collectives that another row has, of the backend's."""
-    return not row.group and any(other.group and other.name == row.name for other in rows)
+    return tuple(model.CommunicationRow(**row) for row in rows)
 
 
 # --- ranks that may be compared ---
