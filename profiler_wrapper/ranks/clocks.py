@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from profiler_wrapper.analysis.statistics import mad, median
-from profiler_wrapper.ranks.database import Database, insert, to_arrays
+from profiler_wrapper.ranks.database import Database, column, insert, to_arrays
 from profiler_wrapper.ranks.model import Clocks, Float, Int
 
 # Of a blocking collective the ends scatter so much less than the starts: who only launches it goes on.
@@ -42,23 +42,31 @@ def fit(database: Database) -> Clocks:
     """The clocks of all ranks of a database that is prepared (see `times.prepare`)."""
     base = database.execute("SELECT min(start_ns) FROM spans").fetchone()[0] or 0
     # Ranks of one host have one clock, which goes by the first of them.
-    found = database.execute(
-        """SELECT rank, host, CASE WHEN coalesce(host, '') IN ('', 'localhost', 'localhost.localdomain') THEN rank
-            ELSE min(rank) OVER (PARTITION BY host) END
+    database.execute(
+        """CREATE OR REPLACE TEMP TABLE clock_owners AS
+        SELECT rank, host, CASE WHEN coalesce(host, '') IN ('', 'localhost', 'localhost.localdomain') THEN rank
+            ELSE min(rank) OVER (PARTITION BY host) END AS owner
         FROM (SELECT DISTINCT rank FROM spans) LEFT JOIN (SELECT rank, max(host) AS host FROM ranks GROUP BY rank)
-            USING (rank) ORDER BY rank"""
-    ).fetchall()
-    ranks = np.array([rank for rank, _, _ in found], dtype=np.int64)
+            USING (rank)"""
+    )
+    ranks = column(database, "SELECT rank FROM clock_owners ORDER BY rank")
     if len(ranks) < 2:
         return _unknown(ranks, base, "one rank has one clock" if len(ranks) else "no rank has spans")
-    hosts, owner = {rank: host for rank, host, _ in found}, {rank: one for rank, _, one in found}
-    ends = collective_ends(database, base)
-    apart = _without_one_clock(ends, owner)
-    notes = [f"ranks of host {hosts[one]} do not share a clock: each has its own" for one in sorted(apart)]
-    owner = {rank: rank if one in apart else one for rank, one in owner.items()}
-    if len(set(owner.values())) == 1:
+    share_collective_ends(database, base)
+    # Clocks that cannot be one: of machines of the same name, whose ranks see the same ends far apart.
+    apart = database.execute(
+        f"""SELECT DISTINCT owner, host FROM (
+            SELECT of, owner, any_value(host) AS host, max(end_ns) - min(end_ns) AS apart_ns
+            FROM shared_ends JOIN clock_owners USING (rank) GROUP BY of, event, owner HAVING count(*) > 1)
+        GROUP BY of, owner, host HAVING median(apart_ns) > {ONE_CLOCK_NS} ORDER BY owner"""
+    ).fetchall()
+    hosts = [host for _, host in apart]
+    notes = [f"ranks of host {host} do not share a clock: each has its own" for host in hosts]
+    database.execute("UPDATE clock_owners SET owner = rank WHERE list_contains(?::VARCHAR[], host)", [hosts])
+    owner = column(database, "SELECT owner FROM clock_owners ORDER BY rank").tolist()
+    if len(set(owner)) == 1:
         return _unknown(ranks, base, "all ranks are on one host, whose clock they share")
-    groups = sorted((_of_clocks(group, owner) for group in ends), key=lambda group: -group.ends.size)
+    groups = sorted(_by_group(database), key=lambda group: -group.ends.size)
     parts: list[_Fit] = []
     while groups:  # each by a time of its own
         parts.append(part := _Fit())
@@ -68,17 +76,19 @@ def fit(database: Database) -> Clocks:
             part.join([_alone(clock) for clock in group.ranks.tolist()], group)
             group = next((one for one in groups if part.lines.keys() & {*one.ranks.tolist()}), None)
     fitted = max(parts, key=lambda part: len(part.lines), default=_Fit())
-    alone = {*owner.values()}.difference(*(part.lines for part in parts))
+    alone = {*owner}.difference(*(part.lines for part in parts))
     others = [part for part in parts if part is not fitted] + [_alone(clock) for clock in sorted(alone)]
-    if others and (steps := step_ends(database, base)) is not None:
-        without = [clock for clock in owner.values() if clock not in fitted.lines]
-        fitted.join(others, _of_clocks(steps, owner))
+    if others:
+        share_step_ends(database, base)
+        without = [clock for clock in owner if clock not in fitted.lines]
+        for steps in _by_group(database):
+            fitted.join(others, steps)
         joined = sum(clock in fitted.lines for clock in without)
         if parts and joined:
             notes.append(f"{joined} ranks share no collective with the others: compared by the ends of steps")
     if not fitted.lines:
         return _unknown(ranks, base, "the ranks have neither collectives nor steps in common")
-    lines = np.array([fitted.lines.get(owner[rank], (np.nan, np.nan)) for rank in ranks.tolist()])
+    lines = np.array([fitted.lines.get(clock, (np.nan, np.nan)) for clock in owner])
     reference = lines[np.isfinite(lines[:, 0])][0]  # the first rank's clock, as far as it is known
     if missing := int(np.isnan(lines[:, 0]).sum()):
         notes.append(f"{missing} ranks share nothing with the others: their clocks are taken as they are")
@@ -87,7 +97,7 @@ def fit(database: Database) -> Clocks:
         reference_ns=float(base),
         offset_ns=(lines[:, 0] - reference[0]) / (1 - reference[1]),
         drift=1 - (1 - lines[:, 1]) / (1 - reference[1]),
-        residual_ns=np.array([fitted.residual_ns.get(owner[rank], np.nan) for rank in ranks.tolist()]),
+        residual_ns=np.array([fitted.residual_ns.get(clock, np.nan) for clock in owner]),
         source="collectives" if parts else "steps",
         events=fitted.events,
         notes=tuple(notes),
@@ -133,33 +143,64 @@ def _unknown(ranks: Int, base: int, note: str) -> Clocks:
 # --- shared events ---
 
 
-def collective_ends(database: Database, base_ns: int) -> list[SharedEvents]:
-    """Ends of collectives and transfers of each group that blocks: those whose ends are closer than their starts."""
+def share_collective_ends(database: Database, base_ns: int) -> None:
+    """Table `shared_ends`: of (a group), event (by time), rank, end_ns, of collectives and transfers that block.
+
+    Of a blocking one the ends scatter less than the starts: how far members differ from one event to the next,
+    whatever their clocks' offsets, is the typical change.
+    """
     steps = _choose_steps(database, "communications", "duration_ns > 0")
-    rows = to_arrays(
-        database,
-        f"""SELECT c.rank, c.step, coalesce(c.sequence, row_number() OVER (PARTITION BY c.rank, c.step, c.label
-                ORDER BY c.start_ns) - 1) AS number, c.label, l.of, c.start_ns - {base_ns} AS start_ns,
-            c.start_ns - {base_ns} + c.duration_ns AS end_ns
-        FROM communications c SEMI JOIN (SELECT unnest({steps}::BIGINT[]) AS step) USING (step)
-        JOIN (SELECT label, dense_rank() OVER (ORDER BY "group") AS of FROM labels WHERE "group" <> '') l USING (label)
-        WHERE c.duration_ns > 0 ORDER BY l.of, label, step, number, rank""",
+    database.execute(
+        f"""CREATE OR REPLACE TEMP TABLE shared_ends AS WITH every AS (
+            SELECT rank, label, dense_rank() OVER (ORDER BY "group") AS of, step, start_ns - {base_ns} AS start_ns,
+                start_ns - {base_ns} + duration_ns AS end_ns, coalesce(sequence, row_number() OVER (
+                    PARTITION BY rank, step, label ORDER BY start_ns) - 1) AS number
+            FROM communications SEMI JOIN (SELECT unnest({steps}::BIGINT[]) AS step) USING (step)
+            JOIN labels USING (label) WHERE duration_ns > 0 AND "group" <> ''),
+        once AS (SELECT rank, label, of, step, number, arg_max(start_ns, end_ns) AS start_ns, max(end_ns) AS end_ns
+            FROM every GROUP BY ALL),
+        shared AS (SELECT *, median(start_ns) OVER event AS start_at, median(end_ns) OVER event AS end_at FROM once
+            WINDOW event AS (PARTITION BY label, step, number) QUALIFY count(*) OVER event > 1),
+        changes AS (SELECT of, label, abs(start_ns - start_at - lag(start_ns - start_at) OVER one) AS of_starts,
+            abs(end_ns - end_at - lag(end_ns - end_at) OVER one) AS of_ends
+            FROM shared WINDOW one AS (PARTITION BY label, rank ORDER BY step, number)),
+        scatter AS (SELECT of, label, coalesce(median(of_starts), 0) AS of_starts, coalesce(median(of_ends), 0)
+            AS of_ends FROM changes GROUP BY of, label),
+        blocking AS (SELECT of, label, of_ends FROM scatter
+            WHERE of_ends < {ENDS_TO_STARTS} * of_starts OR of_ends < {CLOSE_ENDS_NS}),
+        closest AS (SELECT label FROM blocking
+            QUALIFY of_ends <= {_MOST_SCATTER_RATIO} * min(of_ends) OVER (PARTITION BY of))
+        SELECT of, dense_rank() OVER (ORDER BY end_at, label, step, number) AS event, rank, end_ns
+        FROM shared SEMI JOIN closest USING (label)"""
     )
-    found = (_shared_by_group(group) for group in _split(rows, "of"))
-    return [group for group in found if group is not None]
 
 
-def step_ends(database: Database, base_ns: int) -> SharedEvents | None:
-    """Ends of steps, which ranks that wait for one another at their end share, more or less."""
+def share_step_ends(database: Database, base_ns: int) -> None:
+    """The same of the ends of steps, which ranks that wait for one another at their end share, more or less."""
     steps = _choose_steps(database, "spans", "step IS NOT NULL")
+    database.execute(
+        f"""CREATE OR REPLACE TEMP TABLE shared_ends AS
+        SELECT 1 AS of, step AS event, rank, max(start_ns + duration_ns) - {base_ns} AS end_ns
+        FROM spans SEMI JOIN (SELECT unnest({steps}::BIGINT[]) AS step) USING (step) GROUP BY rank, step
+        QUALIFY count(*) OVER (PARTITION BY step) > 1"""
+    )
+
+
+def _by_group(database: Database) -> list[SharedEvents]:
+    """The ends of each group, on each clock the earliest: nobody leaves before the end."""
     rows = to_arrays(
         database,
-        f"""SELECT rank, step, max(start_ns + duration_ns) - {base_ns} AS end_ns
-        FROM spans SEMI JOIN (SELECT unnest({steps}::BIGINT[]) AS step) USING (step) GROUP BY rank, step""",
+        """SELECT of, event, owner, min(end_ns) AS end_ns FROM shared_ends JOIN clock_owners USING (rank)
+        GROUP BY of, event, owner ORDER BY of, event, owner""",
     )
-    ranks = np.unique(rows["rank"]).astype(np.int64)
-    ends = _shared(rows["step"], rows["rank"], ranks, rows["end_ns"])
-    return SharedEvents(ranks, ends) if len(ends) else None
+    found = []
+    for first, end in pairwise(np.flatnonzero(np.diff(rows["of"], prepend=-1, append=-1)).tolist()):
+        clocks, place = np.unique(rows["owner"][first:end], return_inverse=True)
+        events, event = np.unique(rows["event"][first:end], return_inverse=True)
+        ends = np.full((len(events), len(clocks)), np.nan)
+        ends[event, place] = rows["end_ns"][first:end]
+        found.append(SharedEvents(clocks.astype(np.int64), ends))
+    return found
 
 
 def _choose_steps(database: Database, table: str, where: str) -> list[int]:
@@ -169,67 +210,6 @@ def _choose_steps(database: Database, table: str, where: str) -> list[int]:
     typical = max(1, sum(count for _, count in found) // max(1, len(found)))
     count = min(len(found), 200, max(2, 400_000 // typical))
     return [found[at][0] for at in np.unique(np.linspace(0, len(found) - 1, count).round().astype(np.int64))]
-
-
-def _split(rows: Any, column: str) -> list[dict[str, Any]]:
-    """Rows that are sorted by a column, for each value of it."""
-    edges = np.flatnonzero(np.diff(rows[column], prepend=-1, append=-1)).tolist()
-    return [
-        {name: np.asarray(values[first:end]).astype(np.int64) for name, values in rows.items()}
-        for first, end in pairwise(edges)
-    ]
-
-
-def _shared_by_group(rows: dict[str, Any]) -> SharedEvents | None:
-    ranks = np.unique(rows["rank"])
-    kept: list[tuple[float, Float]] = []
-    for part in _split(rows, "label"):
-        event = part["step"] * (int(part["number"].max()) + 1) + part["number"]
-        starts, ends = (_shared(event, part["rank"], ranks, part[name]) for name in ("start_ns", "end_ns"))
-        scatter = _scatter(ends)
-        if len(ends) and (scatter < ENDS_TO_STARTS * _scatter(starts) or scatter < CLOSE_ENDS_NS):
-            kept.append((scatter, ends))
-    if not kept:
-        return None
-    closest = min(scatter for scatter, _ in kept)
-    ends = np.concatenate([each for scatter, each in kept if scatter <= _MOST_SCATTER_RATIO * closest])
-    return SharedEvents(ranks, ends[np.argsort(median(ends, axis=1), kind="stable")])
-
-
-def _shared(event: Int, rank: Int, ranks: Int, values: Int) -> Float:
-    """(events of two ranks or more, ranks); nan where there is no row."""
-    events, row = np.unique(event, return_inverse=True)
-    found = np.full((len(events), len(ranks)), np.nan)
-    found[row.reshape(-1), np.searchsorted(ranks, rank)] = values
-    return np.asarray(found[np.isfinite(found).sum(axis=1) >= 2])
-
-
-def _scatter(times: Float) -> float:
-    """How far members differ from one event to the next, whatever their clocks' offsets: the typical change."""
-    change = np.abs(np.diff(times - median(times, axis=1)[:, None], axis=0))
-    return float(np.nan_to_num(median(change.reshape(-1))))
-
-
-def _of_clocks(group: SharedEvents, owner: dict[int, int]) -> SharedEvents:
-    """The earliest end on each clock: nobody leaves before the end."""
-    clocks, of = np.unique([owner[rank] for rank in group.ranks.tolist()], return_inverse=True)
-    ends = np.full((len(clocks), len(group.ends)), np.nan)
-    np.fmin.at(ends, of, group.ends.T)
-    return SharedEvents(clocks, ends.T)
-
-
-def _without_one_clock(groups: list[SharedEvents], owner: dict[int, int]) -> set[int]:
-    """Owners of clocks that cannot be one: machines of the same name, whose ranks see the same ends far apart."""
-    found = set()
-    for group in groups:
-        owners = np.array([owner[rank] for rank in group.ranks.tolist()])
-        for one in np.unique(owners).tolist():
-            ends = group.ends[:, owners == one]
-            spread = np.fmax.reduce(ends, axis=1) - np.fmin.reduce(ends, axis=1)
-            several = np.isfinite(ends).sum(axis=1) > 1
-            if several.any() and np.median(spread[several]) > ONE_CLOCK_NS:
-                found.add(one)
-    return found
 
 
 # --- lines ---
