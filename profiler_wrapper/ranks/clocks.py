@@ -31,11 +31,8 @@ class SharedEvents(NamedTuple):
     ends: Float  # (E, M) by time, ns since the first span; nan: not in that rank's table
 
 
-class Line(NamedTuple):
-    """How far a clock is ahead of the common time: offset_ns + drift * own time. Times are since the first span."""
-
-    offset_ns: float
-    drift: float
+# How far a clock is ahead of the common time: offset_ns + drift * own time. Times are since the first span.
+Line = tuple[float, float]
 
 
 def fit(database: Database) -> Clocks:
@@ -236,8 +233,8 @@ class _Fit:
                 continue
             offset, drift = fit_line(own[both], (own - common)[both])
             left = (own - common)[both] - offset - drift * own[both]
-            for clock, line in other.lines.items():
-                self.lines[clock] = Line(offset + line.offset_ns * (1 - drift), drift + line.drift * (1 - drift))
+            for clock, (own_offset, own_drift) in other.lines.items():
+                self.lines[clock] = offset + own_offset * (1 - drift), drift + own_drift * (1 - drift)
                 self.residual_ns[clock] = float(np.median(np.abs(left)))
             self.events += other.events
 
@@ -252,7 +249,7 @@ class _Fit:
 
 def _alone(clock: int) -> _Fit:
     """A clock by its own time."""
-    return _Fit({clock: Line(0.0, 0.0)})
+    return _Fit({clock: (0.0, 0.0)})
 
 
 def fit_line(own: Float, ahead: Float) -> Line:
@@ -260,7 +257,7 @@ def fit_line(own: Float, ahead: Float) -> Line:
 
     Least squares without what lies far from the line of the median slope: readings that are late count for nothing.
     """
-    constant = Line(float(median(ahead)), 0.0)
+    constant = float(median(ahead)), 0.0
     half = len(own) // 2
     center = float(own.mean())
     time = own - center
@@ -274,4 +271,4 @@ def fit_line(own: Float, ahead: Float) -> Line:
     (drift, offset), covariance = np.polyfit(time[near], ahead[near], 1, cov=True)
     if abs(drift) < 3 * covariance[0, 0] ** 0.5 or abs(drift) > 1e-3:  # no clock is as wrong
         return constant
-    return Line(float(offset - drift * center), float(drift))
+    return float(offset - drift * center), float(drift)

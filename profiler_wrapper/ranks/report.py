@@ -132,6 +132,7 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
     row_of = {row["rank"]: row for row in to_rows(database, "SELECT * FROM ranks")}
     about = [row_of.get(rank, {}) for rank in account.ranks.tolist()]
     hosts = tuple(str(rank.get("host") or "") for rank in about)
+    coordinates = {name: [-1 if rank.get(name) is None else rank[name] for rank in about] for name in _COORDINATES}
     stages = np.array([rank.get("stage") or 0 for rank in about], dtype=np.int64)
     own = times.with_waiting_of_one(account.self_times(stages, basis=basis))
     steady, notes = times.steady_times(own), times.steady_steps(own)[1]
@@ -189,7 +190,7 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
         layers=layers,
         replay=replay if isinstance(replay, model.Replay) else None,
         replay_unknown=replay if isinstance(replay, str) else None,
-        coordinates=_coordinates(about),
+        coordinates={name: np.array(of) for name, of in coordinates.items() if max(of) >= 0},
         hosts=hosts if any(hosts) else (),
         world_size=loaded.world_size,
         communication=times.communication(database),
@@ -250,12 +251,6 @@ def steps_missing(own: SelfTimes) -> list[Gap]:
             reason = f"its spans end with step {last}: it did not finish, or lost its last lines"
         gaps.append(Gap(f"step{'s' if len(steps) > 1 else ''} {ranges(steps)} of rank {rank}", reason, rank))
     return gaps
-
-
-def _coordinates(about: list[dict[str, Any]]) -> dict[str, Int]:
-    """What is known of where ranks are in the job: (R,) of each name, -1 where not known."""
-    places = {name: [-1 if rank.get(name) is None else rank[name] for rank in about] for name in _COORDINATES}
-    return {name: np.array(values, dtype=np.int64) for name, values in places.items() if max(values) >= 0}
 
 
 # --------------------------------------------------------------------------------------------------

@@ -275,7 +275,13 @@ def write_ranks_trace(
 
 
 def _events(report: RanksReport, database: Database, where: str, base: int) -> Iterator[Event]:
-    yield from _processes(report)
+    for place, (rank, name) in enumerate(_names(report).items()):
+        labels = ["named by the verdict"] if rank in report.named_ranks else []
+        labels += [host for host in report.hosts[place : place + 1] if host]
+        yield _named("process_name", rank, 0, name=name)
+        yield _named("process_sort_index", rank, 0, sort_index=place)  # same (0 -> 1): a process has no thread
+        if labels:
+            yield _named("process_labels", rank, 0, labels=", ".join(labels))
     found = database.execute(
         f"""SELECT s.rank, coalesce(nullif(s.name, ''), s.kind) AS name, s.kind, {_START}, s.duration_ns, s.step,
             s.layer, s.microbatch, s."group", s.bytes, l.label, s.sequence,
@@ -356,14 +362,3 @@ def _arrows(communications: Iterable[Sequence[Event]], report: RanksReport) -> I
 
 def _named(what: str, pid: int, tid: int, **args: Any) -> Event:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
-
-
-def _processes(report: RanksReport) -> Iterator[Event]:
-    """Names of ranks, in their order; those that the verdict names say so."""
-    for place, (rank, name) in enumerate(_names(report).items()):
-        labels = ["named by the verdict"] if rank in report.named_ranks else []
-        labels += [host for host in report.hosts[place : place + 1] if host]
-        yield _named("process_name", rank, 0, name=name)
-        yield _named("process_sort_index", rank, 0, sort_index=place)  # same (0 -> 1): a process has no thread
-        if labels:
-            yield _named("process_labels", rank, 0, labels=", ".join(labels))
