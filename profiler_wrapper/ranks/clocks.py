@@ -125,12 +125,11 @@ def align(clocks: Clocks, ranks: Int, own_ns: Int) -> Int:
 
 
 def _unknown(ranks: Int, base: int, note: str) -> Clocks:
-    nothing = np.zeros(len(ranks))
     return Clocks(
         ranks=ranks,
         reference_ns=float(base),
-        offset_ns=nothing,
-        drift=nothing,
+        offset_ns=np.zeros(len(ranks)),
+        drift=np.zeros(len(ranks)),
         residual_ns=np.full(len(ranks), np.nan),
         source="none",
         notes=(note,),

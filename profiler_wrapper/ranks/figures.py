@@ -348,8 +348,9 @@ def timeline_figure(report: RanksReport, drawn: Timeline) -> Figure:
     _name_places(axes.yaxis, drawn.lanes, _MOST_LABELS, marked)
     for place in marked:
         axes.axhspan(place - 0.5, place + 0.5, color=NAMED_COLOR, alpha=_BAND, linewidth=0, zorder=0, gid="named")
+    least_us = max((float((one.starts_us + one.lengths_us).max()) for one in drawn.bars), default=0.0) / PIXELS
     for above, one in enumerate(drawn.bars):
-        _draw_bars(axes, one, drawn.gap_us, count, zorder=1.5 + 0.1 * above)
+        _draw_bars(axes, one, least_us, count, zorder=1.5 + 0.1 * above)
     for step, begin_us in zip(drawn.steps, drawn.begins_us, strict=True):
         axes.axvline(begin_us / 1e3, color=figures.INK, linewidth=0.9, linestyle=":", zorder=6)
         transform = axes.get_xaxis_transform()
@@ -370,14 +371,14 @@ def lane_in(lanes: int) -> float:
     return max(0.02, min(0.5, 14 / lanes))
 
 
-def _draw_bars(axes: Axes, bars: Bars, gap_us: float, lanes: int, *, zorder: float) -> None:
+def _draw_bars(axes: Axes, bars: Bars, least_us: float, lanes: int, *, zorder: float) -> None:
     """Bars of one kind, or frames. Thin lanes touch, so that no pattern of gaps is seen."""
     from matplotlib.collections import PolyCollection
 
     framed, thin = bars.kind == LAYER, lanes > _MANY_LANES
     half = 0.5 if thin else 0.4
     left = bars.starts_us / 1e3
-    right = left + np.maximum(bars.lengths_us, 0 if framed else gap_us) / 1e3
+    right = left + np.maximum(bars.lengths_us, 0 if framed else least_us) / 1e3
     low, high = bars.lanes - half, bars.lanes + half
     corners = np.stack([left, low, left, high, right, high, right, low], axis=1).reshape(-1, 4, 2)
     collection = PolyCollection(
@@ -473,8 +474,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return _plain(value.tolist())
     if isinstance(value, (Timeline, Bars, HeatMap)):
-        is_rank = isinstance(value, HeatMap) and value.is_difference
-        without = ("gap_us", "least_ms", "named") if is_rank else ("gap_us", "least_ms")
+        without = ("least_ms", "named") if isinstance(value, HeatMap) and value.is_difference else ("least_ms",)
         return {name: _plain(item) for name, item in value._asdict().items() if name not in without}
     if isinstance(value, list):
         return [_plain(item) for item in value]

@@ -75,7 +75,7 @@ class SelfTimes:
     waiting_ns: Float  # (S, R) within communication
     wall_ns: Float  # (S, R) of the step
     kinds: tuple[str, ...] = SELF_KINDS
-    basis: Literal["cpu", "device"] = "cpu"  # "device": compute is device time, and sums are not the wall time
+    basis: Basis = "cpu"  # "device": compute is device time, and sums are not the wall time
     waiting_known: bool = True  # False: nothing tells waiting apart, so phases may hold waiting for others
 
     def of(self, *kinds: str) -> Float:

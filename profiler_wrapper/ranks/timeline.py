@@ -111,7 +111,6 @@ class Timeline(NamedTuple):
     steps: list[int]
     begins_us: list[float]  # of each step: the median over ranks
     bars: list[Bars]
-    gap_us: float  # what lies closer together is one bar
     waiting_known: bool  # whether any communication tells its transfer from waiting
     drawn: str  # of which ranks and steps
     clocks: str  # by which clocks
@@ -157,7 +156,6 @@ def read_timeline(
         drawn,
         [begin_us for _, begin_us in begins],
         _bars(database, first, length / pixels),
-        length / pixels / 1000,
         waiting_known,
         _drawn_text(report, ranks, drawn),
         _clocks_text(report),
@@ -240,20 +238,17 @@ def write_ranks_trace(
     few = drawn_steps(report)
     one = few[len(few) // 2 :][:1]
     of_ranks = "true" if ranks is None else _among("s.rank", ranks)
-    wanted = (
-        (f"s.step IS NOT NULL AND {of_ranks}", ""),
-        (f"{_among('s.step', few)} AND {of_ranks}", f"all steps but {ranges(few)}"),
-        (f"{_among('s.step', one)} AND {of_ranks}", f"all steps but {ranges(one)}"),
-        (
-            f"{_among('s.step', one)} AND {of_ranks} AND s.depth = 0",
-            f"all steps but {ranges(one)}, and all spans within others",
-        ),
-    )
-
-    def is_small(where: str) -> bool:
-        return bool(database.execute(f"SELECT count(*) <= {most} FROM spans s WHERE {where}").fetchone()[0])
-
-    where, left_out = next((small for small in wanted[:-1] if is_small(small[0])), wanted[-1])
+    wanted = [
+        ("s.step IS NOT NULL", ""),
+        (_among("s.step", few), f"all steps but {ranges(few)}"),
+        (_among("s.step", one), f"all steps but {ranges(one)}"),
+        (f"{_among('s.step', one)} AND s.depth = 0", f"all steps but {ranges(one)}, and all spans within others"),
+    ]
+    while True:
+        of_steps, left_out = wanted.pop(0)
+        where = f"{of_steps} AND {of_ranks}"
+        if not wanted or database.execute(f"SELECT count(*) FROM spans s WHERE {where}").fetchone()[0] <= most:
+            break
     if ranks is not None:
         left_out = "; ".join(filter(None, [left_out, f"all ranks but {ranges(ranks)}"]))
     first = f"SELECT min(start_ns) FROM (SELECT {_START} FROM spans s {_CLOCKS} WHERE {where})"

@@ -320,22 +320,18 @@ WAITING = "waiting"  # the last part: what the longest rank waited
 def account(own: SelfTimes) -> model.Accounting:
     """The parts of every step of every stage. They add up to the longest time of a rank in it, waiting included."""
     stages = np.unique(own.stages)
-    shape = (len(own.steps), len(stages), len(own.kinds) + 1)
-    held = np.zeros(shape, dtype=np.int64)
-    holder = np.full(shape, -1, dtype=np.int64)
+    held, holder = np.empty((2, len(own.steps), len(stages), len(own.kinds) + 1), dtype=np.int64)
     parts = np.concatenate([own.self_ns, own.waiting_ns[:, :, None]], axis=2)
     known = np.isfinite(parts).all(axis=2)
     up_to = np.cumsum(np.rint(np.where(known[:, :, None], parts, 0.0)).astype(np.int64), axis=2)
     up_to[~known] = -1
     for place, members in enumerate(comparable(own)):
-        times, there = up_to[:, members], known[:, members]
-        leader = times.argmax(axis=1)  # (S, K)
-        most = np.take_along_axis(times, leader[:, None], axis=1)[:, 0]
-        present = there.any(axis=1)[:, None]
-        held[:, place] = np.where(present, np.diff(most, axis=1, prepend=0), 0)
+        times = up_to[:, members]
+        most = times.max(axis=1)  # (S, K); -1: nobody has the step
+        held[:, place] = np.diff(np.maximum(most, 0), axis=1, prepend=0)
         # Ranks that have all taken equally long have no slowest.
-        equal = ((times == most[:, None]) | ~there[:, :, None]).all(axis=1) & (there.sum(axis=1) > 1)[:, None]
-        holder[:, place] = np.where(present & ~equal, own.ranks[members][leader], -1)
+        equal = ((times == most[:, None]) | (times < 0)).all(axis=1) & (known[:, members].sum(axis=1) > 1)[:, None]
+        holder[:, place] = np.where(equal | (most < 0), -1, own.ranks[members][times.argmax(axis=1)])
     return model.Accounting(
         stages=stages.astype(np.int64), steps=own.steps, kinds=(*own.kinds, WAITING), held_ns=held, holder=holder
     )
