@@ -435,52 +435,47 @@ def _lost_dicts(accounting: model.Accounting) -> list[dict[str, Any]]:
 def _rank_dicts(report: RanksReport, *, waiting_known: bool) -> list[dict[str, Any]]:
     steady, arrivals, replay, scores = report.steady, report.arrivals, report.replay, report.scores
     own_ms, waiting_ms, wall_ms = (mean(values) / 1e6 for values in (steady.self_ns, steady.waiting_ns, steady.wall_ns))
-    late, shares = dict[int, tuple[int, float, float]](), dict[int, float]()
+    ranks, unknown = steady.ranks.tolist(), [None] * len(steady.ranks)
+    late = dict[int, tuple[int, float, float]]()
     if arrivals is not None:
         late_ms, steps = arrivals.late_ns / 1e6, len(np.unique(arrivals.step))
         each = zip(arrivals.times_last.tolist(), late_ms.tolist(), (late_ms / steps).tolist(), strict=True)
         late = dict(zip(arrivals.ranks.tolist(), each, strict=True))
-    if replay is not None:
-        shares = dict(zip(replay.ranks.tolist(), replay.share_of_rank.tolist(), strict=True))
-    rows = []
-    for at, rank in enumerate(steady.ranks.tolist()):
-        relative, individual = bool(scores.flagged_relative[at]), bool(scores.flagged_individual[at])
-        came_last = zip(("times_last", "late_ms", "late_ms_per_step"), late.get(rank, (None, None, None)), strict=True)
-        rows.append(
-            {
-                "rank": rank,
-                "stage": int(steady.stages[at]),
-                **{name: int(values[at]) for name, values in report.coordinates.items() if values[at] >= 0},
-                "host": report.hosts[at] if report.hosts else None,
-                "own_ms_per_step": {
-                    kind: float(own_ms[at, place]) for place, kind in enumerate(steady.kinds) if own_ms[at, place]
-                },
-                "waiting_ms_per_step": float(waiting_ms[at]) if waiting_known else None,
-                "wall_ms_per_step": float(wall_ms[at]),
-                "relative_score": float(median(scores.relative[:, at])),
-                "individual_score": float(median(scores.individual[:, at])),
-                "flagged": relative or individual,
-                "flagged_relative": relative,
-                "flagged_individual": individual,
-                **dict(came_last),
-                "share": shares.get(rank),
-                "peak_bytes": None if report.peak_bytes is None else float(report.peak_bytes[at]),
-                "mfu": None if report.mfu is None else float(report.mfu[at]),
-            }
-        )
+    came_last = zip(*(late.get(rank, (None, None, None)) for rank in ranks), strict=True)
+    columns = {
+        "rank": ranks,
+        "stage": steady.stages.tolist(),
+        "host": report.hosts or unknown,
+        "own_ms_per_step": [
+            {kind: value for kind, value in zip(steady.kinds, row, strict=True) if value} for row in own_ms.tolist()
+        ],
+        "waiting_ms_per_step": waiting_ms.tolist() if waiting_known else unknown,
+        "wall_ms_per_step": wall_ms.tolist(),
+        "relative_score": median(scores.relative).tolist(),
+        "individual_score": median(scores.individual).tolist(),
+        "flagged": (scores.flagged_relative | scores.flagged_individual).tolist(),
+        "flagged_relative": scores.flagged_relative.tolist(),
+        "flagged_individual": scores.flagged_individual.tolist(),
+        **dict(zip(("times_last", "late_ms", "late_ms_per_step"), came_last, strict=True)),
+        "share": unknown if replay is None else replay.share_of_rank.tolist(),
+        "peak_bytes": unknown if report.peak_bytes is None else report.peak_bytes.tolist(),
+        "mfu": unknown if report.mfu is None else report.mfu.tolist(),
+    }
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    for name, values in report.coordinates.items():
+        for at in np.flatnonzero(values >= 0).tolist():
+            rows[at][name] = int(values[at])
     return rows
 
 
 def _stage_dicts(report: RanksReport) -> list[dict[str, Any]]:
-    replay = report.replay
-    shares = dict(zip(replay.stages.tolist(), replay.share_of_stage.tolist(), strict=True)) if replay else {}
-    work = report.steady.self_ns.sum(axis=2)
-    rows = []
-    for stage in np.unique(report.steady.stages).tolist():
-        members = work[:, report.steady.stages == stage]
-        own_ms = float(median(members.ravel())) / 1e6
-        rows.append({"stage": stage, "ranks": members.shape[1], "own_ms_per_step": own_ms, "share": shares.get(stage)})
-    return rows
+    steady, replay = report.steady, report.replay
+    stages, counts = np.unique(steady.stages, return_counts=True)
+    work = steady.self_ns.sum(axis=2) / 1e6
+    own_ms = [float(median(work[:, steady.stages == stage].ravel())) for stage in stages]
+    shares = replay.share_of_stage.tolist() if replay else [None] * len(stages)
+    rows = zip(stages.tolist(), counts.tolist(), own_ms, shares, strict=True)
+    return [dict(zip(("stage", "ranks", "own_ms_per_step", "share"), row, strict=True)) for row in rows]
 
 
 def _clock_dict(clocks: model.Clocks) -> dict[str, Any]:
