@@ -56,10 +56,8 @@ _WIDTH_IN = 14.0  # of all pictures of many ranks
 MOST_COLUMNS = 256  # of a heat map; more ranks are put together
 _FEW_CELLS, _FEW_RANKS = 160, 16  # up to here the numbers stand in them
 _ROW_IN, _USE_IN = 0.26, 1.9  # of a row, and of the bars of memory or MFU
-_BAR = "#7C8794"
 _LEAST_SHARE = 0.05  # of a step: a difference of less never gets the darkest colour
 _WHOLE_MODEL = 0.9  # of the time of all other layers: a layer with so much is the model itself
-_BLANK = "#ECECEC"
 _BLOCK = re.compile(r"(?:(?!\d+\.)[^.]*\.)+\d+")  # its name ends in its first number: `model.layers.3`
 
 
@@ -225,7 +223,7 @@ def _draw_use(axes: Axes, name: str, unit: str, values: Float, shown: str, first
     heights = (np.fmax if shown == "highest" else np.fmin).reduceat(values, firsts)
     known = np.flatnonzero(np.isfinite(heights))
     far = known[list(outliers(heights[known].tolist()))]
-    colors = [NAMED_COLOR if at in far else _BAR for at in range(len(firsts))]
+    colors = [NAMED_COLOR if at in far else "#7C8794" for at in range(len(firsts))]
     axes.bar(range(len(firsts)), heights, width=0.86 if len(firsts) <= 128 else 1.0, color=colors)
     middle = float(np.nanmedian(values))
     axes.axhline(middle, color=figures.INK, linewidth=0.9, linestyle="--")
@@ -254,7 +252,7 @@ def _draw_map(figure: Figure, axes: Axes, report: RanksReport, shown: HeatMap, f
         _name_places(axes.xaxis, list(map(str, shown.ranks)), 32, [])
         axes.set_xlabel("pipeline stage" if shown.across == "stage" else shown.across, fontsize=figures.FONT_SIZE)
         axes.set_ylabel("data parallel" if shown.down == "dp" else shown.down, fontsize=figures.FONT_SIZE)
-    axes.set_facecolor(_BLANK)
+    axes.set_facecolor("#ECECEC")  # where nothing is known
     colors = "RdBu_r" if shown.is_difference else "viridis"
     image = axes.imshow(values, aspect="auto", interpolation="nearest", cmap=colors, vmin=low, vmax=high)
     _name_places(axes.yaxis, [_literal(name) for name in shown.rows], 32, [])
@@ -314,9 +312,7 @@ def _literal(name: str) -> str:
 # --------------------------------------------------------------------------------------------------
 # A job of many ranks as a timeline: a lane for each rank, what it did in a few steps.
 
-_MANY_LANES = 64
 PIXELS = 3000  # what lies closer together than a picture this wide shows is drawn as one
-_MOST_LABELS = 64
 _FRAME, _BAND = 1.8, 0.13
 
 
@@ -345,7 +341,7 @@ def timeline_figure(report: RanksReport, drawn: Timeline) -> Figure:
     figure = _figure(report, 1.6 + lane_in(count) * max(3, count))
     axes = figure.subplots()
     marked = [place for place, rank in enumerate(drawn.ranks) if rank in report.named_ranks]
-    _name_places(axes.yaxis, drawn.lanes, _MOST_LABELS, marked)
+    _name_places(axes.yaxis, drawn.lanes, 64, marked)
     for place in marked:
         axes.axhspan(place - 0.5, place + 0.5, color=NAMED_COLOR, alpha=_BAND, linewidth=0, zorder=0, gid="named")
     least_us = max((float((one.starts_us + one.lengths_us).max()) for one in drawn.bars), default=0.0) / PIXELS
@@ -375,7 +371,7 @@ def _draw_bars(axes: Axes, bars: Bars, least_us: float, lanes: int, *, zorder: f
     """Bars of one kind, or frames. Thin lanes touch, so that no pattern of gaps is seen."""
     from matplotlib.collections import PolyCollection
 
-    framed, thin = bars.kind == LAYER, lanes > _MANY_LANES
+    framed, thin = bars.kind == LAYER, lanes > 64
     half = 0.5 if thin else 0.4
     left = bars.starts_us / 1e3
     right = left + np.maximum(bars.lengths_us, 0 if framed else least_us) / 1e3
@@ -417,13 +413,11 @@ def _legend(axes: Axes, report: RanksReport, drawn: Timeline) -> None:
 # --------------------------------------------------------------------------------------------------
 # The page of a job of many ranks: one HTML file that opens from disk, in the frame of a run's page.
 
-_FOLDER = "ranks_views"
 _VIEWS = (
     "marks.js", "view_summary.js", "view_timeline.js", "view_heat_maps.js", "view_ranks.js", "view_communication.js",
     "view_layers.js",
 )  # fmt: skip
 _MOST_PAGE_LANES = 256  # that a browser draws in a moment
-_MOST_LAYERS = 2000
 _LAYER = ("layer", "kind", "ranks", "quickest_ms", "slowest_ms", "slowest_rank", "outliers", "beyond_ms")
 _PAGE_PIXELS = 1500  # what lies closer together than a screen shows is one bar
 
@@ -461,11 +455,11 @@ def write_ranks_page(
         "over_ranks": [
             {name: row[name] for name in _LAYER}
             | {"median_ms": row["typical_ms"], "spread_ms": row["typical_deviation_ms"]}
-            for row in layers[:_MOST_LAYERS]
+            for row in layers[:2000]
         ],
     }
     views = [("parts.js", packaged_source("page", "parts.js"))]
-    views += [(name, packaged_source(_FOLDER, name)) for name in _VIEWS]
+    views += [(name, packaged_source("ranks_views", name)) for name in _VIEWS]
     path.write_text(page_text(data, views), encoding="utf-8")
 
 

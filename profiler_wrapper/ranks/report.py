@@ -29,7 +29,6 @@ from profiler_wrapper.trace.spans import Gap, ranges
 
 _COORDINATES = ("dp", "tp", "cp", "ep", "pp")
 _MOSTLY = 0.9  # of compute spans that have a device's time, so that it counts instead of the CPU's
-_NAMED_RANKS = 8
 _NO_STEPS = {
     True: "No name of a span comes again, which would tell them. Call `global_timer.step()` once a step.",
     False: "Record whole steps, with `step()` after each; a table of spans needs a column `step`.",
@@ -239,7 +238,7 @@ def steps_missing(own: SelfTimes) -> list[Gap]:
     """Steps that not all ranks have: those in which a rank is missing are named."""
     known = np.isfinite(own.wall_ns)
     places = np.flatnonzero(~known.all(axis=0))
-    if len(places) > _NAMED_RANKS:
+    if len(places) > 8:  # that are named one by one
         worst = int((~known[:, places]).sum(axis=0).max())
         reason = f"others have steps that they lack, up to {worst}"
         return [Gap(f"steps of {len(places)} ranks: {ranges(own.ranks[places].tolist())}", reason)]
@@ -257,8 +256,6 @@ def steps_missing(own: SelfTimes) -> list[Gap]:
 # Peak memory and MFU of each rank, as its result.json has them; where they are not known, why.
 
 _NO_FILES = "no rank has a result.json: ProfilerWrapper writes them, timers and span tables alone do not"
-_NO_PEAK = "no allocation was recorded"
-_NO_MFU = "the FLOPs of a step, or the device's peak, are not known"
 
 
 class _Peak(msgspec.Struct):
@@ -310,11 +307,10 @@ def _read(file: Path | None) -> tuple[float | str, float | str]:
         return (f"{RESULT_FILE} cannot be read ({type(error).__name__})",) * 2
     peak = result.memory.peak if result.memory else None
     said = next((warning for warning in result.warnings if warning.startswith("MFU is not available")), "")
-    mfu = result.utilization.mfu if result.utilization else None
-    return (
-        _NO_PEAK if peak is None or peak.allocated_bytes is None else peak.allocated_bytes,
-        said.partition("because ")[2] or said or _NO_MFU if mfu is None else mfu,
-    )
+    mfu: float | str | None = result.utilization.mfu if result.utilization else None
+    if mfu is None:
+        mfu = said.partition("because ")[2] or said or "the FLOPs of a step, or the device's peak, are not known"
+    return "no allocation was recorded" if peak is None or peak.allocated_bytes is None else peak.allocated_bytes, mfu
 
 
 # --------------------------------------------------------------------------------------------------

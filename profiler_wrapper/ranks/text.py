@@ -326,16 +326,13 @@ def _of_one(row: CommunicationRow, *, staged: bool) -> list[str]:
 # --------------------------------------------------------------------------------------------------
 # The report on many ranks as text: the verdict first, then what it stands on, then what is not known.
 
-_NARROWEST = 40
-_LEAST_OTHER = 0.01  # of a step, in no span: less is left out
-
 
 def ranks_text(report: RanksReport, *, width: int = 100) -> str:
     """The verdict, its evidence, lost time, ranks, layers, communication, what is missing and the clocks.
 
     Every line fits into `width` columns; tables leave out what matters least.
     """
-    width = max(width, _NARROWEST)
+    width = max(width, 40)
     missing = [f"{row.what}: {row.reason}" for row in report.missing]
     if len(missing) > 20:
         missing[20:] = [f"and {len(missing) - 20} more"]
@@ -385,7 +382,7 @@ def _unknown(report: RanksReport) -> Iterator[str]:
         yield f"MFU: {report.mfu_unknown}"
     shares = mean(own.of("other")) / np.maximum(mean(own.wall_ns), 1.0)
     most = float(largest(shares))
-    if most >= _LEAST_OTHER:
+    if most >= 0.01:  # less is left out
         rank, usual = own.ranks[np.nanargmax(shares)], percent(float(typical(shares, axis=0)))
         yield (
             f"time in no span{' of a known kind' if report.named_spans else ''}: "

@@ -215,7 +215,6 @@ MOST_ARROWS = 4_000  # more are a black page
 _MOST_ARROWS_OF_ONE = 16  # of one collective, the longest waits
 _LEAST_WAIT = 0.02  # of a step: who waited less gets no arrow
 MOST_TRACE_SPANS = 300_000  # more make Perfetto slow: then only a few steps are written
-_COMPRESSION = 6
 _ABOUT = ("step", "kind", "layer", "microbatch", "group", "bytes")
 
 Event = dict[str, Any]
@@ -261,7 +260,7 @@ def write_ranks_trace(
     encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
     with path.open("wb") as file:
         # No name and time in its header, so that the same spans are the same file.
-        packed = gzip.GzipFile("", "wb", _COMPRESSION, file, mtime=0) if path.suffix == ".gz" else file
+        packed = gzip.GzipFile("", "wb", 6, file, mtime=0) if path.suffix == ".gz" else file
         with packed:
             packed.write(f'{encode(head)[:-1]},"traceEvents":['.encode())
             for at, event in enumerate(_events(report, database, where, base)):

@@ -210,9 +210,6 @@ def _waited(own: SelfTimes, members: Int, order: Sequence[str]) -> Float:
 
 SOME_STEPS, MANY_STEPS = 5, 10  # for medium and high confidence
 _WARM_UP = 1.5  # times the median of the steps after it
-_MOST_WARM_UP = 3  # steps
-_ALONE = "one rank alone does not tell what it waited for others: that is in the time of its communication"
-_NO_COMMUNICATION = "no communication was recorded: phases may hold waiting"
 
 
 def steady_steps(own: SelfTimes) -> tuple[SelfTimes, list[str]]:
@@ -224,7 +221,7 @@ def steady_steps(own: SelfTimes) -> tuple[SelfTimes, list[str]]:
     if len(kept) < len(share):
         left_out.append(f"{len(share) - len(kept)} steps were not judged: too few ranks have them")
     longest = np.where(known, own.self_ns.sum(axis=2), -np.inf).max(axis=1, initial=-np.inf)[kept]
-    warm_up, most = 0, min(_MOST_WARM_UP, len(longest) // 5, len(longest) - SOME_STEPS)
+    warm_up, most = 0, min(3, len(longest) // 5, len(longest) - SOME_STEPS)
     while warm_up < most and longest[warm_up] > _WARM_UP * np.median(longest[warm_up + 1 :]):
         warm_up += 1
     if warm_up > 0 and longest[warm_up] > _WARM_UP * np.median(longest[warm_up + 1 :]):
@@ -256,12 +253,15 @@ def with_waiting_of_one(own: SelfTimes) -> SelfTimes:
 def waiting_source(own: SelfTimes) -> tuple[model.WaitingSource, str | None]:
     """How the waiting in the steady steps is known, and why it is not."""
     if len(own.ranks) == 1:
-        return "unknown", _ALONE
+        return (
+            "unknown",
+            "one rank alone does not tell what it waited for others: that is in the time of its communication",
+        )
     if own.waiting_known:
         return "measured", None
     if np.nansum(own.waiting_ns) > 0:
         return "estimated", None
-    return "unknown", _NO_COMMUNICATION
+    return "unknown", "no communication was recorded: phases may hold waiting"
 
 
 # --- layers ---
@@ -342,14 +342,12 @@ def account(own: SelfTimes) -> model.Accounting:
 
 SLOW = 0.75  # a score under it
 WINDOWS = 3  # so many in a row are flagged
-_MOST_WINDOWS = 100
-_FEWEST_WINDOWS = 6  # where there are steps enough
 
 
 def score(own: SelfTimes, *, window: int | None = None) -> model.Scores:
     """Scores over windows of `window` steps; by default a hundred windows at most, six at least where steps suffice."""
     steps = len(own.steps)
-    width = window or max(1, min(10, steps // _FEWEST_WINDOWS), -(-steps // _MOST_WINDOWS))
+    width = window or max(1, min(10, steps // 6), -(-steps // 100))
     count = steps // width
     times = own.self_ns.sum(axis=2)[: count * width].reshape(count, width, len(own.ranks))
     typical = median(times, axis=1)  # (W, R)
