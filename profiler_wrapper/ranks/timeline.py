@@ -58,10 +58,10 @@ def chosen_ranks(report: RanksReport, most: int) -> list[int]:
         named = sorted(report.named_ranks)[: most // 2]
         suspected = [one.rank for one in report.verdict.suspects[:4] if one.rank is not None]
         of_stages = own.ranks[np.unique(own.stages, return_index=True)[1]].tolist()
-        wanted = list(dict.fromkeys(one for one in (*named, *suspected, *of_stages) if one in set(ranks)))[:most]
-        rest = [rank for rank in ranks if rank not in set(wanted)]
+        wanted = list(dict.fromkeys((*named, *suspected, *of_stages)))[:most]
+        rest = np.setdiff1d(own.ranks, wanted)
         spread = np.linspace(0, len(rest) - 1, most - len(wanted)).round().astype(int)
-        ranks = sorted([*wanted, *(rest[at] for at in spread.tolist())])
+        ranks = sorted([*wanted, *rest[spread].tolist()])
     if report.verdict.verdict == "stage":
         stages = dict(zip(own.ranks.tolist(), own.stages.tolist(), strict=True))
         ranks.sort(key=lambda rank: (stages[rank], rank))
