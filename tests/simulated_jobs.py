@@ -144,7 +144,6 @@ def layer_times(
         times[chosen, 2 * slow + 1, 0] += delay_ms
     return LayerTimes(
         ranks=own.ranks,
-        stages=own.stages,
         layers=tuple(names),
         kinds=("forward", "backward"),
         self_ns=times * MS,

@@ -7,7 +7,6 @@ import os
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +16,8 @@ from profiler_wrapper.analysis.statistics import mean, median, outliers
 from profiler_wrapper.ranks.database import Database
 from profiler_wrapper.ranks.model import Float, Int, LayerTimes
 from profiler_wrapper.ranks.report import RanksReport, layers_over_ranks
-from profiler_wrapper.ranks.timeline import LAYER, Bars, Timeline, chosen_ranks, read_timeline, telling_ranks
+from profiler_wrapper.ranks.text import memory_unit
+from profiler_wrapper.ranks.timeline import LAYER, Bars, Timeline, read_timeline
 from profiler_wrapper.ranks.times import comparable, typical
 from profiler_wrapper.reports import figures
 from profiler_wrapper.reports.figures import PHASE_COLORS, SPLIT_COLORS
@@ -52,62 +52,12 @@ SPAN_COLORS: Mapping[str, str] = {**_COLORS, **{kind: _COLORS["other"] for kind 
 NAMED_COLOR = "#C00000"  # marks whom the verdict names
 
 
-# --------------------------------------------------------------------------------------------------
-# How much of its device each rank uses: peak memory and MFU, as bars beside the heat maps.
-
-USE_IN = 1.9  # the height of its axes
-_BAR = "#7C8794"
-_GIB, _MIB = 2**30, 2**20
-
-
-class Use(NamedTuple):
-    """One number of each rank."""
-
-    name: str
-    unit: str
-    values: Float  # (R,) in the unit; nan: not known
-    is_worse: str  # "high" or "low": which of several ranks a column shows
-
-
-def uses_of_ranks(report: RanksReport) -> list[Use]:
-    """Peak memory and MFU, as far as any rank's is known."""
-    found = []
-    if report.peak_bytes is not None:
-        size, unit = (_GIB, "GiB") if np.nanmax(report.peak_bytes) >= _GIB / 2 else (_MIB, "MiB")
-        found.append(Use("Peak memory allocated", unit, report.peak_bytes / size, "high"))
-    if report.mfu is not None:
-        found.append(Use("MFU", "%", 100 * report.mfu, "low"))
-    return found
-
-
-def draw_use(axes: Axes, use: Use, firsts: Int) -> None:
-    """A bar for each column of ranks; those of outliers among them are red, a line is at the median."""
-    worst = np.fmax if use.is_worse == "high" else np.fmin
-    heights = worst.reduceat(use.values, firsts)
-    known = np.flatnonzero(np.isfinite(heights))
-    far = known[list(outliers(heights[known].tolist()))]
-    colors = [NAMED_COLOR if at in far else _BAR for at in range(len(firsts))]
-    axes.bar(range(len(firsts)), heights, width=0.86 if len(firsts) <= 128 else 1.0, color=colors, gid=use.name)
-    middle = float(np.nanmedian(use.values))
-    axes.axhline(middle, color=figures.INK, linewidth=0.9, linestyle="--")
-    axes.set_xlim(-0.5, len(firsts) - 0.5)
-    axes.set_ylim(0, max(1.15 * float(np.nanmax(heights)), 1e-9))
-    figures.prepare(axes, ylabel=use.unit)
-    each = int(firsts[1]) if len(firsts) > 1 else 1
-    title = f"{use.name}, {use.unit}: median {middle:.3g}"
-    if each > 1:
-        title += f" ({each} ranks a column: the {use.is_worse}est)"
-    axes.set_title(title, loc="left", fontsize=figures.FONT_SIZE + 1, fontweight="bold", pad=14)
-
-
-WIDTH_IN = 14.0  # of all pictures of many ranks
+_WIDTH_IN = 14.0  # of all pictures of many ranks
 MOST_COLUMNS = 256  # of a heat map; more ranks are put together
 _FEW_CELLS, _FEW_RANKS = 160, 16  # up to here the numbers stand in them
-_ROW_IN = 0.26
-_LETTERS = 110
+_ROW_IN, _USE_IN = 0.26, 1.9  # of a row, and of the bars of memory or MFU
 _LEAST_SHARE = 0.05  # of a step: a difference of less never gets the darkest colour
 _WHOLE_MODEL = 0.9  # of the time of all other layers: a layer with so much is the model itself
-_BLANK = "#ECECEC"
 _BLOCK = re.compile(r"(?:(?!\d+\.)[^.]*\.)+\d+")  # its name ends in its first number: `model.layers.3`
 
 
@@ -115,19 +65,21 @@ _BLOCK = re.compile(r"(?:(?!\d+\.)[^.]*\.)+\d+")  # its name ends in its first n
 # What heat maps show, as plain numbers.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class HeatMap:
-    """Milliseconds per step of ranks, or of two of their coordinates."""
+class HeatMap(NamedTuple):
+    """Milliseconds per step: of ranks beyond what is typical, or of two of their coordinates."""
 
     title: str
-    across: str  # what the columns are
+    across: str  # what the columns are: "rank", or a coordinate
     down: str
-    columns: Int  # numbers of ranks, each the first of its column, or of a coordinate
+    ranks: Int  # the first of each column, or numbers of its coordinate
     rows: tuple[str, ...]
     values_ms: Float  # (rows, columns); nan: not known, or no such rank
-    is_difference: bool  # from what is typical
     least_ms: float = 0.0  # a difference of less never gets the darkest colour
-    named: tuple[tuple[int, int], ...] = ()  # (row, column) of the ranks that the verdict names, where these are few
+    named: tuple[tuple[int, int], ...] = ()  # (row, column) of the ranks that the verdict names, of coordinates
+
+    @property
+    def is_difference(self) -> bool:
+        return self.across == "rank"
 
 
 def heat_maps(report: RanksReport) -> list[HeatMap]:
@@ -144,18 +96,8 @@ def heat_maps(report: RanksReport) -> list[HeatMap]:
     ):
         if names:
             firsts, cells = binned(values, MOST_COLUMNS)
-            found.append(
-                HeatMap(
-                    title=f"{title}, ms per step",
-                    across="rank",
-                    down="",
-                    columns=own.ranks[firsts],
-                    rows=tuple(names),
-                    values_ms=cells.T,
-                    is_difference=True,
-                    least_ms=least,
-                )
-            )
+            ranks = own.ranks[firsts]
+            found.append(HeatMap(f"{title}, ms per step", "rank", "", ranks, tuple(names), cells.T, least))
     return [*found, *_mesh(report)]
 
 
@@ -171,26 +113,13 @@ def _mesh(report: RanksReport) -> list[HeatMap]:
     across, columns_of = ("stage", own.stages) if len(stages) > 1 else ("tp", report.coordinates["tp"])
     within = np.array([np.sum(own.stages[:at] == stage) for at, stage in enumerate(own.stages)])  # its stage
     down, rows_of = ("dp", dp) if dp is not None else ("rank in stage", within)
-    rows, row_at = np.unique(rows_of, return_inverse=True)
-    columns, column_at = np.unique(columns_of, return_inverse=True)
+    rows, columns = np.unique(rows_of), np.unique(columns_of)
     work = mean(report.steady.self_ns.sum(axis=2)) / 1e6
-    sums, counts = np.zeros((2, len(rows), len(columns)))
-    known = np.isfinite(work)
-    np.add.at(sums, (row_at[known], column_at[known]), work[known])
-    np.add.at(counts, (row_at[known], column_at[known]), 1)
-    named = np.isin(own.ranks, sorted(report.named_ranks))
-    return [
-        HeatMap(
-            title="Self time of a step over the mesh, ms per step",
-            across=across,
-            down=down,
-            columns=columns,
-            rows=tuple(str(row) for row in rows.tolist()),
-            values_ms=np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0),
-            is_difference=False,
-            named=tuple(sorted(set(zip(row_at[named].tolist(), column_at[named].tolist(), strict=True)))),
-        )
-    ]
+    cells = [[float(mean(work[(rows_of == row) & (columns_of == column)])) for column in columns] for row in rows]
+    of_named = np.flatnonzero(np.isin(own.ranks, sorted(report.named_ranks)))
+    named = {(int(rows.searchsorted(rows_of[at])), int(columns.searchsorted(columns_of[at]))) for at in of_named}
+    title, names = "Self time of a step over the mesh, ms per step", tuple(map(str, rows.tolist()))
+    return [HeatMap(title, across, down, columns, names, np.array(cells), named=tuple(sorted(named)))]
 
 
 def beyond_typical(report: RanksReport) -> Float:
@@ -236,10 +165,8 @@ def layers_beyond(report: RanksReport) -> tuple[list[str], Float]:
     places = blocks(layers)
     times = layers.all_phases_ns[:, places]
     beyond = np.full((len(ranks), len(places)), np.nan)
-    at = np.searchsorted(ranks, layers.ranks)
     shared = np.isfinite(times).sum(axis=0) > 1
-    if shared.any():
-        beyond[np.ix_(at, np.flatnonzero(shared))] = times[:, shared] - typical(times[:, shared], axis=0)
+    beyond[np.searchsorted(ranks, layers.ranks)] = np.where(shared, times - typical(times, axis=0), np.nan)
     return [layers.layers[place] for place in places], beyond / 1e6
 
 
@@ -265,25 +192,46 @@ def binned(values: Float, most: int) -> tuple[Int, Float]:
 def draw_heat_map(report: RanksReport, path: str | os.PathLike[str]) -> None:
     """Writes the PNG: ranks by kinds of time, by blocks of the model, and the mesh where it is known."""
     with figures.own_style():
-        if not len(report.own.ranks) or not np.isfinite(report.own.self_ns).any():
-            figures.say(path, report.run, "No rank has a step.")
+        if not np.nansum(report.own.self_ns) > 0:
+            figures.say(path, report.run, "No rank has a step that takes time.")
             return
         figures.save(heat_map_figure(report), path)
 
 
 def heat_map_figure(report: RanksReport) -> Figure:
     """The figure; axes are kinds, then blocks and mesh where there are any, then memory and MFU where known."""
-    maps, uses = heat_maps(report), uses_of_ranks(report)
-    heights = [1.1 + _ROW_IN * max(2, min(len(one.rows), 32)) for one in maps] + [USE_IN] * len(uses)
+    maps, uses = heat_maps(report), []
+    if report.peak_bytes is not None:
+        size, unit = memory_unit(report.peak_bytes)
+        uses.append(("Peak memory allocated", unit, report.peak_bytes / size, "highest"))
+    if report.mfu is not None:
+        uses.append(("MFU", "%", 100 * report.mfu, "lowest"))
+    heights = [1.1 + _ROW_IN * max(2, min(len(one.rows), 32)) for one in maps] + [_USE_IN] * len(uses)
     figure = _figure(report, 1.0 + sum(heights))
     all_axes = list(figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
     firsts = column_firsts(len(report.own.ranks), MOST_COLUMNS)
     for shown in maps:
         _draw_map(figure, all_axes.pop(0), report, shown, firsts)
-    for use, axes in zip(uses, all_axes, strict=True):
-        draw_use(axes, use, firsts)
+    for (name, unit, values, shown_one), axes in zip(uses, all_axes, strict=True):
+        _draw_use(axes, name, unit, values, shown_one, firsts)
         _name_ranks(axes, report, firsts)
     return figure
+
+
+def _draw_use(axes: Axes, name: str, unit: str, values: Float, shown: str, firsts: Int) -> None:
+    """A bar for each column of ranks; those of outliers among them are red, a line is at the median."""
+    heights = (np.fmax if shown == "highest" else np.fmin).reduceat(values, firsts)
+    known = np.flatnonzero(np.isfinite(heights))
+    far = known[list(outliers(heights[known].tolist()))]
+    colors = [NAMED_COLOR if at in far else "#7C8794" for at in range(len(firsts))]
+    axes.bar(range(len(firsts)), heights, width=0.86 if len(firsts) <= 128 else 1.0, color=colors)
+    middle = float(np.nanmedian(values))
+    axes.axhline(middle, color=figures.INK, linewidth=0.9, linestyle="--")
+    axes.set_xlim(-0.5, len(firsts) - 0.5)
+    axes.set_ylim(0, max(1.15 * float(np.nanmax(heights)), 1e-9))
+    figures.prepare(axes, ylabel=unit)
+    several = f" ({firsts[1]} ranks a column: the {shown})" if len(firsts) < len(values) else ""
+    figures.entitle(axes, f"{name}, {unit}: median {middle:.3g}{several}", pad=14)
 
 
 def _draw_map(figure: Figure, axes: Axes, report: RanksReport, shown: HeatMap, firsts: Int) -> None:
@@ -294,26 +242,20 @@ def _draw_map(figure: Figure, axes: Axes, report: RanksReport, shown: HeatMap, f
         high = max(float(np.nanmax(np.abs(values), initial=0.0)), shown.least_ms) or 1.0
         low, least = -high, high / 20
         dark = np.abs(values) > 0.62 * high
+        _name_ranks(axes, report, firsts)
+        if len(firsts) < len(report.own.ranks):
+            title += f" ({firsts[1]} ranks a column: the one farthest from 0)"
     else:
         high, least = float(np.nanmax(values)), 0.0
         low = min(float(np.nanmin(values)), 0.5 * high)
         dark = values < low + 0.6 * (high - low)
-    axes.set_facecolor(_BLANK)
+        _name_places(axes.xaxis, list(map(str, shown.ranks)), 32, [])
+        axes.set_xlabel("pipeline stage" if shown.across == "stage" else shown.across, fontsize=figures.FONT_SIZE)
+        axes.set_ylabel("data parallel" if shown.down == "dp" else shown.down, fontsize=figures.FONT_SIZE)
+    axes.set_facecolor("#ECECEC")  # where nothing is known
     colors = "RdBu_r" if shown.is_difference else "viridis"
     image = axes.imshow(values, aspect="auto", interpolation="nearest", cmap=colors, vmin=low, vmax=high)
-    if shown.across == "rank":
-        _name_ranks(axes, report, firsts)
-        if len(firsts) < len(report.own.ranks):
-            title += f" ({int(firsts[1])} ranks a column: the one farthest from 0)"
-    else:
-        columns = range(0, len(shown.columns), max(1, len(shown.columns) // 32))
-        labels = [str(shown.columns[at]) for at in columns]
-        axes.set_xticks(list(columns), labels, fontsize=figures.FONT_SIZE - 1)
-        axes.set_xlabel({"stage": "pipeline stage"}.get(shown.across, shown.across), fontsize=figures.FONT_SIZE)
-        axes.set_ylabel({"dp": "data parallel"}.get(shown.down, shown.down), fontsize=figures.FONT_SIZE)
-    rows = range(0, len(shown.rows), max(1, -(-len(shown.rows) // 32)))
-    labels = [figures.literal(shorten(clean(shown.rows[at], unicode=True), 40)) for at in rows]
-    axes.set_yticks(list(rows), labels, fontsize=figures.FONT_SIZE - 1)
+    _name_places(axes.yaxis, [_literal(name) for name in shown.rows], 32, [])
     if values.size <= _FEW_CELLS and (values.shape[1] <= _FEW_RANKS or not shown.is_difference):
         for row, column in np.argwhere(np.isfinite(values) & (np.abs(values) >= least)).tolist():
             value, color = float(values[row, column]), "white" if dark[row, column] else figures.INK
@@ -322,7 +264,7 @@ def _draw_map(figure: Figure, axes: Axes, report: RanksReport, shown: HeatMap, f
     bar = figure.colorbar(image, ax=axes, pad=0.01, fraction=0.03)
     bar.ax.tick_params(labelsize=figures.FONT_SIZE - 2)
     bar.set_label("ms", fontsize=figures.FONT_SIZE - 2)
-    axes.set_title(title, loc="left", fontsize=figures.FONT_SIZE + 1, fontweight="bold", pad=14)
+    figures.entitle(axes, title, pad=14)
     for row, column in shown.named:
         corner = (column - 0.5, row - 0.5)
         axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=NAMED_COLOR, linewidth=3, gid="named"))
@@ -354,22 +296,24 @@ def _name_places(axis: Axis, names: Sequence[str], most: int, marked: Sequence[i
 def _figure(report: RanksReport, height_in: float) -> Figure:
     """An empty one; the verdict is its title, in red where somebody is to blame."""
     figure = figures.new_figure(100, height_in=height_in)
-    figure.set_figwidth(WIDTH_IN)
-    text = shorten(clean(report.verdict.sentence, unicode=True), 3 * _LETTERS, ellipsis="…")
-    title = figures.literal(textwrap.fill(text, int(10.4 * WIDTH_IN)))
+    figure.set_figwidth(_WIDTH_IN)
+    text = shorten(clean(report.verdict.sentence, unicode=True), 330, ellipsis="…")
+    title = figures.literal(textwrap.fill(text, int(10.4 * _WIDTH_IN)))
     color = figures.INK if report.verdict.verdict == "none" else NAMED_COLOR
     figure.suptitle(title, fontsize=figures.FONT_SIZE + 2, fontweight="bold", color=color, x=0.01, ha="left")
     return figure
 
 
+def _literal(name: str) -> str:
+    """A name that fits beside a picture."""
+    return figures.literal(shorten(clean(name, unicode=True), 40))
+
+
 # --------------------------------------------------------------------------------------------------
 # A job of many ranks as a timeline: a lane for each rank, what it did in a few steps.
 
-_MANY_LANES = 64
 PIXELS = 3000  # what lies closer together than a picture this wide shows is drawn as one
-_MOST_LABELS = 64
 _FRAME, _BAND = 1.8, 0.13
-_STEP_PT, _LEGEND_PT = 14, 20  # heights above the axes
 
 
 def draw_timeline(
@@ -383,8 +327,7 @@ def draw_timeline(
 
     `ranks` are those of the lanes; None: all, or of many those that tell most.
     """
-    lanes = telling_ranks(report) if ranks is None else ranks
-    drawn = read_timeline(report, database, lanes, pixels=PIXELS)
+    drawn = read_timeline(report, database, ranks, pixels=PIXELS)
     with figures.own_style():
         if not drawn.steps:
             figures.say(path, report.run, "No span of these ranks lies in these steps.")
@@ -394,26 +337,27 @@ def draw_timeline(
 
 def timeline_figure(report: RanksReport, drawn: Timeline) -> Figure:
     """The figure; of its one axes, x is milliseconds and y the place of a rank in the lanes."""
-    count = len(drawn.lanes)
+    count = len(drawn.ranks)
     figure = _figure(report, 1.6 + lane_in(count) * max(3, count))
     axes = figure.subplots()
-    marked = [place for place, rank in enumerate(drawn.lanes) if rank in report.named_ranks]
-    _name_places(axes.yaxis, drawn.names, _MOST_LABELS, marked)
+    marked = [place for place, rank in enumerate(drawn.ranks) if rank in report.named_ranks]
+    _name_places(axes.yaxis, drawn.lanes, 64, marked)
     for place in marked:
         axes.axhspan(place - 0.5, place + 0.5, color=NAMED_COLOR, alpha=_BAND, linewidth=0, zorder=0, gid="named")
+    least_us = max((float((one.starts_us + one.lengths_us).max()) for one in drawn.bars), default=0.0) / PIXELS
     for above, one in enumerate(drawn.bars):
-        _draw_bars(axes, one, drawn.gap_ns, count, zorder=1.5 + 0.1 * above)
-    for step, begin_ns in drawn.begins_ns.items():
-        axes.axvline(begin_ns / 1e6, color=figures.INK, linewidth=0.9, linestyle=":", zorder=6)
-        axes.annotate(
-            f"step {step}",
-            (begin_ns / 1e6, 1.0),
-            xycoords=axes.get_xaxis_transform(),
-            xytext=(2, 3),
-            textcoords="offset points",
-            fontsize=figures.FONT_SIZE - 1,
-        )
-    _finish(axes, drawn)
+        _draw_bars(axes, one, least_us, count, zorder=1.5 + 0.1 * above)
+    for step, begin_us in zip(drawn.steps, drawn.begins_us, strict=True):
+        axes.axvline(begin_us / 1e3, color=figures.INK, linewidth=0.9, linestyle=":", zorder=6)
+        transform = axes.get_xaxis_transform()
+        axes.text(begin_us / 1e3, 1.005, f" step {step}", transform=transform, fontsize=figures.FONT_SIZE - 1)
+    axes.set_ylim(count - 0.5, -0.5)
+    axes.margins(x=0.005)
+    axes.autoscale_view(scaley=False)
+    axes.tick_params(labelsize=figures.FONT_SIZE - 1)
+    axes.set_xlabel(f"ms, {drawn.clocks}", fontsize=figures.FONT_SIZE)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(drawn.drawn, loc="left", fontsize=figures.FONT_SIZE, pad=38)
     _legend(axes, report, drawn)
     return figure
 
@@ -423,15 +367,15 @@ def lane_in(lanes: int) -> float:
     return max(0.02, min(0.5, 14 / lanes))
 
 
-def _draw_bars(axes: Axes, bars: Bars, gap_ns: float, lanes: int, *, zorder: float) -> None:
+def _draw_bars(axes: Axes, bars: Bars, least_us: float, lanes: int, *, zorder: float) -> None:
     """Bars of one kind, or frames. Thin lanes touch, so that no pattern of gaps is seen."""
     from matplotlib.collections import PolyCollection
 
-    framed, thin = bars.kind == LAYER, lanes > _MANY_LANES
+    framed, thin = bars.kind == LAYER, lanes > 64
     half = 0.5 if thin else 0.4
-    left = bars.start_ns / 1e6
-    right = left + np.maximum(bars.end_ns - bars.start_ns, 0 if framed else gap_ns) / 1e6
-    low, high = bars.lane - half, bars.lane + half
+    left = bars.starts_us / 1e3
+    right = left + np.maximum(bars.lengths_us, 0 if framed else least_us) / 1e3
+    low, high = bars.lanes - half, bars.lanes + half
     corners = np.stack([left, low, left, high, right, high, right, low], axis=1).reshape(-1, 4, 2)
     collection = PolyCollection(
         list(corners),
@@ -445,56 +389,35 @@ def _draw_bars(axes: Axes, bars: Bars, gap_ns: float, lanes: int, *, zorder: flo
     axes.add_collection(collection)
 
 
-def _finish(axes: Axes, drawn: Timeline) -> None:
-    axes.set_ylim(len(drawn.lanes) - 0.5, -0.5)
-    axes.margins(x=0.005)
-    axes.autoscale_view(scaley=False)
-    axes.tick_params(labelsize=figures.FONT_SIZE - 1)
-    axes.set_xlabel(f"ms, {drawn.clocks}", fontsize=figures.FONT_SIZE)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    axes.set_title(drawn.drawn, loc="left", fontsize=figures.FONT_SIZE, pad=_STEP_PT + _LEGEND_PT + 4)
-
-
 def _legend(axes: Axes, report: RanksReport, drawn: Timeline) -> None:
     from matplotlib.patches import Patch
-    from matplotlib.transforms import ScaledTranslation
 
     kinds = {one.kind for one in drawn.bars}
-    order = [kind for kind in SPAN_COLORS if kind in kinds]
     names = {"waiting": "waiting for others", "gc": "garbage collection"}
     if not drawn.waiting_known:
         names["communication"] = "communication, with waiting"
-    handles = [Patch(facecolor=SPAN_COLORS[kind], label=names.get(kind, kind)) for kind in order]
+    handles = [
+        Patch(facecolor=color, label=names.get(kind, kind)) for kind, color in SPAN_COLORS.items() if kind in kinds
+    ]
     if LAYER in kinds and report.verdict.layer is not None:
-        name = figures.literal(shorten(clean(report.verdict.layer, unicode=True), 40))
+        name = _literal(report.verdict.layer)
         handles.append(Patch(facecolor="none", edgecolor=NAMED_COLOR, linewidth=_FRAME, label=name))
     if report.verdict.cause in ("late collective", "other") and report.verdict.rank is not None:
-        label = f"rank {report.verdict.rank} in no span"
-        handles.append(Patch(facecolor=NAMED_COLOR, alpha=_BAND, label=label))
-    axes.legend(
-        handles=handles,
-        loc="lower left",
-        bbox_to_anchor=(-0.005, 1.0),
-        bbox_transform=axes.transAxes + ScaledTranslation(0, _STEP_PT / 72, axes.figure.dpi_scale_trans),
-        borderaxespad=0.2,
-        columnspacing=1.4,
-        ncols=12,
-        frameon=False,
-        fontsize=figures.FONT_SIZE - 1,
-    )
+        handles.append(Patch(facecolor=NAMED_COLOR, alpha=_BAND, label=f"rank {report.verdict.rank} in no span"))
+    axes.legend(  # above the names of steps: it stands off its corner by its pad
+        handles=handles, loc="lower left", bbox_to_anchor=(-0.018, 1.0), borderaxespad=1.7, columnspacing=1.4, ncols=12,
+        frameon=False, fontsize=figures.FONT_SIZE - 1,
+    )  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------------
 # The page of a job of many ranks: one HTML file that opens from disk, in the frame of a run's page.
 
-_FOLDER = "ranks_views"
 _VIEWS = (
     "marks.js", "view_summary.js", "view_timeline.js", "view_heat_maps.js", "view_ranks.js", "view_communication.js",
     "view_layers.js",
 )  # fmt: skip
 _MOST_PAGE_LANES = 256  # that a browser draws in a moment
-_MOST_LAYERS = 2000
 _LAYER = ("layer", "kind", "ranks", "quickest_ms", "slowest_ms", "slowest_rank", "outliers", "beyond_ms")
 _PAGE_PIXELS = 1500  # what lies closer together than a screen shows is one bar
 
@@ -507,23 +430,14 @@ def write_ranks_page(
     ranks: Sequence[int] | None = None,
     trace_href: str | None = None,
 ) -> None:
-    """Writes the page.
+    """Writes the page, whose scripts read `RanksReport.to_dict`, and what is drawn.
 
     `ranks` are those of the timeline, at most 256; None: all, or of many those that tell most. `trace_href` is where
     the Chrome trace lies, relative to the page.
     """
-    views = [("parts.js", packaged_source("page", "parts.js"))]
-    views += [(name, packaged_source(_FOLDER, name)) for name in _VIEWS]
-    path.write_text(page_text(page_data(report, database, ranks=ranks, trace_href=trace_href), views), encoding="utf-8")
-
-
-def page_data(
-    report: RanksReport, database: Database, *, ranks: Sequence[int] | None = None, trace_href: str | None = None
-) -> dict[str, Any]:
-    """What the page's scripts read, JSON types only: `RanksReport.to_dict`, and what is drawn."""
-    own = report.own
+    own, timeline = report.own, read_timeline(report, database, ranks, pixels=_PAGE_PIXELS, most=_MOST_PAGE_LANES)
     layers = sorted(layers_over_ranks(report.layers), key=lambda row: -row["beyond_ms"])
-    return {
+    data = {
         "page": {
             "title": report.run,
             "machine": "",
@@ -536,54 +450,28 @@ def page_data(
         "warnings": [f"{row.what}: {row.reason}" for row in report.missing],
         "job": report.to_dict(),
         "named": sorted(report.named_ranks),
-        "timeline": _timeline(report, database, ranks),
-        "heat": [_heat_map(one) for one in heat_maps(report)],
+        "timeline": _plain(timeline),
+        "heat": [_plain(one) | {"is_difference": one.is_difference} for one in heat_maps(report)],
         "over_ranks": [
             {name: row[name] for name in _LAYER}
             | {"median_ms": row["typical_ms"], "spread_ms": row["typical_deviation_ms"]}
-            for row in layers[:_MOST_LAYERS]
+            for row in layers[:2000]
         ],
     }
+    views = [("parts.js", packaged_source("page", "parts.js"))]
+    views += [(name, packaged_source("ranks_views", name)) for name in _VIEWS]
+    path.write_text(page_text(data, views), encoding="utf-8")
 
 
-def _timeline(report: RanksReport, database: Database, ranks: Sequence[int] | None) -> dict[str, Any]:
-    """Lanes and what is drawn in them: of each kind the lanes, starts and lengths in microseconds, undermost first."""
-    ranks = telling_ranks(report) if ranks is None else list(ranks)
-    if len(ranks) > _MOST_PAGE_LANES:
-        ranks = [rank for rank in chosen_ranks(report, _MOST_PAGE_LANES) if rank in set(ranks)]
-    drawn = read_timeline(report, database, ranks, pixels=_PAGE_PIXELS)
-    return {
-        "ranks": drawn.lanes,
-        "lanes": drawn.names,
-        "steps": drawn.steps,
-        "drawn": drawn.drawn,
-        "clocks": drawn.clocks,
-        "waiting_known": drawn.waiting_known,
-        "begins_us": [_short(begin / 1000) for begin in drawn.begins_ns.values()],
-        "bars": [
-            {
-                "kind": bars.kind,
-                "lanes": bars.lane.tolist(),
-                "starts_us": [_short(start) for start in (bars.start_ns / 1000).tolist()],
-                "lengths_us": [_short(length) for length in ((bars.end_ns - bars.start_ns) / 1000).tolist()],
-            }
-            for bars in drawn.bars
-        ],
-    }
-
-
-def _heat_map(shown: HeatMap) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "title": shown.title,
-        "across": shown.across,
-        "down": shown.down,
-        "ranks": shown.columns.tolist(),
-        "rows": shown.rows,
-        "values_ms": [[_short(value) for value in row] for row in shown.values_ms.tolist()],
-        "is_difference": shown.is_difference,
-    }
-    return found if shown.is_difference else found | {"named": shown.named}
-
-
-def _short(value: float) -> float | None:
-    return float(f"{value:.6g}") if math.isfinite(value) else None
+def _plain(value: Any) -> Any:
+    """JSON types for the page; of what is drawn six digits, None where it is not known."""
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, (Timeline, Bars, HeatMap)):
+        without = ("least_ms", "named") if isinstance(value, HeatMap) and value.is_difference else ("least_ms",)
+        return {name: _plain(item) for name, item in value._asdict().items() if name not in without}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value

@@ -75,7 +75,7 @@ class SelfTimes:
     waiting_ns: Float  # (S, R) within communication
     wall_ns: Float  # (S, R) of the step
     kinds: tuple[str, ...] = SELF_KINDS
-    basis: Literal["cpu", "device"] = "cpu"  # "device": compute is device time, and sums are not the wall time
+    basis: Basis = "cpu"  # "device": compute is device time, and sums are not the wall time
     waiting_known: bool = True  # False: nothing tells waiting apart, so phases may hold waiting for others
 
     def of(self, *kinds: str) -> Float:
@@ -106,7 +106,6 @@ class LayerTimes:
     """Each layer's self time in the typical step of a rank, its collectives left out."""
 
     ranks: Int  # (R,)
-    stages: Int  # (R,)
     layers: tuple[str, ...]  # (L,) full names, in the model's order where known
     kinds: tuple[str, ...]  # of COMPUTE
     self_ns: Float  # (R, L, K) median over steps; nan where the rank has no such layer
@@ -247,6 +246,7 @@ class CommunicationRow:
     overlapped_ns: int | None  # of all ranks, with their compute beside it; None where not known
     bandwidth_bytes_per_s: float | None  # bytes over transfer
     unknown: str = ""  # why overlap or bandwidth are not known
+    is_call: bool = False  # what the calling thread takes to start collectives that another row has, of the backend's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from profiler_wrapper.analysis.statistics import mean, median
+from profiler_wrapper.analysis.statistics import MAD_TO_SIGMA, grouped, mean, median
 from profiler_wrapper.errors import EmptyRecording
 from profiler_wrapper.ranks import model, times
 from profiler_wrapper.ranks.account import KINDS, read_account, sync_each_step
 from profiler_wrapper.ranks.clocks import fit, write_table
-from profiler_wrapper.ranks.database import Database, LoadedSpans, insert, to_rows
+from profiler_wrapper.ranks.database import Database, LoadedSpans, to_rows
 from profiler_wrapper.ranks.excess import LEAST_SHARE_OF_STEP, Job
 from profiler_wrapper.ranks.graph import NoGraph, build
 from profiler_wrapper.ranks.model import Bool, Float, Int, NamedSpan, SelfTimes
@@ -31,7 +29,6 @@ from profiler_wrapper.trace.spans import Gap, ranges
 
 _COORDINATES = ("dp", "tp", "cp", "ep", "pp")
 _MOSTLY = 0.9  # of compute spans that have a device's time, so that it counts instead of the CPU's
-_NAMED_RANKS = 8
 _NO_STEPS = {
     True: "No name of a span comes again, which would tell them. Call `global_timer.step()` once a step.",
     False: "Record whole steps, with `step()` after each; a table of spans needs a column `step`.",
@@ -76,18 +73,45 @@ class RanksReport:
     @property
     def named_ranks(self) -> frozenset[int]:
         """The ranks that the verdict names: one, or those of a stage."""
-        verdict, own = self.verdict, self.own
-        if verdict.named_ranks:
-            return frozenset(verdict.named_ranks)
-        if verdict.rank is not None:
-            return frozenset({verdict.rank})
-        if verdict.verdict == "stage" and verdict.stage is not None:
-            return frozenset(own.ranks[own.stages == verdict.stage].tolist())
-        return frozenset()
+        rank = self.verdict.rank
+        return frozenset(self.verdict.named_ranks or (() if rank is None else (rank,)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; what is not known is None. It grows with ranks, not with ranks times steps."""
-        return report_dict(self)
+        """Plain data for JSON; what is not known is None. It grows with ranks, not with ranks times steps.
+
+        Averages are over `judged_steps`; why a value is null stands in `unknown`.
+        """
+        source, why_no_waiting = times.waiting_source(self.steady)
+        head = _verdict_dict(self) | {"world_size": self.world_size}
+        found: dict[str, Any] = finite(
+            {
+                "schema_version": 1,
+                "run": self.run,
+                **head,
+                "spans": self.spans,
+                "steps": self.own.steps.tolist(),
+                "judged_steps": self.steady.steps.tolist(),
+                "waiting": source,
+                "lost": _lost_dicts(self.accounting),
+                "ranks": _rank_dicts(self, waiting_known=source != "unknown"),
+                "stages": _stage_dicts(self),
+                "communication": [asdict(row) for row in self.communication],
+                "layers": [
+                    {key: value for key, value in row.items() if key not in ("typical_ms", "beyond_ms")}
+                    for row in layers_over_ranks(self.layers)
+                ],
+                "named_spans": [_per_step(asdict(row)) for row in self.named_spans],
+                "clocks": None if self.clocks is None else _clock_dict(self.clocks),
+                "missing": [gap._asdict() for gap in self.missing],
+                "unknown": {
+                    "peak_bytes": self.peak_unknown,
+                    "mfu": self.mfu_unknown,
+                    "waiting_ms_per_step": why_no_waiting,
+                    **_why_null(self, head),
+                },
+            }
+        )
+        return found
 
 
 def ranks_report(loaded: LoadedSpans) -> RanksReport:
@@ -107,15 +131,15 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
     row_of = {row["rank"]: row for row in to_rows(database, "SELECT * FROM ranks")}
     about = [row_of.get(rank, {}) for rank in account.ranks.tolist()]
     hosts = tuple(str(rank.get("host") or "") for rank in about)
+    coordinates = {name: [-1 if rank.get(name) is None else rank[name] for rank in about] for name in _COORDINATES}
     stages = np.array([rank.get("stage") or 0 for rank in about], dtype=np.int64)
-    own = account.self_times(stages, basis=basis)
-    own = times.with_waiting_of_one(own)
-    steady, left_out = times.steady_times(own), times.steady_steps(own)[1]
+    own = times.with_waiting_of_one(account.self_times(stages, basis=basis))
+    steady, notes = times.steady_times(own), times.steady_steps(own)[1]
     layers = times.layer_times(database, basis=basis)
-    labels = to_rows(database, 'SELECT name, "group" FROM labels ORDER BY label')
+    found = database.execute('SELECT name, "group" FROM labels ORDER BY label').fetchall() or [("", "")]
+    names, groups = zip(*found, strict=True)
     judged = np.isin(own.steps, steady.steps)
     measured = bool(account.syncs.waits.any())
-    notes = list(left_out)
     if not measured:
         account = sync_each_step(account, _without_waiting(own, judged, account.own_ns))
     try:
@@ -132,24 +156,23 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
         judged,
         own.stages,
         hosts,
-        tuple(row["name"] for row in labels) or ("",),
-        tuple(row["group"] for row in labels) or ("",),
+        names,
+        groups,
         measured=measured or len(own.ranks) < 2,
         ordered=ordered,
         absent=loaded.world_size is not None and loaded.world_size > len(account.ranks),
         layers=layers,
-        layer_means=partial(times.layer_means, database, basis=basis),
+        layer_means=partial(times.layer_means, database),
     )
     if len(account.jumped):
         notes.append(
             f"the clock of rank {ranges(account.jumped.tolist())} jumps in some steps: its times were moved back"
         )
-    replayed = what_if(job)
-    replay, replay_unknown = (replayed, None) if isinstance(replayed, model.Replay) else (None, replayed)
+    replay = what_if(job)
     verdict = _one_call(database, steady) if basis == "cpu" and loaded.from_timers else None
-    if verdict is None:
-        verdict = verdict_of(job, ask(job), notes=notes)
-    verdict = replace(verdict, ms=None if replay is None else replay.ms, mw=None if replay is None else replay.mw)
+    verdict = verdict or verdict_of(job, ask(job), notes=notes)
+    if isinstance(replay, model.Replay):
+        verdict = replace(verdict, ms=replay.ms, mw=replay.mw)
     named = named_spans(database, steady)
     verdict = with_name(verdict, named)
     evidence = [*verdict.evidence, *loaded.notes]
@@ -164,9 +187,9 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
         scores=times.score(steady),
         arrivals=arrived,
         layers=layers,
-        replay=replay,
-        replay_unknown=replay_unknown,
-        coordinates=_coordinates(about),
+        replay=replay if isinstance(replay, model.Replay) else None,
+        replay_unknown=replay if isinstance(replay, str) else None,
+        coordinates={name: np.array(of) for name, of in coordinates.items() if max(of) >= 0},
         hosts=hosts if any(hosts) else (),
         world_size=loaded.world_size,
         communication=times.communication(database),
@@ -192,22 +215,18 @@ def _without_waiting(own: SelfTimes, judged: Bool, own_ns: Float) -> Float:
 def _one_call(database: Database, steady: SelfTimes) -> model.Verdict | None:
     """The verdict where one call that is no phase is most of a step of timers that measure the CPU alone."""
     name, kind, taken_ns = database.execute(
-        """SELECT name, any_value(kind), sum(duration_ns)::DOUBLE AS taken FROM spans
-        WHERE depth = 0 AND kind <> 'step' AND step IS NOT NULL GROUP BY name ORDER BY taken DESC LIMIT 1"""
+        """SELECT name, any_value(kind), sum(duration_ns) / (SELECT count(DISTINCT (rank, step)) FROM spans) AS taken
+        FROM spans WHERE depth = 0 AND kind <> 'step' AND step IS NOT NULL GROUP BY name ORDER BY taken DESC LIMIT 1"""
     ).fetchone() or ("", "", 0.0)
-    whole = float(np.nansum(steady.wall_ns))
-    meets = float(np.nansum(steady.of("communication") + steady.waiting_ns)) if steady.waiting_known else 0.0
-    if kind not in ("optimizer", "other") or not whole or meets > LEAST_SHARE_OF_STEP * whole:
+    known = max(1, np.isfinite(steady.wall_ns).sum())
+    meets_ns, step_ns = (float(np.nansum(each)) / known for each in (steady.of("communication"), steady.wall_ns))
+    if steady.waiting_known:
+        meets_ns += float(np.nansum(steady.waiting_ns)) / known
+    if kind not in ("optimizer", "other") or meets_ns > LEAST_SHARE_OF_STEP * step_ns:
         return None
-    count = np.isfinite(steady.wall_ns).sum()
-    share = taken_ns / max(1, database.execute("SELECT count(DISTINCT (rank, step)) FROM spans").fetchone()[0])
-    step_ns = whole / count
-    return unknown(clean_name(name), share, step_ns, len(steady.steps)) if share >= step_ns / 2 else None
-
-
-def clean_name(name: str) -> str:
-    """A name of a span for a sentence."""
-    return name[:_LONGEST]
+    if not 0 < step_ns / 2 <= taken_ns:
+        return None
+    return unknown(name[:_LONGEST], taken_ns, step_ns, len(steady.steps))
 
 
 def _basis(loaded: LoadedSpans) -> model.Basis:
@@ -224,7 +243,7 @@ def steps_missing(own: SelfTimes) -> list[Gap]:
     """Steps that not all ranks have: those in which a rank is missing are named."""
     known = np.isfinite(own.wall_ns)
     places = np.flatnonzero(~known.all(axis=0))
-    if len(places) > _NAMED_RANKS:
+    if len(places) > 8:  # that are named one by one
         worst = int((~known[:, places]).sum(axis=0).max())
         reason = f"others have steps that they lack, up to {worst}"
         return [Gap(f"steps of {len(places)} ranks: {ranges(own.ranks[places].tolist())}", reason)]
@@ -238,18 +257,10 @@ def steps_missing(own: SelfTimes) -> list[Gap]:
     return gaps
 
 
-def _coordinates(about: list[dict[str, Any]]) -> dict[str, Int]:
-    """What is known of where ranks are in the job: (R,) of each name, -1 where not known."""
-    places = {name: [-1 if rank.get(name) is None else rank[name] for rank in about] for name in _COORDINATES}
-    return {name: np.array(values, dtype=np.int64) for name, values in places.items() if max(values) >= 0}
-
-
 # --------------------------------------------------------------------------------------------------
 # Peak memory and MFU of each rank, as its result.json has them; where they are not known, why.
 
 _NO_FILES = "no rank has a result.json: ProfilerWrapper writes them, timers and span tables alone do not"
-_NO_PEAK = "no allocation was recorded"
-_NO_MFU = "the FLOPs of a step, or the device's peak, are not known"
 
 
 class _Peak(msgspec.Struct):
@@ -269,18 +280,6 @@ class _Result(msgspec.Struct):
     utilization: _Utilization | None = None
     warnings: list[str] = []
 
-    def peak_bytes(self) -> float | str:
-        """The highest allocated, or why it is not known."""
-        peak = self.memory.peak if self.memory else None
-        return _NO_PEAK if peak is None or peak.allocated_bytes is None else peak.allocated_bytes
-
-    def mfu(self) -> float | str:
-        """0 to 1, or why it is not known, as the result itself says."""
-        if self.utilization and self.utilization.mfu is not None:
-            return self.utilization.mfu
-        said = next((warning for warning in self.warnings if warning.startswith("MFU is not available")), "")
-        return said.partition("because ")[2] or said or _NO_MFU
-
 
 def results_of(root: Path, ranks: Int) -> dict[str, Any]:
     """`peak_bytes` and `mfu` (R,) of `rank<k>*/result.json` below `root`, and why some are not known.
@@ -288,15 +287,12 @@ def results_of(root: Path, ranks: Int) -> dict[str, Any]:
     None where none says anything. What is wrong with a file is a reason, and no error.
     """
     files = {rank_number(file.parent.name): file for file in root.glob(f"rank*/{RESULT_FILE}")}
-    results = [_read(files.get(rank)) for rank in ranks.tolist()]
     found: dict[str, Any] = {}
-    for name in ("peak_bytes", "mfu"):
-        values = [one if isinstance(one, str) else getattr(one, name)() for one in results]
+    of_ranks = zip(*(_read(files.get(rank)) for rank in ranks.tolist()), strict=True)
+    for name, values in zip(("peak_bytes", "mfu"), of_ranks, strict=True):
         known = np.array([np.nan if isinstance(value, str) else value for value in values])
-        reasons: dict[str, list[int]] = defaultdict(list)
-        for rank, value in zip(ranks.tolist(), values, strict=True):
-            if isinstance(value, str):
-                reasons[value].append(rank)
+        pairs = zip(values, ranks.tolist(), strict=True)
+        reasons = grouped((value, rank) for value, rank in pairs if isinstance(value, str))
         why = [
             reason if len(of) == len(ranks) else f"rank{'s' if len(of) > 1 else ''} {ranges(of)}: {reason}"
             for reason, of in reasons.items()
@@ -306,17 +302,28 @@ def results_of(root: Path, ranks: Int) -> dict[str, Any]:
     return found
 
 
-def _read(file: Path | None) -> _Result | str:
+def _read(file: Path | None) -> tuple[float | str, float | str]:
+    """The highest allocated, and the MFU; or why they are not known."""
     if file is None:
-        return f"no {RESULT_FILE}"
+        return (f"no {RESULT_FILE}",) * 2
     try:
-        return msgspec.json.decode(file.read_bytes(), type=_Result)
+        result = msgspec.json.decode(file.read_bytes(), type=_Result)
     except (OSError, msgspec.MsgspecError) as error:
-        return f"{RESULT_FILE} cannot be read ({type(error).__name__})"
+        return (f"{RESULT_FILE} cannot be read ({type(error).__name__})",) * 2
+    peak = result.memory.peak if result.memory else None
+    said = next((warning for warning in result.warnings if warning.startswith("MFU is not available")), "")
+    mfu: float | str | None = result.utilization.mfu if result.utilization else None
+    if mfu is None:
+        mfu = said.partition("because ")[2] or said or "the FLOPs of a step, or the device's peak, are not known"
+    return "no allocation was recorded" if peak is None or peak.allocated_bytes is None else peak.allocated_bytes, mfu
 
 
 # --------------------------------------------------------------------------------------------------
 # The report as plain data, for JSON.
+
+
+_DEVIATIONS = 4.0  # beyond the median; less than among steps (`statistics.outliers`), as each value is a mean of steps
+_SHARE = 0.1  # and at least this much longer than the median
 
 
 def layers_over_ranks(layers: model.LayerTimes | None) -> list[dict[str, Any]]:
@@ -327,69 +334,35 @@ def layers_over_ranks(layers: model.LayerTimes | None) -> list[dict[str, Any]]:
     ranks far beyond the others, the slowest first. `slowest_rank` is None where all take equally long.
     """
     rows: list[dict[str, Any]] = []
-    for at, place in np.ndindex(*layers.self_ns.shape[1:]) if layers is not None else ():
-        assert layers is not None
+    if layers is None:
+        return rows
+    for at, place in np.ndindex(*layers.self_ns.shape[1:]):
         known = np.isfinite(layers.self_ns[:, at, place])
         if not known.any():
             continue
-        values, ranks = layers.self_ns[known, at, place], layers.ranks[known]
-        usual, spread, outliers = times.over_ranks(values, ranks)
-        slowest = int(values.argmax())
-        equal = len(values) > 1 and values.min() == values[slowest]
+        values, ranks = layers.self_ns[known, at, place] / 1e6, layers.ranks[known]
+        usual, slowest = float(times.typical(values, axis=0)), int(values.argmax())
+        spread = MAD_TO_SIGMA * float(np.median(np.abs(values - usual)))
+        far = values > usual + max(_DEVIATIONS * spread, _SHARE * usual)
+        by_time = np.argsort(-values[far], kind="stable")
+        several = len(values) > 1
         rows.append(
             {
                 "layer": layers.layers[at],
                 "kind": layers.kinds[place],
                 "ranks": len(values),
-                "median_ms": float(np.median(values)) / 1e6,
-                "slowest_ms": float(values[slowest]) / 1e6,
-                "slowest_rank": None if equal else int(ranks[slowest]),
-                "spread_ms": float(np.std(values)) / 1e6,
-                "quickest_ms": float(values.min()) / 1e6,
-                "typical_deviation_ms": spread / 1e6,
-                "outliers": outliers,
-                "typical_ms": usual / 1e6,
-                "beyond_ms": float(values[slowest]) / 1e6 - usual / 1e6,
+                "median_ms": float(np.median(values)),
+                "slowest_ms": float(values[slowest]),
+                "slowest_rank": None if several and values.min() == values[slowest] else int(ranks[slowest]),
+                "spread_ms": float(np.std(values)),
+                "quickest_ms": float(values.min()),
+                "typical_deviation_ms": spread,
+                "outliers": tuple(ranks[far][by_time].tolist()) if several else (),
+                "typical_ms": usual,
+                "beyond_ms": float(values[slowest]) - usual,
             }
         )
     return rows
-
-
-def report_dict(report: RanksReport) -> dict[str, Any]:
-    """What `RanksReport.to_dict` gives. Averages are over `judged_steps`; why a value is null stands in `unknown`."""
-    source, why_no_waiting = times.waiting_source(report.steady)
-    head = _verdict_dict(report) | {"slowdown": _slowdown(report), "world_size": report.world_size}
-    found: dict[str, Any] = finite(
-        {
-            "schema_version": 1,
-            "run": report.run,
-            **head,
-            "spans": report.spans,
-            "steps": report.own.steps.tolist(),
-            "judged_steps": report.steady.steps.tolist(),
-            "waiting": source,
-            "lost": _lost_dicts(report.accounting),
-            "ranks": _rank_dicts(report, waiting_known=source != "unknown"),
-            "stages": _stage_dicts(report),
-            "communication": [
-                asdict(row) | {"is_call": times.is_call(row, report.communication)} for row in report.communication
-            ],
-            "layers": [
-                {key: value for key, value in row.items() if key not in ("typical_ms", "beyond_ms")}
-                for row in layers_over_ranks(report.layers)
-            ],
-            "named_spans": [_per_step(asdict(row)) for row in report.named_spans],
-            "clocks": None if report.clocks is None else _clock_dict(report.clocks),
-            "missing": [gap._asdict() for gap in report.missing],
-            "unknown": {
-                "peak_bytes": report.peak_unknown,
-                "mfu": report.mfu_unknown,
-                "waiting_ms_per_step": why_no_waiting,
-                **_why_null(report, head),
-            },
-        }
-    )
-    return found
 
 
 def _why_null(report: RanksReport, head: Mapping[str, Any]) -> dict[str, str]:
@@ -398,16 +371,13 @@ def _why_null(report: RanksReport, head: Mapping[str, Any]) -> dict[str, str]:
     named = no_verdict if report.verdict.verdict == "none" else "the verdict names none"
     no_replay = report.replay_unknown or "no replay of dependencies was made"
     reasons = {
-        "rank": named,
+        **dict.fromkeys(("rank", "layer", "host", "group", "phase", "first_step", "last_step"), named),
         "stage": named if len(np.unique(report.own.stages)) > 1 else "the job has no stages, or one",
-        **dict.fromkeys(("layer", "host", "group", "phase", "first_step", "last_step"), named),
-        "share": no_verdict,
-        "lost_ms_per_step": no_verdict,
+        **dict.fromkeys(("share", "lost_ms_per_step"), no_verdict),
         **dict.fromkeys(
             ("wall_ms_per_step", "step_ms_per_step", "ideal_ms_per_step", "differ_ms_per_step", "slowdown"), too_few
         ),
-        "ms": no_replay,
-        "mw": no_replay,
+        **dict.fromkeys(("ms", "mw"), no_replay),
         "world_size": "no file tells it",
     }
     unknown = {key: why for key, why in reasons.items() if head.get(key) is None}
@@ -420,19 +390,12 @@ def _why_null(report: RanksReport, head: Mapping[str, Any]) -> dict[str, str]:
     return unknown
 
 
-def _slowdown(report: RanksReport) -> float | None:
-    """T / T ideal: replayed where there is a replay, else of the steady-state steps."""
-    if report.replay is not None:
-        return report.replay.slowdown
-    step_ns, ideal_ns = report.verdict.step_ns, report.verdict.ideal_ns
-    return step_ns / ideal_ns if step_ns is not None and ideal_ns else None
-
-
 def _verdict_dict(report: RanksReport) -> dict[str, Any]:
     found = _per_step(asdict(report.verdict))
     step, ideal = found["step_ms_per_step"], found["ideal_ms_per_step"]
-    # same (or -> and): both are known, or neither
-    found["differ_ms_per_step"] = None if step is None or ideal is None else max(0.0, step - ideal)
+    known = step is not None and ideal is not None
+    found["differ_ms_per_step"] = max(0.0, step - ideal) if known else None
+    found["slowdown"] = report.replay.slowdown if report.replay else step / ideal if known and ideal else None
     if len(np.unique(report.own.stages)) < 2:
         for one in (found, *found["suspects"]):
             one["stage"] = None
@@ -473,53 +436,47 @@ def _lost_dicts(accounting: model.Accounting) -> list[dict[str, Any]]:
 def _rank_dicts(report: RanksReport, *, waiting_known: bool) -> list[dict[str, Any]]:
     steady, arrivals, replay, scores = report.steady, report.arrivals, report.replay, report.scores
     own_ms, waiting_ms, wall_ms = (mean(values) / 1e6 for values in (steady.self_ns, steady.waiting_ns, steady.wall_ns))
-    matched_steps = len(np.unique(arrivals.step)) if arrivals else 0
-    late, times_last, shares = dict[int, float](), dict[int, int](), dict[int, float]()
+    ranks, unknown = steady.ranks.tolist(), [None] * len(steady.ranks)
+    late = dict[int, tuple[int, float, float]]()
     if arrivals is not None:
-        late = dict(zip(arrivals.ranks.tolist(), (arrivals.late_ns / 1e6).tolist(), strict=True))
-        times_last = dict(zip(arrivals.ranks.tolist(), arrivals.times_last.tolist(), strict=True))
-    if replay is not None:
-        shares = dict(zip(replay.ranks.tolist(), replay.share_of_rank.tolist(), strict=True))
-    rows = []
-    for at, rank in enumerate(steady.ranks.tolist()):
-        relative, individual = bool(scores.flagged_relative[at]), bool(scores.flagged_individual[at])
-        rows.append(
-            {
-                "rank": rank,
-                "stage": int(steady.stages[at]),
-                **{name: int(values[at]) for name, values in report.coordinates.items() if values[at] >= 0},
-                "host": report.hosts[at] if report.hosts else None,
-                "own_ms_per_step": {
-                    kind: float(own_ms[at, place]) for place, kind in enumerate(steady.kinds) if own_ms[at, place]
-                },
-                "waiting_ms_per_step": float(waiting_ms[at]) if waiting_known else None,
-                "wall_ms_per_step": float(wall_ms[at]),
-                "relative_score": float(median(scores.relative[:, at])),
-                "individual_score": float(median(scores.individual[:, at])),
-                "flagged": relative or individual,
-                "flagged_relative": relative,
-                "flagged_individual": individual,
-                "times_last": times_last.get(rank),
-                "late_ms": late.get(rank),
-                "late_ms_per_step": late[rank] / matched_steps if rank in late else None,
-                "share": shares.get(rank),
-                "peak_bytes": None if report.peak_bytes is None else float(report.peak_bytes[at]),
-                "mfu": None if report.mfu is None else float(report.mfu[at]),
-            }
-        )
+        late_ms, steps = arrivals.late_ns / 1e6, len(np.unique(arrivals.step))
+        each = zip(arrivals.times_last.tolist(), late_ms.tolist(), (late_ms / steps).tolist(), strict=True)
+        late = dict(zip(arrivals.ranks.tolist(), each, strict=True))
+    came_last = zip(*(late.get(rank, (None, None, None)) for rank in ranks), strict=True)
+    columns = {
+        "rank": ranks,
+        "stage": steady.stages.tolist(),
+        "host": report.hosts or unknown,
+        "own_ms_per_step": [
+            {kind: value for kind, value in zip(steady.kinds, row, strict=True) if value} for row in own_ms.tolist()
+        ],
+        "waiting_ms_per_step": waiting_ms.tolist() if waiting_known else unknown,
+        "wall_ms_per_step": wall_ms.tolist(),
+        "relative_score": median(scores.relative).tolist(),
+        "individual_score": median(scores.individual).tolist(),
+        "flagged": (scores.flagged_relative | scores.flagged_individual).tolist(),
+        "flagged_relative": scores.flagged_relative.tolist(),
+        "flagged_individual": scores.flagged_individual.tolist(),
+        **dict(zip(("times_last", "late_ms", "late_ms_per_step"), came_last, strict=True)),
+        "share": unknown if replay is None else replay.share_of_rank.tolist(),
+        "peak_bytes": unknown if report.peak_bytes is None else report.peak_bytes.tolist(),
+        "mfu": unknown if report.mfu is None else report.mfu.tolist(),
+    }
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    for name, values in report.coordinates.items():
+        for at in np.flatnonzero(values >= 0).tolist():
+            rows[at][name] = int(values[at])
     return rows
 
 
 def _stage_dicts(report: RanksReport) -> list[dict[str, Any]]:
-    replay = report.replay
-    shares = dict(zip(replay.stages.tolist(), replay.share_of_stage.tolist(), strict=True)) if replay else {}
-    work = report.steady.self_ns.sum(axis=2)
-    rows = []
-    for stage in np.unique(report.steady.stages).tolist():
-        members = work[:, report.steady.stages == stage]
-        own_ms = float(median(members.ravel())) / 1e6
-        rows.append({"stage": stage, "ranks": members.shape[1], "own_ms_per_step": own_ms, "share": shares.get(stage)})
-    return rows
+    steady, replay = report.steady, report.replay
+    stages, counts = np.unique(steady.stages, return_counts=True)
+    work = steady.self_ns.sum(axis=2) / 1e6
+    own_ms = [float(median(work[:, steady.stages == stage].ravel())) for stage in stages]
+    shares = replay.share_of_stage.tolist() if replay else [None] * len(stages)
+    rows = zip(stages.tolist(), counts.tolist(), own_ms, shares, strict=True)
+    return [dict(zip(("stage", "ranks", "own_ms_per_step", "share"), row, strict=True)) for row in rows]
 
 
 def _clock_dict(clocks: model.Clocks) -> dict[str, Any]:
@@ -547,44 +504,25 @@ def named_spans(database: Database, own: SelfTimes) -> tuple[NamedSpan, ...]:
 
     A rank without such a span took nothing for it. What lies within another of its name is in that one's time.
     """
-    database.execute("CREATE OR REPLACE TABLE steps_of_named_spans (step BIGINT)")
-    insert(database, "steps_of_named_spans", [(step,) for step in own.steps.tolist()])
-    rows = database.execute(
-        """WITH named AS (
-            SELECT name, rank, duration_ns, depth FROM spans SEMI JOIN steps_of_named_spans USING (step)
-            WHERE kind = 'other' AND name <> 'other' AND (parent IS NULL OR parent <> name)),
-        most AS (SELECT name FROM named GROUP BY name ORDER BY sum(duration_ns) DESC, name LIMIT ?)
-        SELECT name, rank, sum(duration_ns)::DOUBLE, count(*), min(depth) FROM named SEMI JOIN most USING (name)
-        GROUP BY name, rank ORDER BY name, rank""",
-        [_MOST_NAMES],
-    ).fetchall()
-    place = {rank: at for at, rank in enumerate(own.ranks.tolist())}
     steps = np.isfinite(own.wall_ns).sum(axis=0)  # (R,)
-    there = np.flatnonzero(steps > 0)
-    found = []
-    for name, of_name in groupby(rows, key=lambda row: row[0]):
-        taken, count, depth = np.zeros(len(own.ranks)), 0, []
-        for _, rank, duration_ns, spans, least in of_name:
-            if rank in place:
-                taken[place[rank]] = duration_ns
-                count += spans
-                depth.append(least)
-        if not depth:
-            continue
-        each = taken[there] / steps[there]
-        slowest = int(each.argmax())
-        others = np.delete(each, slowest)
-        found.append(
-            NamedSpan(
-                name=name,
-                slowest_rank=int(own.ranks[there[slowest]]),
-                slowest_ns=float(each[slowest]),
-                others_ns=float(np.median(others)) if len(others) else None,
-                per_step=count / int(steps.sum()),
-                nested=min(depth) > 0,
-            )
-        )
-    return tuple(sorted(found, key=lambda one: (-one.beyond_ns, one.name)))
+    there = steps > 0
+    rows = to_rows(
+        database,
+        f"""WITH named AS (
+            SELECT name, rank, duration_ns, depth
+            FROM spans SEMI JOIN (SELECT unnest({own.steps.tolist()}) AS step) USING (step)
+            WHERE kind = 'other' AND name <> 'other' AND (parent IS NULL OR parent <> name)),
+        most AS (SELECT name FROM named GROUP BY name ORDER BY sum(duration_ns) DESC, name LIMIT {_MOST_NAMES}),
+        there AS (SELECT unnest({own.ranks[there].tolist()}) AS rank, unnest({steps[there].tolist()}) AS steps),
+        taken AS (
+            SELECT name, rank, steps, coalesce(sum(duration_ns), 0)::DOUBLE / steps AS ns, count(duration_ns) AS spans,
+                min(depth) AS depth, row_number() OVER (PARTITION BY name ORDER BY ns DESC, rank) AS place
+            FROM most CROSS JOIN there LEFT JOIN named USING (name, rank) GROUP BY name, rank, steps)
+        SELECT name, any_value(rank) FILTER (place = 1) AS slowest_rank, max(ns) AS slowest_ns,
+            median(ns) FILTER (place > 1) AS others_ns, sum(spans) / sum(steps) AS per_step, min(depth) > 0 AS nested
+        FROM taken GROUP BY name""",
+    )
+    return tuple(sorted((NamedSpan(**row) for row in rows), key=lambda one: (-one.beyond_ns, one.name)))
 
 
 def with_name(verdict: model.Verdict, spans: Sequence[NamedSpan]) -> model.Verdict:
@@ -595,4 +533,4 @@ def with_name(verdict: model.Verdict, spans: Sequence[NamedSpan]) -> model.Verdi
     most = max(mine, key=lambda one: one.beyond_ns, default=None)
     if most is None or most.beyond_ns < _MOST_OF_IT * verdict.lost_ns:
         return verdict
-    return replace(verdict, sentence=verdict.sentence.replace(OUTSIDE, f"its {clean_name(most.name)}"))
+    return replace(verdict, sentence=verdict.sentence.replace(OUTSIDE, f"its {most.name[:_LONGEST]}"))

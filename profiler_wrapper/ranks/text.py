@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from profiler_wrapper.analysis.statistics import mean
-from profiler_wrapper.ranks.model import CommunicationRow, Suspect
+from profiler_wrapper.ranks.model import CommunicationRow, Float, Suspect
 from profiler_wrapper.ranks.report import RanksReport, layers_over_ranks
-from profiler_wrapper.ranks.times import SLOW, WINDOWS, is_call, largest, typical, waiting_source
+from profiler_wrapper.ranks.times import SLOW, WINDOWS, largest, typical, waiting_source
 from profiler_wrapper.reports.text import cells, clean, grid, shorten
 from profiler_wrapper.trace.spans import ranges
 from profiler_wrapper.units import file_size
@@ -24,7 +24,7 @@ from profiler_wrapper.units import file_size
 
 
 def table(
-    title: str, header: Sequence[str], rows: Sequence[Sequence[str]], width: int, *, notes: Sequence[str] = ()
+    title: str, header: Sequence[str], rows: Sequence[Sequence[str]], width: int, *, notes: Iterable[str] = ()
 ) -> str:
     """A table below its title, with notes below it; its last columns are left out until it fits."""
     if not rows:
@@ -34,7 +34,7 @@ def table(
     return titled(title, "\n".join(shorten(line, width) for line in text.split("\n")), notes, width)
 
 
-def titled(title: str, text: str, notes: Sequence[str], width: int) -> str:
+def titled(title: str, text: str, notes: Iterable[str], width: int) -> str:
     """A text below its title, with notes below it."""
     return "\n".join([*wrapped(title, width), text, *wrapped("; ".join(notes), width, first="  ")])
 
@@ -85,6 +85,11 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %" if math.isfinite(share) else "-"
 
 
+def memory_unit(sizes_bytes: Float) -> tuple[int, str]:
+    """The bytes of a unit for all of these, and its name."""
+    return (2**30, "GiB") if np.nanmax(sizes_bytes) >= 2**29 else (2**20, "MiB")
+
+
 def few(ranks: Sequence[int]) -> str:
     """The first three, and how many more there are."""
     return ", ".join(map(str, ranks[:3])) + (f" +{len(ranks) - 3}" if len(ranks) > 3 else "")
@@ -94,63 +99,6 @@ def few(ranks: Sequence[int]) -> str:
 # The table of ranks as text: what each did itself in a step, what it waited, its scores, memory and MFU.
 
 _MOST_RANKS = 16
-_SCORES = ("relative", "individual")
-
-
-def ranks_table(report: RanksReport, width: int) -> str:
-    """Those that are named, marked, and those with the most time of their own; what each column says is below."""
-    data = report.to_dict()
-    rows = data["ranks"]
-    if not rows:
-        return ""
-    named = report.named_ranks
-    shown = _shown(rows, named)
-    columns = _columns(report, data, shown, named)
-    text, left_out = fitting(columns, width)
-    names = [name for name, (_, texts) in columns.items() if any(texts) and name not in left_out]
-    count = len(report.steady.steps)
-    then = "" if data["waiting"] == "unknown" else ", then what it waited for others"
-    title = (
-        f"Ranks: what each did itself{then}, in ms per step "
-        f"(mean of the {count} step{'' if count == 1 else 's'} that {'was' if count == 1 else 'were'} judged)"
-    )
-    return titled(title, text, _notes(report, data, names, left_out, len(shown)), width)
-
-
-def _columns(
-    report: RanksReport, data: dict[str, Any], shown: Sequence[dict[str, Any]], named: frozenset[int]
-) -> Columns:
-    rows = data["ranks"]
-    largest = max((row["peak_bytes"] or 0 for row in rows), default=0)  # same (0 -> 1): one byte is no GiB either
-    size, unit = (2**30, "GiB") if largest >= 2**29 else (2**20, "MiB")
-    kinds = [kind for kind in report.own.kinds if any(row["own_ms_per_step"].get(kind) for row in rows)]
-    columns: Columns = {
-        "rank": (0, [f"{'> ' if row['rank'] in named else '  '}{row['rank']}" for row in shown]),
-        "stage": (2, [str(row["stage"]) for row in shown] if len({row["stage"] for row in rows}) > 1 else []),
-        "host": (9, [shorten(clean(row["host"] or ""), 16) for row in shown]),
-    }
-    for kind in kinds:
-        name = "transfer" if kind == "communication" and data["waiting"] != "unknown" else kind
-        soon = 1 if kind in ("data", "forward", "backward") else 6 if kind == "other" else 4
-        columns[name] = soon, [ms(row["own_ms_per_step"].get(kind, 0.0)) for row in shown]
-    return columns | {
-        "waiting": (1, [ms(row["waiting_ms_per_step"]) for row in shown]),
-        "step": (3, [ms(row["wall_ms_per_step"]) for row in shown]),
-        "score": (2, [_scored(row["relative_score"], row["flagged_relative"]) for row in shown]),
-        "own score": (8, [_scored(row["individual_score"], row["flagged_individual"]) for row in shown]),
-        "late": (7, ["" if row["late_ms_per_step"] is None else ms(row["late_ms_per_step"]) for row in shown]),
-        "times last": (4, ["" if row["times_last"] is None else str(row["times_last"]) for row in shown]),
-        f"peak {unit}": (5, ["" if row["peak_bytes"] is None else f"{row['peak_bytes'] / size:.2f}" for row in shown]),
-        "MFU": (5, ["" if row["mfu"] is None else f"{100 * row['mfu']:.1f} %" for row in shown]),
-    }
-
-
-def _scored(score: float | None, flagged: bool) -> str:
-    if score is None:
-        return ""
-    return f"{score:.2f}" + ("!" if score < SLOW else "*" if flagged else "")
-
-
 _MEANINGS = {
     "other": "other: in no span, or in one whose name tells no kind",
     "transfer": "transfer: communication without waiting",
@@ -159,53 +107,88 @@ _MEANINGS = {
 }
 
 
+def ranks_table(report: RanksReport, width: int) -> str:
+    """Those that are named, marked, and those with the most time of their own; what each column says is below."""
+    data, named = report.to_dict(), report.named_ranks
+
+    def own_ms(row: dict[str, Any]) -> float:
+        return sum(value or 0.0 for value in row["own_ms_per_step"].values())
+
+    shown = sorted(data["ranks"], key=lambda row: (row["rank"] not in named, -own_ms(row)))[:_MOST_RANKS]
+    columns = _columns(report, data, sorted(shown, key=lambda row: int(row["rank"])))
+    text, left_out = fitting(columns, width)
+    names = [name for name, (_, texts) in columns.items() if any(texts) and name not in left_out]
+    then = "" if data["waiting"] == "unknown" else ", then what it waited for others"
+    count = len(report.steady.steps)
+    title = (
+        f"Ranks: what each did itself{then}, in ms per step "
+        f"(mean of the {counted(count, 'step')} that {'was' if count == 1 else 'were'} judged)"
+    )
+    return titled(title, text, _notes(report, data, names, left_out, len(shown)), width)
+
+
+def _columns(report: RanksReport, data: dict[str, Any], shown: Sequence[dict[str, Any]]) -> Columns:
+    rows, measured = data["ranks"], data["waiting"] != "unknown"
+    size, unit = (1, "") if report.peak_bytes is None else memory_unit(report.peak_bytes)
+    columns: Columns = {
+        "rank": (0, [f"{'> ' if row['rank'] in report.named_ranks else '  '}{row['rank']}" for row in shown]),
+        "stage": (2, [str(row["stage"]) for row in shown] if len(data["stages"]) > 1 else []),
+        "host": (9, [shorten(clean(row["host"] or ""), 16) for row in shown]),
+    }
+    for kind in report.own.kinds:
+        if any(row["own_ms_per_step"].get(kind) for row in rows):
+            soon = 1 if kind in ("data", "forward", "backward") else 6 if kind == "other" else 4
+            texts = [ms(row["own_ms_per_step"].get(kind, 0.0)) for row in shown]
+            columns["transfer" if kind == "communication" and measured else kind] = soon, texts
+    return columns | {
+        "waiting": (1, [ms(row["waiting_ms_per_step"]) for row in shown]),
+        "step": (3, [ms(row["wall_ms_per_step"]) for row in shown]),
+        "score": (2, [_scored(row, "relative") for row in shown]),
+        "own score": (8, [_scored(row, "individual") for row in shown]),
+        "late": (7, ["" if row["late_ms_per_step"] is None else ms(row["late_ms_per_step"]) for row in shown]),
+        "times last": (4, ["" if row["times_last"] is None else str(row["times_last"]) for row in shown]),
+        f"peak {unit}": (5, ["" if row["peak_bytes"] is None else f"{row['peak_bytes'] / size:.2f}" for row in shown]),
+        "MFU": (5, ["" if row["mfu"] is None else f"{100 * row['mfu']:.1f} %" for row in shown]),
+    }
+
+
+def _scored(row: dict[str, Any], which: str) -> str:
+    score = row[f"{which}_score"]
+    return "" if score is None else f"{score:.2f}" + ("!" if score < SLOW else "*" if row[f"flagged_{which}"] else "")
+
+
 def _notes(
     report: RanksReport, data: dict[str, Any], names: Sequence[str], left_out: Sequence[str], shown: int
-) -> list[str]:
+) -> Iterator[str]:
     """What the columns say, and what is not there."""
-    count, window = len(data["ranks"]), report.scores.window
+    count, window, waiting = len(data["ranks"]), report.scores.window, data["waiting"]
+    if shown < count:
+        yield f"{shown} of {count} ranks: those named (>), then those with the most time of their own"
+    elif report.named_ranks:
+        yield "> is named by the verdict"
     of_stage = " of its stage" if len(data["stages"]) > 1 else ""
     score = f"score: the quickest rank{of_stage} over this one, the median of windows of steps; ! below {SLOW}"
-    if any(
-        row[f"flagged_{which}"] and (row[f"{which}_score"] or 0) >= SLOW for row in data["ranks"] for which in _SCORES
-    ):
+    if any("*" in _scored(row, which) for row in data["ranks"] for which in ("relative", "individual")):
         score += f", * below it in {WINDOWS} windows of {counted(window, 'step')} in a row"
     met = 0 if report.arrivals is None else len(report.arrivals.step)
     last = f"times last: to how many of {met:,} collectives it came last, in all steps"
     meanings = _MEANINGS | {"score": score, "times last": last}
-    unknown = data["unknown"]["waiting_ms_per_step"]
-    notes = {
-        f"{shown} of {count} ranks: those named (>), then those with the most time of their own": shown < count,
-        "> is named by the verdict": shown == count and report.named_ranks,
-        **{meanings[name]: True for name in names if name in meanings},
-        f"no room for {', '.join(left_out)}": left_out,
-        "waiting: transfer or waiting, as no two ranks tell of the same communication": (
-            data["waiting"] == "measured" and report.arrivals is None
-        ),
-        "waiting is estimated: after a phase in which ranks meet, what it took beyond the quickest": (
-            data["waiting"] == "estimated"
-        ),
-        f"waiting is not known: {unknown}": unknown,
-        "forward, backward and recompute are the device's time": report.own.basis == "device",
-    }
-    return [note for note, is_said in notes.items() if is_said]
-
-
-def _shown(rows: list[dict[str, Any]], named: frozenset[int]) -> list[dict[str, Any]]:
-    if len(rows) <= _MOST_RANKS:
-        return rows
-    order = sorted(rows, key=lambda row: (row["rank"] not in named, -sum(row["own_ms_per_step"].values())))
-    return sorted(order[:_MOST_RANKS], key=lambda row: int(row["rank"]))
+    yield from (meanings[name] for name in names if name in meanings)
+    if left_out:
+        yield f"no room for {', '.join(left_out)}"
+    if waiting == "measured" and report.arrivals is None:
+        yield "waiting: transfer or waiting, as no two ranks tell of the same communication"
+    if waiting == "estimated":
+        yield "waiting is estimated: after a phase in which ranks meet, what it took beyond the quickest"
+    if unknown := data["unknown"]["waiting_ms_per_step"]:
+        yield f"waiting is not known: {unknown}"
+    if report.own.basis == "device":
+        yield "forward, backward and recompute are the device's time"
 
 
 _MOST_SUSPECTS = 6
+_MOST_ROWS = 12  # of layers, collectives or names
 _LEAST_SHARE = 0.01  # of the lost time
-_MOST_LAYERS = 12
-_MOST_COLLECTIVES = 12
-_MOST_NAMES = 12
-_CALL = " (call)"
-_LONGEST_NAME = 40
-_LONGEST_SUSPECT = 26
 
 
 def suspects_table(report: RanksReport, width: int) -> str:
@@ -228,7 +211,7 @@ def _who(suspect: Suspect) -> str:
         name = f"rank{'s' if len(suspect.named_ranks) > 1 else ''} {ranges(suspect.named_ranks)}"
     else:
         name = "all ranks"
-    return name if suspect.layer is None else f"{name}, {shorten(clean(suspect.layer), _LONGEST_SUSPECT)}"
+    return name if suspect.layer is None else f"{name}, {shorten(clean(suspect.layer), 26)}"
 
 
 def stages_table(report: RanksReport, width: int) -> str:
@@ -237,24 +220,20 @@ def stages_table(report: RanksReport, width: int) -> str:
     staged, rows = len(data["stages"]) > 1, []
     for stage, parts in groupby(data["lost"], key=lambda row: row["stage"]):
         for part in sorted(parts, key=lambda row: -row["held_ms_per_step"])[: 4 if staged else 9]:
-            rows.append(
-                [
-                    str(stage) if staged else "",
-                    "transfer" if part["kind"] == "communication" and data["waiting"] != "unknown" else part["kind"],
-                    ms(part["held_ms_per_step"]),
-                    "" if part["most_by_rank"] is None else f"rank {part['most_by_rank']}",
-                    "" if part["most_by_rank"] is None else percent(part["share_of_that_rank"]),
-                ]
-            )
+            is_transfer = part["kind"] == "communication" and data["waiting"] != "unknown"
+            of, share = part["most_by_rank"], part["share_of_that_rank"]
+            mostly_on = ["", ""] if of is None else [f"rank {of}", percent(share)]
+            kind = "transfer" if is_transfer else part["kind"]
+            rows.append([str(stage) if staged else "", kind, ms(part["held_ms_per_step"]), *mostly_on])
     kept, count = rows[:24], len(data["lost"])
     title = "What a step is made of, kind after kind: what each adds to the time of the rank slowest so far"
-    left_out = [f"{len(kept)} of {count} rows: the longest of each stage"] if len(kept) < count else []
     notes = [
         f"the parts{' of a stage' if staged else ''} add up to the mean of the longest step, "
         "which is another rank's in each",
         "mostly on: the rank slowest up to the end of that kind, and its share of the part",
-        *left_out,
     ]
+    if len(kept) < count:
+        notes.append(f"{len(kept)} of {count} rows: the longest of each stage")
     return table(title, ["stage", "kind", "ms per step", "mostly on", "share"], kept, width, notes=notes)
 
 
@@ -263,14 +242,14 @@ def named_table(report: RanksReport, width: int) -> str:
     spans = report.named_spans
     rows = [
         [
-            shorten(clean(one.name), max(12, min(_LONGEST_NAME, width - 40))),
+            _name(one.name, width - 40),
             "-" if one.others_ns is None else ms(one.others_ns / 1e6),
             ms(one.slowest_ns / 1e6),
             f"rank {one.slowest_rank}",
             f"{one.per_step:.3g}",
             "within others" if one.nested else "",
         ]
-        for one in spans[:_MOST_NAMES]
+        for one in spans[:_MOST_ROWS]
     ]
     title = f"Named spans of no known kind, in ms per step ({len(rows)} of {len(spans)}, those that differ most)"
     notes = [
@@ -286,7 +265,7 @@ def layers_table(report: RanksReport, width: int) -> str:
     found = sorted(layers_over_ranks(report.layers), key=lambda row: -row["beyond_ms"])
     rows = [
         [
-            shorten(clean(row["layer"]), max(12, min(_LONGEST_NAME, width - 62))),
+            _name(row["layer"], width - 62),
             row["kind"],
             ms(row["typical_ms"]),
             ms(row["quickest_ms"]),
@@ -295,7 +274,7 @@ def layers_table(report: RanksReport, width: int) -> str:
             "" if row["slowest_rank"] is None else f"rank {row['slowest_rank']}",
             f"rank {few(row['outliers'])}" if row["outliers"] else "",
         ]
-        for row in found[:_MOST_LAYERS]
+        for row in found[:_MOST_ROWS]
     ]
     title = f"Layers over ranks, in ms of the median step ({len(rows)} of {len(found)}, those that differ most)"
     header = ["layer", "phase", "median", "quickest", "spread", "slowest", "of", "outliers"]
@@ -303,41 +282,42 @@ def layers_table(report: RanksReport, width: int) -> str:
     return table(title, header, rows, width, notes=notes)
 
 
+def _name(name: str, room: int) -> str:
+    return shorten(clean(name), max(12, min(40, room)))
+
+
 def communication_table(report: RanksReport, width: int) -> str:
     """What each collective moves, how fast, and what of it is waiting."""
     staged = len(set(report.own.stages.tolist())) > 1
-    shown = report.communication[:_MOST_COLLECTIVES]
-    rows = [_of_one(row, staged=staged, call=is_call(row, report.communication)) for row in shown]
+    shown = report.communication[:_MOST_ROWS]
+    rows = [_of_one(row, staged=staged) for row in shown]
     header = ["communication", "group", "ranks", "times", "bytes", "GB/s", "transfer", "waiting", "waited", "hidden"]
     title = f"Communication of one rank, in all steps, in ms ({len(rows)} of {len(report.communication)}, the longest)"
-    notes = {
-        "transfer: the shortest over the ranks of each, as who came last did not wait": True,
-        "?: transfer and waiting are one, as no two ranks tell of the same communication": any(
-            row.transfer_ns is None for row in shown
-        ),
-        "(call): what the calling thread takes to start the collectives of that name": any(
-            row[0].endswith(_CALL) for row in rows
-        ),
-        "GB/s: 10^9 bytes over transfer": any(row.bytes is not None for row in shown),
-        "hidden: part of the time that ran beside compute, which is in no rank's transfer or waiting above": any(
-            row.overlapped_ns for row in shown
-        ),
-    }
-    return table(title, header, rows, width, notes=[note for note, is_said in notes.items() if is_said])
+    notes = ["transfer: the shortest over the ranks of each, as who came last did not wait"]
+    if any(row.transfer_ns is None for row in shown):
+        notes.append("?: transfer and waiting are one, as no two ranks tell of the same communication")
+    if any(row.is_call for row in shown):
+        notes.append("(call): what the calling thread takes to start the collectives of that name")
+    if any(row.bytes is not None for row in shown):
+        notes.append("GB/s: 10^9 bytes over transfer")
+    if any(row.overlapped_ns for row in shown):
+        hidden = "hidden: part of the time that ran beside compute, which is in no rank's transfer or waiting above"
+        notes.append(hidden)
+    return table(title, header, rows, width, notes=notes)
 
 
-def _of_one(row: CommunicationRow, *, staged: bool, call: bool) -> list[str]:
-    ranks = max(1, row.size)
+def _of_one(row: CommunicationRow, *, staged: bool) -> list[str]:
+    ranks_ms = max(1, row.size) * 1e6  # in nanoseconds of all ranks
     group = row.group if staged or row.group != "stage 0" else "all"
     return [
-        shorten(clean(row.name), 26) + _CALL * call,
+        shorten(clean(row.name), 26) + " (call)" * row.is_call,
         shorten(clean(group), 16) or "-",
         str(row.size),
         f"{row.instances:,}",
         "" if row.bytes is None else file_size(row.bytes),
         "" if row.bandwidth_bytes_per_s is None else f"{row.bandwidth_bytes_per_s / 1e9:.3g}",
-        ms(row.time_ns / 1e6 / ranks) + " ?" if row.transfer_ns is None else ms(row.transfer_ns / 1e6 / ranks),
-        "?" if row.waiting_ns is None else ms(row.waiting_ns / 1e6 / ranks),
+        ms((row.time_ns if row.transfer_ns is None else row.transfer_ns) / ranks_ms) + " ?" * (row.transfer_ns is None),
+        "?" if row.waiting_ns is None else ms(row.waiting_ns / ranks_ms),
         "" if not row.time_ns or row.waiting_ns is None else percent(row.waiting_ns / row.time_ns),
         "" if not row.time_ns or not row.overlapped_ns else percent(row.overlapped_ns / row.time_ns),
     ]
@@ -346,17 +326,16 @@ def _of_one(row: CommunicationRow, *, staged: bool, call: bool) -> list[str]:
 # --------------------------------------------------------------------------------------------------
 # The report on many ranks as text: the verdict first, then what it stands on, then what is not known.
 
-_MOST_MISSING = 20
-_NARROWEST = 40
-_LEAST_OTHER = 0.01  # of a step, in no span: less is left out
-
 
 def ranks_text(report: RanksReport, *, width: int = 100) -> str:
     """The verdict, its evidence, lost time, ranks, layers, communication, what is missing and the clocks.
 
     Every line fits into `width` columns; tables leave out what matters least.
     """
-    width = max(width, _NARROWEST)
+    width = max(width, 40)
+    missing = [f"{row.what}: {row.reason}" for row in report.missing]
+    if len(missing) > 20:
+        missing[20:] = [f"and {len(missing) - 20} more"]
     parts = [
         _head(report, width),
         suspects_table(report, width),
@@ -365,9 +344,9 @@ def ranks_text(report: RanksReport, *, width: int = 100) -> str:
         stages_table(report, width),
         layers_table(report, width),
         communication_table(report, width),
-        _unknown(report, width),
-        _missing(report, width),
-        _clocks(report, width),
+        bullets("Not known", _unknown(report), width),
+        bullets("Missing", missing, width),
+        "\n".join(line for one in _clocks(report) for line in wrapped(one, width)),
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -380,7 +359,6 @@ def _head(report: RanksReport, width: int) -> str:
         counted(len(own.steps), "step"),
         counted(report.spans, "span"),
     ]
-    staged = len(set(own.stages.tolist())) > 1
     if verdict.wall_ns is not None:
         about.append(f"a step takes {ms(verdict.wall_ns / 1e6)} ms")
     if verdict.step_ns is not None and verdict.ideal_ns is not None and len(own.ranks) > 1:
@@ -388,67 +366,48 @@ def _head(report: RanksReport, width: int) -> str:
         about.append(f"the slowest rank is busy for {ms(busy_ns / 1e6)} ms")
         about.append(f"{ms(verdict.ideal_ns / 1e6)} ms if all were as quick as the typical one")
     about.append(f"confidence {verdict.confidence}")
-    if staged:
-        for name, value, of in (("Ms", verdict.ms, "the last stage"), ("Mw", verdict.mw, "the slowest few ranks")):
-            if value is not None:
-                about.append(f"{name} {value:.3f} (of the lost time, by {of})")
+    for name, value, of in (("Ms", verdict.ms, "the last stage"), ("Mw", verdict.mw, "the slowest few ranks")):
+        if value is not None and len(set(own.stages.tolist())) > 1:
+            about.append(f"{name} {value:.3f} (of the lost time, by {of})")
     said = bullets(verdict.sentence, verdict.evidence, width) or "\n".join(wrapped(verdict.sentence, width))
     return "\n".join([said, *wrapped("; ".join(about), width)])
 
 
-# --- what is not known ---
-
-
-def _unknown(report: RanksReport, width: int) -> str:
+def _unknown(report: RanksReport) -> Iterator[str]:
     """What could not be attributed or measured, and why."""
-    estimated = ": waiting was estimated" if waiting_source(report.steady)[0] == "estimated" else ""
-    no_layers = "no span is of a layer: LayerTimer, or a trace, has them"
-    unknown = {
-        "peak memory": report.peak_unknown,
-        "MFU": report.mfu_unknown,
-        f"time in no span{' of a known kind' if report.named_spans else ''}": _in_no_span(report),
-        "layers": None if report.layers is not None else no_layers,
-        "communication": None if report.communication else f"none was recorded{estimated}",
-    }
-    texts = [f"{what}: {why}" for what, why in unknown.items() if why is not None]
-    return bullets("Not known", [*texts, *_communication_unknown(report)], width)
-
-
-def _in_no_span(report: RanksReport) -> str | None:
-    own = report.steady
+    own, rows = report.steady, report.communication
+    if report.peak_unknown is not None:
+        yield f"peak memory: {report.peak_unknown}"
+    if report.mfu_unknown is not None:
+        yield f"MFU: {report.mfu_unknown}"
     shares = mean(own.of("other")) / np.maximum(mean(own.wall_ns), 1.0)
-    if not np.isfinite(shares).any() or np.nanmax(shares) < _LEAST_OTHER:
-        return None
-    rank = int(own.ranks[np.nanargmax(shares)])
-    share, most = float(typical(shares, axis=0)), float(np.nanmax(shares))
-    return f"{percent(share)} of a step of the typical rank, at most {percent(most)} (rank {rank})"
+    most = float(largest(shares))
+    if most >= 0.01:  # less is left out
+        rank, usual = own.ranks[np.nanargmax(shares)], percent(float(typical(shares, axis=0)))
+        yield (
+            f"time in no span{' of a known kind' if report.named_spans else ''}: "
+            f"{usual} of a step of the typical rank, at most {percent(most)} (rank {rank})"
+        )
+    if report.layers is None:
+        yield "layers: no span is of a layer: LayerTimer, or a trace, has them"
+    if not rows:
+        estimated = ": waiting was estimated" if waiting_source(own)[0] == "estimated" else ""
+        yield f"communication: none was recorded{estimated}"
+    counts = Counter(reason for row in rows for reason in row.unknown.split("; ") if reason)
+    for reason, times in counts.items():
+        yield reason if times == len(rows) else f"{reason} ({times} of {len(rows)})"
 
 
-def _communication_unknown(report: RanksReport) -> list[str]:
-    """Each reason why overlap or bandwidth are not known, and of how many collectives."""
-    counts = Counter(reason for row in report.communication for reason in row.unknown.split("; ") if reason)
-    count = len(report.communication)
-    return [reason if times == count else f"{reason} ({times} of {count})" for reason, times in counts.items()]
-
-
-def _missing(report: RanksReport, width: int) -> str:
-    texts = [f"{row.what}: {row.reason}" for row in report.missing[:_MOST_MISSING]]
-    more = len(report.missing) - _MOST_MISSING
-    return bullets("Missing", texts + [f"and {more} more"] * (more > 0), width)
-
-
-def _clocks(report: RanksReport, width: int) -> str:
+def _clocks(report: RanksReport) -> tuple[str, ...]:
     clocks = report.clocks
     if clocks is None:
-        return ""
-    if clocks.source == "none" or not len(clocks.ranks):
-        why = "; ".join(clocks.notes) or "the ranks have nothing in common"
-        return "\n".join(wrapped(f"Clocks: not aligned: {why}", width))
-    events = {"collectives": "ends of collectives", "steps": "ends of steps"}[clocks.source]
-    residual = clocks.residual_ns[np.isfinite(clocks.residual_ns)]
+        return ()
+    if clocks.source == "none":
+        return (f"Clocks: not aligned: {'; '.join(clocks.notes)}",)
+    residual = clocks.residual_ns[np.isfinite(clocks.residual_ns)] / 1e3
+    left = f"{np.median(residual):.1f} us, at most {residual.max():.1f} us" if len(residual) else "-"
     said = (
-        f"Clocks: aligned by {clocks.events:,} {events}; residual "
-        + (f"{np.median(residual) / 1e3:.1f} us, at most {residual.max() / 1e3:.1f} us" if len(residual) else "-")
-        + f"; they differ by up to {np.nanmax(np.abs(clocks.offset_ns)) / 1e6:.3f} ms"
+        f"Clocks: aligned by {clocks.events:,} ends of {clocks.source}; residual {left}; "
+        f"they differ by up to {np.nanmax(np.abs(clocks.offset_ns)) / 1e6:.3f} ms"
     )
-    return "\n".join(line for one in (said, *clocks.notes) for line in wrapped(one, width))
+    return (said, *clocks.notes)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from profiler_wrapper.analysis.statistics import MAD_TO_SIGMA, median
+from profiler_wrapper.analysis.statistics import median
 from profiler_wrapper.ranks import model
 from profiler_wrapper.ranks.database import Database, column, insert, to_arrays, to_rows
 from profiler_wrapper.ranks.model import COMPUTE, Bool, Float, Int, SelfTimes
@@ -21,8 +21,9 @@ from profiler_wrapper.trace.spans import sends_forward
 #
 # - `main_threads`: rank, thread: the one whose time is the step's.
 # - `labels`: label, name, "group": a number for each communication in each group. A send and its receive are one.
-# - `labels_of_names`: key, label: of each name in each group as spans have it.
-# - `communications`: rank, step, label, sequence, start_ns, duration_ns, bytes, overlapped_ns, on_main.
+# - `labels_of_names`: key, label, role (1 of a send, 2 of a receive, else 0), common (a number for each name, whatever
+#   the group), forward: of each name in each group as spans have it.
+# - `communications`: rank, step, label, sequence, start_ns, duration_ns, bytes, overlapped_ns.
 # - `matched`: label, step, sequence of each collective, send or receive that two ranks or more have; size,
 #   shortest_ns, shorter_by_ns, shortest_rank.
 #
@@ -47,25 +48,26 @@ def prepare(database: Database) -> None:
         WHERE kind = 'communication' AND step IS NOT NULL GROUP BY key ORDER BY 2, 3"""
     ).fetchall()
     labels: dict[tuple[str, str], int] = {}
-    commons: dict[str, int] = {}  # a number for each name, whatever the group
-    of_names = []
+    commons: dict[str, int] = {}
+    rows = []
     for key, name, group in names:
-        common = common_name(name)
+        common, sends = common_name(name), _SENDS.search(name)
         label = labels.setdefault((common, group or ""), len(labels))
-        of_names.append((key, label, _role(name), commons.setdefault(common, len(commons)), sends_forward(name)))
-    database.execute('CREATE OR REPLACE TABLE labels (label INTEGER, name VARCHAR, "group" VARCHAR)')
+        role = 0 if sends is None else 1 if sends[3].lower() == "send" else 2
+        rows.append(
+            (key, label, common, group or "", role, commons.setdefault(common, len(commons)), sends_forward(name))
+        )
     database.execute(
-        "CREATE OR REPLACE TABLE labels_of_names "
-        "(key UBIGINT, label INTEGER, role TINYINT, common INTEGER, forward BOOLEAN)"
+        """CREATE OR REPLACE TABLE labels_of_names (key UBIGINT, label INTEGER, name VARCHAR, "group" VARCHAR,
+            role TINYINT, common INTEGER, forward BOOLEAN)"""
     )
-    insert(database, "labels_of_names", of_names)
-    insert(database, "labels", [(label, *both) for both, label in labels.items()])
+    insert(database, "labels_of_names", rows)
+    database.execute('CREATE OR REPLACE VIEW labels AS SELECT DISTINCT label, name, "group" FROM labels_of_names')
     database.execute(
         f"""CREATE OR REPLACE TABLE communications AS
         SELECT s.rank, s.step, l.label, s.sequence, s.start_ns, coalesce(s.device_ns, s.duration_ns) AS duration_ns,
-            s.bytes, s.overlapped_ns,
-            {ON_MAIN} AS on_main
-        FROM spans s JOIN labels_of_names l ON l.key = {label_key("s")} LEFT JOIN main_threads m ON m.rank = s.rank
+            s.bytes, s.overlapped_ns
+        FROM spans s JOIN labels_of_names l ON l.key = {label_key("s")}
         WHERE s.kind = 'communication' AND s.step IS NOT NULL"""
     )
     database.execute(
@@ -74,12 +76,6 @@ def prepare(database: Database) -> None:
             median(duration_ns) - min(duration_ns) AS shorter_by_ns, arg_min(rank, (duration_ns, rank)) AS shortest_rank
         FROM communications WHERE sequence IS NOT NULL GROUP BY label, step, sequence HAVING count(*) > 1"""
     )
-
-
-def _role(name: str) -> int:
-    """1 of a send, 2 of a receive, 0 of all else."""
-    found = _SENDS.search(name)
-    return 0 if found is None else 1 if found[3].lower() == "send" else 2
 
 
 def label_key(table: str) -> str:
@@ -130,10 +126,13 @@ def communication(database: Database) -> tuple[model.CommunicationRow, ...]:
     """Each collective, send and receive in each group, over all ranks and steps; what takes longest first."""
     rows = to_rows(
         database,
-        """SELECT l.name, l."group", c.ranks AS size, coalesce(m.instances, c.instances) AS instances,
+        f"""SELECT l.name, l."group", c.ranks AS size, coalesce(m.instances, c.instances) AS instances,
             c.bytes // c.ranks AS bytes, c.time_ns, m.transfer_ns, c.time_ns - m.transfer_ns AS waiting_ns,
             c.overlapped_ns, CASE WHEN c.bytes > 0 AND m.transfer_ns > 0 THEN c.bytes * 1e9 / m.transfer_ns END
-                AS bandwidth_bytes_per_s
+                AS bandwidth_bytes_per_s,
+            concat_ws('; ', if(c.overlapped_ns IS NULL, '{_NO_OVERLAP}', NULL), if(bandwidth_bytes_per_s IS NULL,
+                if(c.bytes IS NULL, '{_NO_BYTES}', '{_NO_TRANSFER}'), NULL)) AS unknown,
+            l."group" = '' AND bool_or(l."group" <> '') OVER (PARTITION BY l.name) AS is_call
         FROM (SELECT label, count(DISTINCT rank) AS ranks, count(*) // count(DISTINCT rank) AS instances,
                 TRY_CAST(sum(bytes) AS BIGINT) AS bytes, sum(duration_ns)::BIGINT AS time_ns,
                 CASE WHEN count(*) = count(overlapped_ns) THEN sum(overlapped_ns)::BIGINT END AS overlapped_ns
@@ -143,18 +142,7 @@ def communication(database: Database) -> tuple[model.CommunicationRow, ...]:
             FROM matched GROUP BY label) m USING (label)
         ORDER BY c.time_ns DESC, l.name, l."group" """,
     )
-    found = []
-    for row in rows:
-        reasons = [_NO_OVERLAP] if row["overlapped_ns"] is None else []
-        if row["bandwidth_bytes_per_s"] is None:
-            reasons.append(_NO_BYTES if row["bytes"] is None else _NO_TRANSFER)
-        found.append(model.CommunicationRow(**row, unknown="; ".join(reasons)))
-    return tuple(found)
-
-
-def is_call(row: model.CommunicationRow, rows: Sequence[model.CommunicationRow]) -> bool:
-    """Whether a row is what the calling thread takes to start collectives that another row has, of the backend's."""
-    return not row.group and any(other.group and other.name == row.name for other in rows)
+    return tuple(model.CommunicationRow(**row) for row in rows)
 
 
 # --- ranks that may be compared ---
@@ -167,8 +155,7 @@ def comparable(own: SelfTimes) -> list[Int]:
 
 def largest(values: Float, axis: int = 0) -> Float:
     """The maximum of what is known; `nan` where nothing is."""
-    filled = np.where(np.isfinite(values), values, -np.inf).max(axis=axis, initial=-np.inf)
-    return np.where(np.isfinite(filled), filled, np.nan)
+    return np.asarray(np.fmax.reduce(values, axis=axis, initial=np.nan), dtype=np.float64)
 
 
 # --- waiting that no span shows ---
@@ -223,9 +210,6 @@ def _waited(own: SelfTimes, members: Int, order: Sequence[str]) -> Float:
 
 SOME_STEPS, MANY_STEPS = 5, 10  # for medium and high confidence
 _WARM_UP = 1.5  # times the median of the steps after it
-_MOST_WARM_UP = 3  # steps
-_ALONE = "one rank alone does not tell what it waited for others: that is in the time of its communication"
-_NO_COMMUNICATION = "no communication was recorded: phases may hold waiting"
 
 
 def steady_steps(own: SelfTimes) -> tuple[SelfTimes, list[str]]:
@@ -237,7 +221,7 @@ def steady_steps(own: SelfTimes) -> tuple[SelfTimes, list[str]]:
     if len(kept) < len(share):
         left_out.append(f"{len(share) - len(kept)} steps were not judged: too few ranks have them")
     longest = np.where(known, own.self_ns.sum(axis=2), -np.inf).max(axis=1, initial=-np.inf)[kept]
-    warm_up, most = 0, min(_MOST_WARM_UP, len(longest) // 5, len(longest) - SOME_STEPS)
+    warm_up, most = 0, min(3, len(longest) // 5, len(longest) - SOME_STEPS)
     while warm_up < most and longest[warm_up] > _WARM_UP * np.median(longest[warm_up + 1 :]):
         warm_up += 1
     if warm_up > 0 and longest[warm_up] > _WARM_UP * np.median(longest[warm_up + 1 :]):
@@ -269,69 +253,62 @@ def with_waiting_of_one(own: SelfTimes) -> SelfTimes:
 def waiting_source(own: SelfTimes) -> tuple[model.WaitingSource, str | None]:
     """How the waiting in the steady steps is known, and why it is not."""
     if len(own.ranks) == 1:
-        return "unknown", _ALONE
+        return (
+            "unknown",
+            "one rank alone does not tell what it waited for others: that is in the time of its communication",
+        )
     if own.waiting_known:
         return "measured", None
     if np.nansum(own.waiting_ns) > 0:
         return "estimated", None
-    return "unknown", _NO_COMMUNICATION
+    return "unknown", "no communication was recorded: phases may hold waiting"
 
 
 # --- layers ---
 
 
 def layer_times(database: Database, *, basis: model.Basis = "cpu") -> model.LayerTimes | None:
-    """Each layer's time in a step of each rank, what is below it included; None where no span is of a layer."""
+    """Each layer's time in a step of each rank, what is below it included; None where no span is of a layer.
+
+    Adds the view `layer_steps`: rank, step, layer, kind (a place in COMPUTE), self_ns, first_ns.
+    """
     own = "duration_ns - coalesce(waiting_ns, 0)"
     if basis == "device":
         own = f"coalesce(device_ns, {own})"
     database.execute(
-        f"""CREATE OR REPLACE TABLE layer_sums AS
-        SELECT rank, layer, kind, median(self_ns) AS self_ns, min(first_ns) AS first_ns
-        FROM (SELECT rank, step, layer, kind, sum({own})::DOUBLE AS self_ns, min(start_ns) AS first_ns FROM spans
-            WHERE layer IS NOT NULL AND step IS NOT NULL AND kind IN {COMPUTE} GROUP BY rank, step, layer, kind)
-        GROUP BY rank, layer, kind"""
+        f"""CREATE OR REPLACE VIEW layer_steps AS
+        SELECT rank, step, layer, list_position({list(COMPUTE)}, kind) - 1 AS kind, sum({own})::DOUBLE AS self_ns,
+            min(start_ns) AS first_ns
+        FROM spans WHERE layer IS NOT NULL AND step IS NOT NULL AND kind IN {COMPUTE} GROUP BY ALL"""
     )
-    in_order = database.execute(
-        """SELECT layer FROM layer_sums s LEFT JOIN ranks r USING (rank)
-        GROUP BY layer ORDER BY min(coalesce(r.stage, 0)), min(first_ns), layer"""
-    ).fetchall()
-    if not in_order:
+    found = to_arrays(
+        database,
+        """WITH sums AS (SELECT rank, layer, kind, median(self_ns) AS self_ns, min(first_ns) AS first_ns
+            FROM layer_steps GROUP BY ALL),
+        in_order AS (SELECT layer, row_number() OVER (ORDER BY min(coalesce(r.stage, 0)), min(first_ns), layer) - 1
+            AS place FROM sums LEFT JOIN ranks r USING (rank) GROUP BY layer)
+        SELECT rank, layer, place, kind, self_ns FROM sums JOIN in_order USING (layer) ORDER BY place""",
+    )
+    if not len(found["rank"]):
         return None
-    place_of = {layer: place for place, (layer,) in enumerate(in_order)}
-    found = to_arrays(database, "SELECT rank, layer, kind, self_ns FROM layer_sums")
-    ranks = np.unique(found["rank"]).astype(np.int64)
-    stage_of = dict(database.execute("SELECT rank, stage FROM ranks").fetchall())
-    places = (
-        np.searchsorted(ranks, found["rank"]),
-        np.array([place_of[layer] for layer in found["layer"].tolist()], dtype=np.int64),
-        np.array([COMPUTE.index(kind) for kind in found["kind"].tolist()], dtype=np.int64),
-    )
-    times = np.full((len(ranks), len(place_of), len(COMPUTE)), np.nan)
-    times[places] = found["self_ns"]
-    return model.LayerTimes(
-        ranks=ranks,
-        stages=np.array([stage_of.get(rank) or 0 for rank in ranks.tolist()], dtype=np.int64),
-        layers=tuple(place_of),
-        kinds=COMPUTE,
-        self_ns=times,
-    )
+    ranks, rank = np.unique(found["rank"], return_inverse=True)
+    layers = tuple(dict.fromkeys(found["layer"].tolist()))
+    times = np.full((len(ranks), len(layers), len(COMPUTE)), np.nan)
+    times[rank, found["place"], found["kind"]] = found["self_ns"]
+    return model.LayerTimes(ranks=ranks.astype(np.int64), layers=layers, kinds=COMPUTE, self_ns=times)
 
 
-def layer_means(
-    database: Database, ranks: Sequence[int], steps: Int, *, basis: model.Basis = "cpu"
-) -> dict[tuple[int, str, str], float]:
-    """The mean time a step, over these steps, of each layer and kind on these ranks: (rank, layer, kind) -> ns."""
-    own = "duration_ns - coalesce(waiting_ns, 0)"
-    if basis == "device":
-        own = f"coalesce(device_ns, {own})"
+def layer_means(database: Database, ranks: Sequence[int], steps: Int) -> dict[tuple[int, str, str], float]:
+    """The mean time a step, over these steps, of each layer and kind on these ranks: (rank, layer, kind) -> ns.
+
+    After `layer_times`.
+    """
     rows = database.execute(
-        f"""SELECT rank, layer, kind, sum({own})::DOUBLE / count(DISTINCT step) FROM spans
-        WHERE layer IS NOT NULL AND kind IN {COMPUTE} AND list_contains(?::INTEGER[], rank)
-            AND list_contains(?::BIGINT[], step) GROUP BY rank, layer, kind""",
+        """SELECT rank, layer, kind, avg(self_ns) FROM layer_steps
+        WHERE list_contains(?::INTEGER[], rank) AND list_contains(?::BIGINT[], step) GROUP BY ALL""",
         [list(ranks), steps.tolist()],
     ).fetchall()
-    return {(rank, layer, kind): ns for rank, layer, kind, ns in rows}
+    return {(rank, layer, COMPUTE[kind]): ns for rank, layer, kind, ns in rows}
 
 
 # --- accounting ---
@@ -343,22 +320,18 @@ WAITING = "waiting"  # the last part: what the longest rank waited
 def account(own: SelfTimes) -> model.Accounting:
     """The parts of every step of every stage. They add up to the longest time of a rank in it, waiting included."""
     stages = np.unique(own.stages)
-    shape = (len(own.steps), len(stages), len(own.kinds) + 1)
-    held = np.zeros(shape, dtype=np.int64)
-    holder = np.full(shape, -1, dtype=np.int64)
+    held, holder = np.empty((2, len(own.steps), len(stages), len(own.kinds) + 1), dtype=np.int64)
     parts = np.concatenate([own.self_ns, own.waiting_ns[:, :, None]], axis=2)
     known = np.isfinite(parts).all(axis=2)
     up_to = np.cumsum(np.rint(np.where(known[:, :, None], parts, 0.0)).astype(np.int64), axis=2)
     up_to[~known] = -1
     for place, members in enumerate(comparable(own)):
-        times, there = up_to[:, members], known[:, members]
-        leader = times.argmax(axis=1)  # (S, K)
-        most = np.take_along_axis(times, leader[:, None], axis=1)[:, 0]
-        present = there.any(axis=1)[:, None]
-        held[:, place] = np.where(present, np.diff(most, axis=1, prepend=0), 0)
+        times = up_to[:, members]
+        most = times.max(axis=1)  # (S, K); -1: nobody has the step
+        held[:, place] = np.diff(np.maximum(most, 0), axis=1, prepend=0)
         # Ranks that have all taken equally long have no slowest.
-        equal = ((times == most[:, None]) | ~there[:, :, None]).all(axis=1) & (there.sum(axis=1) > 1)[:, None]
-        holder[:, place] = np.where(present & ~equal, own.ranks[members][leader], -1)
+        equal = ((times == most[:, None]) | (times < 0)).all(axis=1) & (known[:, members].sum(axis=1) > 1)[:, None]
+        holder[:, place] = np.where(equal | (most < 0), -1, own.ranks[members][times.argmax(axis=1)])
     return model.Accounting(
         stages=stages.astype(np.int64), steps=own.steps, kinds=(*own.kinds, WAITING), held_ns=held, holder=holder
     )
@@ -369,24 +342,20 @@ def account(own: SelfTimes) -> model.Accounting:
 
 SLOW = 0.75  # a score under it
 WINDOWS = 3  # so many in a row are flagged
-_MOST_WINDOWS = 100
-_FEWEST_WINDOWS = 6  # where there are steps enough
 
 
 def score(own: SelfTimes, *, window: int | None = None) -> model.Scores:
     """Scores over windows of `window` steps; by default a hundred windows at most, six at least where steps suffice."""
     steps = len(own.steps)
-    width = window or max(1, min(10, steps // _FEWEST_WINDOWS), -(-steps // _MOST_WINDOWS))
+    width = window or max(1, min(10, steps // 6), -(-steps // 100))
     count = steps // width
     times = own.self_ns.sum(axis=2)[: count * width].reshape(count, width, len(own.ranks))
     typical = median(times, axis=1)  # (W, R)
     relative = np.full_like(typical, np.nan)
     for members in comparable(own):
-        known = np.where(np.isfinite(typical[:, members]), typical[:, members], np.inf)
-        quickest = known.min(axis=1, initial=np.inf, keepdims=True)
-        relative[:, members] = _ratio(np.broadcast_to(quickest, known.shape), typical[:, members])
-    best = np.minimum.accumulate(np.where(np.isfinite(typical), typical, np.inf), axis=0)
-    individual = _ratio(best, typical)
+        quickest = np.fmin.reduce(typical[:, members], axis=1)
+        relative[:, members] = _ratio(quickest[:, None], typical[:, members])
+    individual = _ratio(np.fmin.accumulate(typical, axis=0), typical)
     return model.Scores(
         window=width,
         first_steps=own.steps[: count * width : width],
@@ -399,9 +368,8 @@ def score(own: SelfTimes, *, window: int | None = None) -> model.Scores:
 
 def _ratio(best: Float, now: Float) -> Float:
     """1 where both are 0; nan where not known."""
-    known = np.isfinite(now) & np.isfinite(best)
-    ratio = np.divide(best, now, out=np.ones_like(now), where=known & (now > 0))
-    return np.where(known, ratio, np.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.where(now == best, 1.0, best / now))
 
 
 def _flagged(scores: Float) -> Bool:
@@ -411,26 +379,7 @@ def _flagged(scores: Float) -> Bool:
     return np.asarray(runs.any(axis=0))
 
 
-# --- outliers ---
-
-_DEVIATIONS = 4.0  # beyond the median; less than among steps (`statistics.outliers`), as each value is a mean of steps
-_SHARE = 0.1  # and at least this much longer than the median
-
-
 def typical(values: Float, axis: int) -> Float:
     """The median; of two the quicker, as only one of them can be slow."""
-    known = np.isfinite(values).sum(axis=axis)
-    least = np.where(np.isfinite(values), values, np.inf).min(axis=axis, initial=np.inf)
-    return np.where(known == 2, least, median(values, axis=axis))
-
-
-def over_ranks(values: Float, ranks: Int) -> tuple[float, float, tuple[int, ...]]:
-    """What is typical of (R,) values, all known, their deviation, and the ranks far slower, the slowest first.
-
-    The deviation is 1.48 times the median one; outliers are among two or more.
-    """
-    center = float(typical(values, axis=0))
-    spread = MAD_TO_SIGMA * float(np.median(np.abs(values - center)))
-    far = values > center + max(_DEVIATIONS * spread, _SHARE * center)
-    order = np.argsort(-values[far], kind="stable")
-    return center, spread, tuple(ranks[far][order].tolist()) if len(values) > 1 else ()
+    least = np.fmin.reduce(values, axis=axis, initial=np.nan)
+    return np.where(np.isfinite(values).sum(axis=axis) == 2, least, median(values, axis=axis))

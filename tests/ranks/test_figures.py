@@ -25,7 +25,7 @@ from profiler_wrapper.ranks.figures import (
 )
 from profiler_wrapper.ranks.load import open_ranks
 from profiler_wrapper.ranks.report import RanksReport
-from profiler_wrapper.ranks.timeline import drawn_steps, merged, read_timeline
+from profiler_wrapper.ranks.timeline import drawn_steps, read_timeline
 from simulated_jobs import QUIET, report_of, simulated
 from small_rank_jobs import HOSTILE, write_job
 
@@ -109,11 +109,13 @@ def test_a_thousand_ranks_stay_legible() -> None:
     assert len(kinds.get_xticklabels()) <= 40 and figure.get_figwidth() <= 22.01
 
 
-def test_merged_intervals() -> None:
-    start, end = merged(np.array([0, 10, 12, 50]), np.array([5, 40, 20, 60]), 6.0)
-    assert start.tolist() == [0, 50] and end.tolist() == [40, 60]
-    start, end = merged(np.array([0, 10]), np.array([5, 20]), 4.0)
-    assert start.tolist() == [0, 10] and end.tolist() == [5, 20]
+def test_what_lies_close_together_is_one_bar(job: Job) -> None:
+    database, report = job
+    for pixels, bars_of_forward in ((1000, 3), (2, 1)):  # of 280 ms, in each 100 ms another
+        drawn = read_timeline(report, database, [0], pixels=pixels)
+        (forward,) = [one for one in drawn.bars if one.kind == "forward"]
+        assert len(forward.starts_us) == bars_of_forward
+        assert (forward.starts_us[0], forward.starts_us[-1] + forward.lengths_us[-1]) == (2_000, 212_000)
 
 
 def test_without_transfers_communication_is_one_bar(tmp_path: Path) -> None:

@@ -47,7 +47,6 @@ def job_of(times: Times, *, steps: Sequence[int] = range(STEPS), inner: Sequence
     account = account_of(rows)
     layers = LayerTimes(
         ranks=account.ranks,
-        stages=np.zeros(RANKS, dtype=np.int64),
         layers=tuple(times),
         kinds=("forward",),
         self_ns=np.array([times[name] if len(steps) > STEPS / 2 else [10.0] * RANKS for name in times]).T[:, :, None]

@@ -98,6 +98,14 @@ def test_of_many_ranks_those_that_are_named_are_shown() -> None:
     assert "\n> 41 " in text and "16 of 64 ranks" in text
 
 
+def test_of_many_ranks_one_without_a_step_that_was_judged_comes_last() -> None:
+    found = report_of(simulated("forward", seed=0, ranks=20, rank=19, noise=QUIET))
+    times, wall = found.own.self_ns.copy(), found.own.wall_ns.copy()
+    times[:, 7], wall[:, 7] = np.nan, np.nan
+    lines = ranks_text(replace(found, own=replace(found.own, self_ns=times, wall_ns=wall))).split("\n")
+    assert not any(line.startswith("  7 ") for line in lines) and any(line.startswith("> 19") for line in lines)
+
+
 def test_no_straggler_marks_nobody() -> None:
     found = report_of(simulated(seed=0, noise=QUIET))
     text = ranks_text(found)
@@ -111,7 +119,6 @@ def test_names_cannot_speak_to_the_terminal() -> None:
     times[1, 0, 0] = 65 * MS
     layers = LayerTimes(
         ranks=own.ranks,
-        stages=own.stages,
         layers=(name,),
         kinds=("forward", "recompute", "backward"),
         self_ns=times,
@@ -161,7 +168,6 @@ def test_blocks_count_nothing_twice() -> None:
     times[:, 0] = 7.0  # all of them together
     layers = LayerTimes(
         ranks=np.arange(1),
-        stages=np.zeros(1, dtype=np.int64),
         layers=names,
         kinds=("forward",) * 3,
         self_ns=times,
@@ -176,7 +182,6 @@ def test_layers_over_ranks_by_hand() -> None:
     times[:4, 1, 0] = 5 * MS
     layers = LayerTimes(
         ranks=own.ranks,
-        stages=own.stages,
         layers=("a.0", "a.1"),
         kinds=("forward", "recompute", "backward"),
         self_ns=times,

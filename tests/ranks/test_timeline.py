@@ -17,7 +17,7 @@ import rank_spans
 from profiler_wrapper.ranks.database import Database
 from profiler_wrapper.ranks.load import open_ranks
 from profiler_wrapper.ranks.report import RanksReport
-from profiler_wrapper.ranks.timeline import drawn_steps, lane_spans, write_ranks_trace
+from profiler_wrapper.ranks.timeline import drawn_steps, read_timeline, write_ranks_trace
 from small_rank_jobs import HOSTILE, MS, START_NS, STEPS, write_job
 from span_tables import span
 
@@ -127,15 +127,15 @@ def test_clocks_are_aligned(tmp_path: Path) -> None:
     """A rank on another host whose clock is 30 ms ahead: its all-reduces end with the others' nevertheless."""
     with open_ranks(write_job(tmp_path / "spans.csv", ahead_ns={1: 30 * MS})) as (loaded, report):
         data = written(report, loaded.database, tmp_path)
-        spans = lane_spans(loaded.database, [0, 1], [3])
+        drawn = read_timeline(report, loaded.database, [0, 1], pixels=3000)
     ends: dict[int, dict[int, float]] = {}
     for one in spans_of(data):
         if one["cat"] == "communication":
             ends.setdefault(one["args"]["step"], {})[one["pid"]] = one["ts"] + one["dur"]
     assert len(ends) == STEPS
     assert all(np.ptp(list(of_step.values())) < 10 for of_step in ends.values()), "in microseconds"
-    begins = [int(spans["start_ns"][spans["rank"] == rank].min()) for rank in (0, 1)]
-    assert abs(begins[1] - begins[0]) < 10_000
+    begins = [min(float(bars.starts_us[bars.lanes == lane].min(initial=1e6)) for bars in drawn.bars) for lane in (0, 1)]
+    assert abs(begins[1] - begins[0]) < 10
 
 
 def test_what_overlaps_within_another_has_a_lane_of_its_own(tmp_path: Path) -> None:
