@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from profiler_wrapper.analysis.statistics import grouped
 from profiler_wrapper.errors import BrokenTrace, WrongUse, first_few
 from profiler_wrapper.ranks import database as db
 from profiler_wrapper.ranks.database import Database, LoadedSpans
-from profiler_wrapper.ranks.reduce import Done, Reduced, Task, problem_of_table, read_summary, reduce_traces, table_rows
+from profiler_wrapper.ranks.reduce import Reduced, Task, place_number, problem_of_table, read_alone, reduce_traces
 from profiler_wrapper.ranks.report import RanksReport, ranks_report
 from profiler_wrapper.trace.run_directory import RUN_FILE, rank_number
+from profiler_wrapper.trace.run_file import read_json
 from profiler_wrapper.trace.spans import DIRECTORY as TIMERS
 from profiler_wrapper.trace.spans import RANK_COLUMNS, SPAN_COLUMNS, Gap, absent_ranks, ranges
 
@@ -98,15 +102,12 @@ def run_of(path: Path) -> Path | None:
     for place in (path, path.parent, path.parent.parent):
         if not place.is_dir():
             continue
-        try:
+        with suppress(BrokenTrace, OSError):
             sources = find_sources(place)
-        except (BrokenTrace, OSError):
-            continue
-        ranks = {log.rank for log in sources.logs} | {trace.rank for trace in sources.traces}
-        if len(ranks) > 1 and sources.root.is_relative_to(place):
-            return sources.root
-        if path.is_dir() and not path.name.startswith("rank"):
-            return None
+            if len({one.rank for one in (*sources.logs, *sources.traces)}) > 1 and sources.root.is_relative_to(place):
+                return sources.root
+            if path.is_dir() and not path.name.startswith("rank"):
+                return None
     return None
 
 
@@ -117,40 +118,35 @@ def _load_run(database: Database, path: Path, choice: Choice, folder: Path) -> L
         choice = replace(choice, ranks=(rank,) if choice.ranks is None else choice.ranks, use=choice.use or "traces")
         path = path.parent
     sources = find_sources(path)
-    uses = choice.use or sources.uses
-    if choice.use is None and not sources.logs and not sources.traces:
-        raise BrokenTrace(f"{path}: no trace and no timer's log of any rank in it{_why(sources.missing)}")
-    logs, traces = _chosen(sources, uses, choice.ranks)
-    if uses == "timers":
-        loaded = _load_logs(database, logs, sources, folder)
+    from_timers = (choice.use or sources.uses) == "timers"
+    chosen = _chosen(sources, sources.logs if from_timers else sources.traces, choice, path)
+    gaps: list[Gap] = []
+    if from_timers:
+        places, notes = _load_logs(database, chosen, sources, gaps, folder)
     else:
-        where = (choice.output or folder) / "reduced"
-        done = None if choice.progress is None else partial(choice.progress, "reducing traces")
-        loaded = _load_traces(database, traces, sources, where, scheduler=choice.scheduler, done=done)
-    there = set(db.column(database, "SELECT DISTINCT rank FROM spans").tolist() if loaded.ranks else ())
+        places, notes = _load_traces(database, chosen, sources, gaps, choice, (choice.output or folder) / "reduced")
+    there = set(db.column(database, "SELECT DISTINCT rank FROM spans").tolist() if places else ())
     if not there:
-        raise BrokenTrace(f"{path}: no spans of any rank in it{_why(loaded.gaps)}")
-    db.write_ranks(database, (loaded.ranks[rank] for rank in sorted(loaded.ranks)))
-    world_size = max((place.get("world_size") or 0 for place in loaded.ranks.values()), default=0) or None
+        raise BrokenTrace(f"{path}: no spans of any rank in it{_why(gaps)}")
+    db.write_ranks(database, (places[rank] for rank in sorted(places)))
+    world_size = max((place.get("world_size") or 0 for place in places.values()), default=0) or None
     if choice.ranks is None:
         absent = absent_ranks(there, world_size, sources.ranks)
     else:
         absent = db.ranks_not_there(set(choice.ranks), there, path)
-    failed = {gap.rank for gap in loaded.gaps if gap.rank is not None}
-    absent = [gap for gap in absent if gap.rank is None or gap.rank not in failed]
-    notes = list(loaded.notes)
-    if uses == "timers" and sources.traces:
+    failed = {gap.rank for gap in gaps} - {None}
+    if from_timers and sources.traces:
         notes.append(f"{len(sources.traces)} traces are there too, and are not in this report (--use traces)")
-    if uses == "traces" and sources.logs:
+    if not from_timers and sources.logs:
         count = len(sources.logs)
         notes.append(f"logs of timers of {count} ranks are there too, and are not in this report (--use timers)")
     return LoadedSpans(
         database,
         run=sources.root.name or sources.root.resolve().name,
         root=sources.root,
-        missing=(*sources.missing, *loaded.gaps, *absent),
+        missing=(*sources.missing, *gaps, *(gap for gap in absent if gap.rank not in failed)),
         world_size=world_size,
-        from_timers=uses == "timers",
+        from_timers=from_timers,
         notes=tuple(notes),
     )
 
@@ -159,26 +155,23 @@ def _why(gaps: Sequence[Gap]) -> str:
     return "".join(f"{'; ' if place else ': '}{gap.what}: {gap.reason}" for place, gap in enumerate(gaps[:4]))
 
 
-def _chosen(sources: SpanSources, uses: Use, ranks: Sequence[int] | None) -> tuple[list[TimerLog], list[TraceFile]]:
-    if uses == "timers" and not sources.logs:
-        raise WrongUse(f"{sources.root}: no log of a timer in it (timers/timer_rank<k>.jsonl)")
-    if uses == "traces" and not sources.traces:
-        raise WrongUse(f"{sources.root}: no trace in it")
-    wanted = None if ranks is None else frozenset(ranks)
-    logs = [log for log in sources.logs if wanted is None or log.rank in wanted]
-    traces = [trace for trace in sources.traces if wanted is None or trace.rank is None or trace.rank in wanted]
-    if not (logs if uses == "timers" else traces):
-        there = {log.rank for log in sources.logs} if uses == "timers" else {trace.rank for trace in sources.traces}
-        db.ranks_not_there(set(ranks or ()), {rank for rank in there if rank is not None}, sources.root)  # raises
-    return logs, traces
+def _chosen(sources: SpanSources, there: Sequence[Source], choice: Choice, path: Path) -> list[Source]:
+    """Those of the ranks that are asked for, or that may be."""
+    if not there and choice.use is None:
+        raise BrokenTrace(f"{path}: no trace and no timer's log of any rank in it{_why(sources.missing)}")
+    if not there:
+        what = "log of a timer in it (timers/timer_rank<k>.jsonl)" if choice.use == "timers" else "trace in it"
+        raise WrongUse(f"{sources.root}: no {what}")
+    wanted = None if choice.ranks is None else {None, *choice.ranks}
+    chosen = [one for one in there if wanted is None or one.rank in wanted]
+    if not chosen:
+        db.ranks_not_there(set(choice.ranks or ()), {one.rank for one in there if one.rank is not None}, sources.root)
+    return chosen
 
 
-class _Loaded(NamedTuple):
-    """What the files of a run's ranks gave. Where some of them can be read, `spans` is in the database."""
-
-    ranks: Mapping[int, Mapping[str, Any]]  # columns of RANK_COLUMNS as far as they are known
-    gaps: list[Gap]
-    notes: tuple[str, ...] = ()
+# What the files of a run's ranks gave: columns of RANK_COLUMNS of each rank as far as they are known, and notes. Where
+# some of the files can be read, `spans` is in the database.
+_Loaded = tuple[Mapping[int, Mapping[str, Any]], list[str]]
 
 
 # --- traces ---
@@ -186,54 +179,48 @@ class _Loaded(NamedTuple):
 
 def _load_traces(
     database: Database,
-    traces: Sequence[TraceFile],
+    traces: Sequence[Source],
     sources: SpanSources,
+    gaps: list[Gap],
+    choice: Choice,
     otherwise: Path,
-    *,
-    scheduler: str | None,
-    done: Done | None,
 ) -> _Loaded:
     """The traces' tables as `spans`; `otherwise`: where tables go that cannot lie beside their traces."""
     tasks = []
     for i, trace in enumerate(traces):
         if trace.has_trace:
-            paths = (trace.path, trace.reduced, otherwise / f"{i}_spans.parquet")
+            paths = (trace.path, trace.reduced, otherwise / f"{i}_{REDUCED_FILE}")
             source, target, other = (str(path.resolve()) for path in paths)
             tasks.append(Task(source, target, other, trace.rank))
-    reduced = list(reduce_traces(tasks, scheduler=scheduler, done=done))
-    reduced += [_alone(trace) for trace in traces if not trace.has_trace]
-    gaps = []
+    done = None if choice.progress is None else partial(choice.progress, "reducing traces")
+    reduced = list(reduce_traces(tasks, scheduler=choice.scheduler, done=done))
+    reduced += [read_alone(trace.path, trace.rank) for trace in traces if not trace.has_trace]
     for one in reduced:
         if one.failure:
             whose = Path(one.trace).name if one.rank is None else f"rank {one.rank}"
             gaps.append(Gap(f"spans of {whose}", f"{one.trace}: {one.failure}", one.rank))
     kept = _one_per_step(_ranked([one for one in reduced if not one.failure], gaps), gaps)
-    gaps += [
-        Gap(f"part of rank {one.rank}'s trace", note, one.rank)
-        for one in kept
-        for note in one.notes
-        if "no layers" not in note
-    ]
-    if not kept:
-        return _Loaded({}, gaps)
-    try:
-        rows, bad = db.view_spans(database, _relation(database, kept))
-    except db.import_duckdb().Error:
-        torn = {one: why for one in kept if (why := problem_of_table(Path(one.spans)))}
-        if not torn:
-            raise
-        gaps += [Gap(f"spans of rank {one.rank}", f"{one.spans}: {why}", one.rank) for one, why in torn.items()]
-        kept = [one for one in kept if one not in torn]
-        if not kept:
-            return _Loaded({}, gaps)
-        rows, bad = db.view_spans(database, _relation(database, kept))
-    if bad:
-        gaps.append(Gap(f"{bad} of {rows} rows", "they are no spans"))
-    places: dict[int, Mapping[str, Any]] = {}
+    for one in kept:
+        notes = (note for note in one.notes if "no layers" not in note)
+        gaps += [Gap(f"part of rank {one.rank}'s trace", note, one.rank) for note in notes]
+    while kept:
+        try:
+            rows, bad = db.view_spans(database, _relation(database, kept))
+        except db.import_duckdb().Error:
+            torn = {one: why for one in kept if (why := problem_of_table(Path(one.spans)))}
+            if not torn:
+                raise
+            gaps += [Gap(f"spans of rank {one.rank}", f"{one.spans}: {why}", one.rank) for one, why in torn.items()]
+            kept = [one for one in kept if one not in torn]
+            continue
+        if bad:
+            gaps.append(Gap(f"{bad} of {rows} rows", "they are no spans"))
+        break
+    places = {}
     for one in kept:
         rank = int(one.rank or 0)
         places[rank] = {"rank": rank, "world_size": one.world_size, "host": one.host, **sources.ranks.get(rank, {})}
-    return _Loaded(places, gaps)
+    return places, []
 
 
 def _relation(database: Database, kept: list[Reduced]) -> str:
@@ -249,16 +236,6 @@ def _relation(database: Database, kept: list[Reduced]) -> str:
     )
 
 
-def _alone(trace: TraceFile) -> Reduced:
-    """A table of spans without a trace: one was reduced to it, or somebody else wrote it."""
-    if (summary := read_summary(trace.path)) is not None:
-        return summary if summary.rank is not None else summary._replace(rank=trace.rank)
-    path = str(trace.path)
-    if (rows := table_rows(trace.path, db.OUR_COLUMNS)) is None:
-        return Reduced(path, "", trace.rank, failure=f"is no table with the columns {', '.join(db.OUR_COLUMNS)}")
-    return Reduced(path, path, trace.rank, rows=rows, stored_rank=trace.rank)
-
-
 def _ranked(reduced: list[Reduced], gaps: list[Gap]) -> list[Reduced]:
     """With a rank for each: where neither trace nor name tells, workers are numbered in order of their names.
 
@@ -267,32 +244,30 @@ def _ranked(reduced: list[Reduced], gaps: list[Gap]) -> list[Reduced]:
     Raises:
         BrokenTrace: their names tell of several stages of a server, which do not do the same.
     """
-    without = [one for one in reduced if one.rank is None]
-    if without and len(reduced) > 1:
-        gaps.append(
-            Gap(f"ranks of {len(without)} traces", "neither they nor their names tell: numbered in order of names")
-        )
-    taken = {one.rank for one in reduced}
-    free = (rank for rank in range(len(reduced) + len(taken) + 1) if rank not in taken)
-    worker = {one.trace: _WRITTEN_AT.sub("", Path(one.trace).name) for one in without}
-    of_worker = dict(zip(dict.fromkeys(worker.values()), free, strict=False))
-    stages = {found[0].upper() for name in of_worker if (found := _SERVER_STAGE.search(name))}
+    worker = {one.trace: _WRITTEN_AT.sub("", Path(one.trace).name) for one in reduced if one.rank is None}
+    if worker and len(reduced) > 1:
+        what = f"ranks of {len(worker)} traces"
+        gaps.append(Gap(what, "neither they nor their names tell: numbered in order of names"))
+    stages = {found[0].upper() for name in worker.values() if (found := _SERVER_STAGE.search(name))}
     if len(stages) > 1:
         raise BrokenTrace(f"traces of several stages of a server: {', '.join(sorted(stages))}; name those of one")
+    taken = {one.rank for one in reduced}
+    free = (rank for rank in itertools.count() if rank not in taken)
+    of_worker = dict(zip(dict.fromkeys(worker.values()), free, strict=False))
     return [one if one.rank is not None else one._replace(rank=of_worker[worker[one.trace]]) for one in reduced]
 
 
 def _one_per_step(reduced: list[Reduced], gaps: list[Gap]) -> list[Reduced]:
     """Without traces that tell of steps of their rank which a later one has too."""
     kept: list[Reduced] = []
-    seen: dict[int | None, set[int]] = {}
+    seen: set[tuple[int | None, int]] = set()
     for one in reversed(reduced):
-        steps = seen.setdefault(one.rank, set())
-        if steps & set(one.steps):
+        steps = {(one.rank, step) for step in one.steps}
+        if seen & steps:
             gaps.append(Gap(f"a trace of rank {one.rank}", f"{one.trace}: another has the same steps", one.rank))
-            continue
-        steps |= set(one.steps)
-        kept.append(one)
+        else:
+            seen |= steps
+            kept.append(one)
     return kept[::-1]
 
 
@@ -303,22 +278,25 @@ _LONGEST_HEADER = 1 << 16
 _NOT_CLOSED = "its log is not closed: its process runs, or was killed"
 
 
-def _load_logs(database: Database, logs: Sequence[TimerLog], sources: SpanSources, folder: Path) -> _Loaded:
+def _load_logs(
+    database: Database, logs: Sequence[Source], sources: SpanSources, gaps: list[Gap], folder: Path
+) -> _Loaded:
     """JSON lines, made into Parquet once: they are asked many times."""
     states = {log: _state_of(log.path) for log in logs}
-    problems = {log: why for log, why in states.items() if why not in ("", _NOT_CLOSED)}
-    gaps = [Gap(f"spans of rank {log.rank}", f"{log.path}: {why}", log.rank) for log, why in problems.items()]
-    files = [log.path for log in logs if log not in problems]
+    files = [log.path for log, why in states.items() if why in ("", _NOT_CLOSED)]
+    for log, why in states.items():
+        if log.path not in files:
+            gaps.append(Gap(f"spans of rank {log.rank}", f"{log.path}: {why}", log.rank))
     if not files:
-        return _Loaded({}, gaps)
+        return {}, []
     types = ", ".join(f"{db.literal(name)}: {db.literal(kind)}" for name, (kind, _) in SPAN_COLUMNS.items())
-    target = folder / "timers.parquet"
     lines = "format = 'newline_delimited', ignore_errors = true, filename = 'log'"
     relation = db.read("read_json", files, lines, f"columns = {{{types}, 'header': 'JSON'}}")
     rows = (
         "SELECT * EXCLUDE (header), header IS NOT NULL AS is_header, "
         f"TRY_CAST(header->>'lost_lines' AS BIGINT) AS lost_lines, header->>'ended_by' AS ended_by FROM {relation}"
     )
+    target = folder / "timers.parquet"
     database.execute(f"COPY ({rows}) TO {db.literal(target)} (FORMAT parquet, ROW_GROUP_SIZE 122880)")
     table = db.read("read_parquet", [target])
     expressions = {name: db.quoted(name) for name in SPAN_COLUMNS} | {"depth": "coalesce(depth, 0)"}
@@ -326,28 +304,26 @@ def _load_logs(database: Database, logs: Sequence[TimerLog], sources: SpanSource
     database.execute(f"CREATE OR REPLACE VIEW spans AS {select}")
     has_steps = database.execute("SELECT 1 FROM spans WHERE step IS NOT NULL LIMIT 1").fetchone() is not None
     how = None if has_steps else _find_steps(database, select)
-    lines = database.execute(
+    counts = database.execute(
         f"""SELECT log, count(*) FILTER (coalesce({db.USABLE}, false)), count(*) FILTER (NOT is_header),
             max(lost_lines), max(ended_by) FROM {table} GROUP BY log ORDER BY log"""
     ).fetchall()
-    rank_of = {str(log.path): log.rank for log in logs}
-    unfinished = {log.rank: why for log, why in states.items() if why == _NOT_CLOSED}
-    unfinished |= {rank_of[name]: f"its program ended by {error}" for name, *_, error in lines if error}
-    for reason in sorted(set(unfinished.values())):
-        ranks = [rank for rank, why in unfinished.items() if why == reason]
+    rank_of = {str(log.path): log.rank or 0 for log in logs}
+    unfinished = {log.rank or 0: why for log, why in states.items() if why == _NOT_CLOSED}
+    unfinished |= {rank_of[name]: f"its program ended by {error}" for name, *_, error in counts if error}
+    for reason, ranks in sorted(grouped((why, rank) for rank, why in unfinished.items()).items()):
         what = f"end of rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}"
         gaps.append(Gap(what, reason, ranks[0] if len(ranks) == 1 else None))
-    for name, good, total, lost, _ in lines:
-        rank = rank_of.get(name)
+    for name, good, total, lost, _ in counts:
+        rank = rank_of[name]
         if not good:
             gaps.append(Gap(f"spans of rank {rank}", f"{name}: no line of it is a span", rank))
         elif total > good:
-            count = "a line" if total == good + 1 else f"{total - good} lines"
-            gaps.append(Gap(f"{count} of rank {rank}", f"{name}: torn, or no span", rank))
+            bad = "a line" if total == good + 1 else f"{total - good} lines"
+            gaps.append(Gap(f"{bad} of rank {rank}", f"{name}: torn, or no span", rank))
         if lost:
             gaps.append(Gap(f"{lost} spans of rank {rank}", f"{name}: its timer could not write them", rank))
-    places = {log.rank: sources.ranks[log.rank] for log in logs}
-    return _Loaded(places, gaps, () if how is None else (how,))
+    return {rank: sources.ranks[rank] for rank in rank_of.values()}, [] if how is None else [how]
 
 
 def _state_of(log: Path) -> str:
@@ -449,22 +425,14 @@ _OWN_JSON = re.compile(r"(run|result|ranks|baseline)\.json|.*_(categories|timeli
 _RANK_IN_NAME = re.compile(r"(?i)(?:^|[^a-z])rank[_\-.]?(\d{1,9})(?!\d)")
 _WRITTEN_AT = re.compile(r"\d{10,}(\.\d+)?")  # `worker.time.pt.trace.json`, `time-TP-0-DECODE.trace.json.gz`
 _SERVER_STAGE = re.compile(r"(?i)(?<![a-z])(extend|prefill|decode)(?![a-z])")
-_GREATEST = 2**31 - 1  # that a column of RANK_COLUMNS holds
 
 
-class TimerLog(NamedTuple):
-    """JSON lines of one rank."""
+class Source(NamedTuple):
+    """A timer's log, or a trace."""
 
-    rank: int
-    path: Path
-
-
-class TraceFile(NamedTuple):
-    """A trace, or what it was reduced to where that alone is left."""
-
-    path: Path  # the trace; without one, what it was reduced to
-    rank: int | None  # by directory and name; None: the trace may say
-    reduced: Path  # where its spans are, or go
+    rank: int | None  # of a trace by directory and name; None: the trace may say
+    path: Path  # without a trace, what it was reduced to
+    reduced: Path  # where a trace's spans are, or go
 
     @property
     def has_trace(self) -> bool:
@@ -476,8 +444,8 @@ class SpanSources:
     """What there is of a run."""
 
     root: Path
-    logs: tuple[TimerLog, ...] = ()
-    traces: tuple[TraceFile, ...] = ()
+    logs: Sequence[Source] = ()
+    traces: Sequence[Source] = ()
     ranks: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)  # RANK_COLUMNS, as far as they are known
     missing: tuple[Gap, ...] = ()
 
@@ -498,130 +466,120 @@ def find_sources(path: Path) -> SpanSources:
         BrokenTrace: there is nothing in it, or several runs.
         OSError: it is not there, or cannot be read.
     """
+    gaps: list[Gap] = []
     if not path.is_dir():
         path.stat()  # raises where there is none
-        return _of_files(path.parent, [path], [])
-    gaps: list[Gap] = []
+        return _of_files(path.parent, [path], gaps)
     root, attempt = _last_attempt(path, gaps)
     logs = _logs_in(root)
-    directories = sorted(_rank_directories(root))
+    directories = _rank_directories(root)
     if not logs and not directories:
-        inner = sorted(
-            place
-            for place in root.iterdir()
-            if place.is_dir() and (_holds_ranks(place) or any(_holds_ranks(p) for p in place.glob("attempt*")))
-        )
+        places = sorted(place for place in root.iterdir() if place.is_dir())
+        inner = [place for place in places if any(map(_holds_ranks, (place, *place.glob("attempt*"))))]
         if len(inner) == 1:
             return find_sources(inner[0])
         if inner:
-            names = [run.name for run in inner]
-            raise BrokenTrace(f"{path}: {len(names)} runs are in it; name one: {first_few(names, 8)}")
+            names = first_few([run.name for run in inner], 8)
+            raise BrokenTrace(f"{path}: {len(inner)} runs are in it; name one: {names}")
         traces = [file for file in sorted(root.iterdir()) if _may_be_trace(file)]
         if not traces:
             raise BrokenTrace(f"{path}: no rank's files in it: no timers/, no rank<k>/ and no trace")
         return _of_files(root, traces, gaps)
-    ranks: dict[int, dict[str, Any]] = {}
-    for log in logs:
-        add_place(ranks, log.rank, {**place_in_header(log.path, gaps), "attempt": attempt})
-    traces_found: list[TraceFile] = []
+    ranks: _Places = defaultdict(dict)
+    for rank, log, _ in logs:
+        ranks[rank or 0] |= {**_place(_header_of(log, gaps)), "rank": rank, "attempt": attempt}
+    found: list[Source] = []
     for rank, directory in directories:
-        traces_found += _of_rank(rank, directory, ranks, gaps, attempt)
-    return SpanSources(root, tuple(logs), tuple(traces_found), ranks, tuple(gaps))
+        ranks[rank] |= {"rank": rank, "attempt": attempt}
+        found += _of_rank(rank, directory, ranks, gaps)
+    return SpanSources(root, logs, found, ranks, tuple(gaps))
+
+
+_Places = defaultdict[int, dict[str, Any]]  # of each rank what is known of it, as columns of RANK_COLUMNS
 
 
 def _of_files(root: Path, files: Iterable[Path], gaps: list[Gap]) -> SpanSources:
     """Files side by side: each rank's is known by its name, or by what is in it."""
     logs, traces = [], []
-    ranks: dict[int, dict[str, Any]] = {}
+    ranks: _Places = defaultdict(dict)
     for file in files:
+        rank = rank_in_name(file.name)
         if file.name.endswith(".jsonl"):
-            place = place_in_header(file, gaps)
-            rank = place.get("rank")
-            rank = rank if rank is not None else rank_in_name(file.name) or 0
-            logs.append(TimerLog(rank, file))
-            add_place(ranks, rank, place)
+            header = _header_of(file, gaps)
+            in_header = place_number(header.get("rank"))
+            rank = in_header if in_header is not None else rank or 0
+            logs.append(Source(rank, file, file))
+            ranks[rank] |= {**_place(header), "rank": rank}
         elif file.name.endswith(_TRACE_ENDINGS):
-            rank = rank_in_name(file.name)
-            rank = rank_of_directory(file.parent) if rank is None else rank
             stem = file.name.removesuffix(".gz").removesuffix(".json")
-            traces.append(TraceFile(file, rank, file.parent / f"{stem}_{REDUCED_FILE}"))
+            rank = rank_of_directory(file.parent) if rank is None else rank
+            traces.append(Source(rank, file, file.parent / f"{stem}_{REDUCED_FILE}"))
         elif file.name.endswith(".parquet"):
-            traces.append(TraceFile(file, rank_in_name(file.name), file))
+            traces.append(Source(rank, file, file))
         else:
             raise WrongUse(
                 f"{file}: neither a trace (.json, .json.gz), nor a timer's log (.jsonl), nor a run's directory"
             )
-    return SpanSources(root, tuple(logs), tuple(traces), ranks, tuple(gaps))
+    return SpanSources(root, logs, traces, ranks, tuple(gaps))
 
 
 def _last_attempt(path: Path, gaps: list[Gap]) -> tuple[Path, int]:
     """Where the files of the last attempt are, and its number."""
-    attempts = sorted(
-        (p for p in path.glob("attempt*") if p.is_dir() and _holds_ranks(p)), key=lambda p: digits_in(p.name)
-    )
+    attempts = {digits_in(place.name): place for place in path.glob("attempt*") if _holds_ranks(place)}
     if not attempts:
         return path, digits_in(path.name) if path.name.startswith("attempt") else 0
-    last = attempts[-1]
-    before = [digits_in(place.name) for place in attempts[:-1]]
     if _holds_ranks(path):
-        before.insert(0, 0)
+        attempts.setdefault(0, path)
+    *before, last = sorted(attempts)
     if before:
-        reason = f"only the last attempt, {digits_in(last.name)}, is in this report"
+        reason = f"only the last attempt, {last}, is in this report"
         gaps.append(Gap(f"attempt {', '.join(map(str, before))}", reason))
-    return last, digits_in(last.name)
+    return attempts[last], last
 
 
 def _holds_ranks(path: Path) -> bool:
-    return (path / TIMERS).is_dir() or any(True for _ in _rank_directories(path))
+    return path.is_dir() and ((path / TIMERS).is_dir() or bool(_rank_directories(path)))
 
 
-def _rank_directories(path: Path) -> Iterator[tuple[int, Path]]:
+def _rank_directories(path: Path) -> list[tuple[int, Path]]:
     ranks = ((rank_of_directory(place), place) for place in path.iterdir() if place.is_dir())
-    return ((rank, place) for rank, place in ranks if rank is not None)
+    return sorted((rank, place) for rank, place in ranks if rank is not None)
 
 
-def _logs_in(root: Path) -> list[TimerLog]:
-    place = root / TIMERS if (root / TIMERS).is_dir() else root
-    found = [TimerLog(int(match[1]), file) for file in place.glob("*.jsonl") if (match := _TIMER_LOG.match(file.name))]
-    return sorted(found)
+def _logs_in(root: Path) -> list[Source]:
+    files = (root / TIMERS if (root / TIMERS).is_dir() else root).glob("*.jsonl")
+    return sorted(Source(int(match[1]), file, file) for file in files if (match := _TIMER_LOG.match(file.name)))
 
 
-def _of_rank(
-    rank: int, directory: Path, ranks: dict[int, dict[str, Any]], gaps: list[Gap], attempt: int
-) -> list[TraceFile]:
+def _of_rank(rank: int, directory: Path, ranks: _Places, gaps: list[Gap]) -> Iterator[Source]:
     """The traces of a rank's directory, of its later windows too."""
-    add_place(ranks, rank, {"attempt": attempt})
     windows = sorted((p for p in directory.glob("steps_*") if p.is_dir()), key=lambda p: digits_in(p.name))
-    found: list[TraceFile] = []
     for place in (directory, *windows):
         try:
             next(place.iterdir(), None)
         except OSError as error:
             gaps.append(Gap(f"files of rank {rank}", f"{place}: {error.strerror or error}", rank))
             continue
-        run = run_file_in(place, rank, gaps)
-        if run is not None:
-            add_place(ranks, rank, place_in_run(run))
-            if run.get("complete") is False:
-                gaps.append(Gap(f"end of rank {rank}", f"{place / RUN_FILE} says that it is not complete", rank))
-        trace = _trace_in(place, run)
-        if trace is not None:
-            found.append(TraceFile(trace, rank, place / REDUCED_FILE))
-        elif (place / REDUCED_FILE).is_file():
-            found.append(TraceFile(place / REDUCED_FILE, rank, place / REDUCED_FILE))
-        elif place == directory and run is not None and run.get("trace"):
+        run = _run_file_in(place, rank, gaps)
+        ranks[rank] |= {**_place(run), "rank": rank}
+        if run.get("complete") is False:
+            gaps.append(Gap(f"end of rank {rank}", f"{place / RUN_FILE} says that it is not complete", rank))
+        trace, reduced = _trace_in(place, run.get("trace")), place / REDUCED_FILE
+        if trace is not None or reduced.is_file():
+            yield Source(rank, trace or reduced, reduced)
+        elif place == directory and run.get("trace"):
             gaps.append(Gap(f"trace of rank {rank}", f"{place / str(run['trace'])} is gone", rank))
-    return found
 
 
-def _trace_in(place: Path, run: Mapping[str, Any] | None) -> Path | None:
+def _trace_in(place: Path, named: object) -> Path | None:
     """The timed trace: as run.json names it, zipped or not, else by its ending."""
-    named = run.get("trace") if run else None
     if isinstance(named, str) and named:
         stem = place / Path(named).name.removesuffix(".gz")
-        return next((file for file in (stem, stem.with_name(f"{stem.name}.gz")) if file.is_file()), None)
-    traces = [file for file in sorted(place.iterdir()) if _may_be_trace(file) and "trace" in file.name]
-    return next((file for file in traces if "_full_trace" not in file.name), traces[0] if traces else None)
+        found = [file for file in (stem, stem.with_name(f"{stem.name}.gz")) if file.is_file()]
+    else:
+        found = [file for file in place.iterdir() if _may_be_trace(file) and "trace" in file.name]
+        found.sort(key=lambda file: ("_full_trace" in file.name, file))
+    return found[0] if found else None
 
 
 def _may_be_trace(file: Path) -> bool:
@@ -629,59 +587,41 @@ def _may_be_trace(file: Path) -> bool:
     return file.is_file() and file.name.endswith(_TRACE_ENDINGS) and not hidden and not _OWN_JSON.fullmatch(file.name)
 
 
-def add_place(ranks: dict[int, dict[str, Any]], rank: int, known: Mapping[str, Any]) -> None:
-    """Add to what is known of each rank, as columns of `RANK_COLUMNS`, what else is known of one."""
-    columns = {key: value for key, value in known.items() if key in RANK_COLUMNS and value is not None}
-    ranks.setdefault(rank, {}).update(columns, rank=rank)
-
-
-def place_in_header(path: Path, gaps: list[Gap]) -> dict[str, Any]:
+def _header_of(path: Path, gaps: list[Gap]) -> Mapping[str, Any]:
     """What the first line of a timer's log says of its rank; nothing of a log that is empty, or cannot be read."""
     try:
         with path.open("rb") as lines:
             line = lines.readline(_LONGEST_HEADER)
+        header = json.loads(line)["header"] if line else {}
+        if isinstance(header, dict):
+            return header
     except OSError:  # said where its spans are read
         return {}
-    if not line:
-        return {}
-    try:
-        header = json.loads(line)["header"]
-        return {"rank": _number(header.get("rank")), **place_in_run(header)}
-    except (ValueError, AttributeError, LookupError, TypeError, RecursionError):
-        gaps.append(Gap(f"header of {path.name}", "its first line is not what a timer writes"))
-        return {}
+    except (ValueError, LookupError, TypeError, RecursionError):
+        pass
+    gaps.append(Gap(f"header of {path.name}", "its first line is not what a timer writes"))
+    return {}
 
 
-def place_in_run(run: Mapping[str, Any]) -> dict[str, Any]:
-    """What run.json or a header says of a rank's place."""
+def _place(run: Mapping[str, Any]) -> dict[str, Any]:
+    """What run.json or a header says of a rank's place, as columns of RANK_COLUMNS."""
     coordinates = run.get("coordinates")
     known = {**coordinates} if isinstance(coordinates, Mapping) else {}
     known |= {"stage": run.get("stage", known.get("pp")), **{key: run.get(key) for key in ("world_size", "attempt")}}
+    place = {key: number for key in RANK_COLUMNS if (number := place_number(known.get(key))) is not None}
     host = run.get("host")
-    return {
-        **{key: number for key, value in known.items() if (number := _number(value)) is not None},
-        "host": host if isinstance(host, str) and host else None,
-    }
+    return place | ({"host": host} if isinstance(host, str) and host else {})
 
 
-def _number(value: object) -> int | None:
-    """A number as a column of `RANK_COLUMNS` holds it, if it is one."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _GREATEST else None
-
-
-def run_file_in(place: Path, rank: int, gaps: list[Gap]) -> dict[str, Any] | None:
-    """What run.json in a rank's directory says; None where there is none, or none that can be read."""
-    path = place / RUN_FILE
+def _run_file_in(place: Path, rank: int, gaps: list[Gap]) -> Mapping[str, Any]:
+    """What run.json in a rank's directory says; empty where there is none, or none that can be read."""
     try:
-        run = json.loads(path.read_bytes())
-        if isinstance(run, dict):
-            return run
-        raise ValueError("no object")
+        return read_json(place / RUN_FILE)
     except FileNotFoundError:
-        return None
-    except (ValueError, OSError, RecursionError) as error:
-        gaps.append(Gap(f"description of rank {rank}", f"{path}: {error}", rank))
-        return None
+        return {}
+    except (BrokenTrace, OSError) as error:
+        gaps.append(Gap(f"description of rank {rank}", str(error), rank))
+        return {}
 
 
 def rank_in_name(name: str) -> int | None:
@@ -691,7 +631,7 @@ def rank_in_name(name: str) -> int | None:
 
 def rank_of_directory(path: Path) -> int | None:
     """`rank3_dp1/` -> 3; None: it is none of a rank."""
-    return _number(rank_number(path.name))
+    return place_number(rank_number(path.name))
 
 
 def digits_in(name: str) -> int:
