@@ -24,6 +24,7 @@ import numpy as np
 
 from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.charges import union
+from profiler_wrapper.analysis.classes import COMMUNICATION
 from profiler_wrapper.analysis.statistics import at, marked
 from profiler_wrapper.analysis.time_rows import exposed_communication
 from profiler_wrapper.analysis.views.collectives import collective_of, element_bytes, payload_bytes_of
@@ -244,7 +245,7 @@ def _cpu_collectives(found: Attributed, steps: Steps) -> list[Row]:
     def rows(chosen: Bool, depth: int) -> list[Row]:
         made = []
         for span, step in from_trace.with_steps(found, steps, outermost & chosen):
-            thread = main_thread if depth else from_trace.thread_of(found, span)
+            thread = main_thread if depth else from_trace.thread_of(found, int(found.recording.spans.lane[span]))
             made.append(_collective_row(found, span, step, details.get(span), thread=thread, depth=depth))
         return _with_sequence(made)
 
@@ -260,7 +261,7 @@ def _with_overlap(found: Attributed, rows: list[Row]) -> list[Row]:
     """With how long the training threads ran ops beside each, calls that communicate left out."""
     spans = found.recording.spans
     is_op = (spans.category == Category.CPU_OP) & from_trace.on_training_threads(found)
-    is_op[list(found.tree.layer_of_span)] = False
+    is_op &= ~marked(len(spans), found.tree.layer_of_span)
     chosen = is_op & (nearest(found.nesting.parent, from_trace.collective_calls(found)) < 0)
     computing = union(spans.start_ns[chosen], spans.end_ns[chosen])
     beside = computing.overlap(*from_trace.bounds(rows)).tolist()
@@ -270,7 +271,7 @@ def _with_overlap(found: Attributed, rows: list[Row]) -> list[Row]:
 def _device_collectives(found: Attributed, steps: Steps) -> list[Row]:
     """Kernels that communicate, each in its stream; of the step that launched it."""
     spans, charges = found.recording.spans, found.charges
-    chosen = np.flatnonzero(charges.work == from_trace.COMMUNICATION)
+    chosen = np.flatnonzero(charges.work == COMMUNICATION)
     if not len(chosen):
         return []
     exposed, _ = exposed_communication(found.recording, charges)
