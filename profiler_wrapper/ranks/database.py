@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from profiler_wrapper.analysis.statistics import grouped
 from profiler_wrapper.errors import MissingPackage, WrongUse, listed, shown
 from profiler_wrapper.ranks.model import Int
 from profiler_wrapper.trace.spans import (
@@ -67,8 +67,7 @@ class LoadedSpans:
 def open_database(*, memory_bytes: int = MEMORY_BYTES, threads: int | None = None) -> Iterator[Database]:
     """An empty database in memory, which spills to a directory of its own; both are gone at the end."""
     duckdb = import_duckdb()
-    spill = tempfile.mkdtemp(prefix="profiler_wrapper_spill_")
-    try:
+    with tempfile.TemporaryDirectory(prefix="profiler_wrapper_spill_", ignore_cleanup_errors=True) as spill:
         settings: dict[str, Any] = {
             "memory_limit": f"{memory_bytes >> 20}MiB",
             "temp_directory": spill,
@@ -80,8 +79,6 @@ def open_database(*, memory_bytes: int = MEMORY_BYTES, threads: int | None = Non
             settings["async_threads"] = 1
         with duckdb.connect(":memory:", config=settings) as database:
             yield database
-    finally:
-        shutil.rmtree(spill, ignore_errors=True)
 
 
 def import_duckdb() -> Any:
@@ -171,19 +168,15 @@ def column(database: Database, sql: str) -> Int:
 # --------------------------------------------------------------------------------------------------
 # Tables of spans: ours as they are, and those of other tools, whose columns are found by their names.
 
-_CSV = ("read_csv", "union_by_name = true", "all_varchar = true")
-_LINES = ("read_json", "union_by_name = true", "format = 'newline_delimited'", "ignore_errors = true")
-_PARQUET = ("read_parquet", "union_by_name = true")
-_READERS: Final[dict[str, tuple[str, ...]]] = {
-    ".parquet": _PARQUET,
-    ".pq": _PARQUET,
-    ".csv": _CSV,
-    ".tsv": _CSV,
-    ".jsonl": _LINES,
-    ".ndjson": _LINES,
-    ".json": ("read_json", "union_by_name = true"),
+_READERS: Final = {
+    ".parquet": ("read_parquet",),
+    ".pq": ("read_parquet",),
+    ".csv": ("read_csv", "all_varchar = true"),
+    ".tsv": ("read_csv", "all_varchar = true"),
+    ".jsonl": ("read_json", "format = 'newline_delimited'", "ignore_errors = true"),
+    ".ndjson": ("read_json", "format = 'newline_delimited'", "ignore_errors = true"),
+    ".json": ("read_json",),
 }
-_LONGEST_LINE: Final = 1 << 16
 # A table with these columns is one of ours.
 OUR_COLUMNS: Final = ("rank", "step", "name", "kind", "start_ns", "duration_ns", "depth")
 
@@ -196,30 +189,28 @@ _COLUMNS: Final = {
 _OURS: Final = {name: (name, 1) for name in _COLUMNS} | {
     f"{time}_{unit}": (time, ns) for time in _TIMES for unit, ns in _UNITS.items()
 }
-# Other names of our columns, times with their unit; of several the first that a table has.
+# Other names of these, of which the first that a table has counts.
 _ALIASES: Final = {
-    "rank": ("global_rank",),
-    "step": ("iteration", "iter"),
-    "name": ("optype", "op_type", "op"),
-    "thread": ("tid",),
-    "microbatch": ("micro_batch", "mb_id"),
-    "chunk": ("mc",),
-    "sequence": ("seq_id",),
-    "group": ("group_name",),
-    "stage": ("pipeline_stage", "pp_rank", "pp"),
-    "dp": ("dp_rank",),
-    "tp": ("tp_rank",),
-    "cp": ("cp_rank",),
-    "ep": ("ep_rank",),
-    "pp": ("pp_rank", "stage"),
-    "host": ("hostname",),
-}
-_TIME_ALIASES: Final = {
-    "start_ts": ("start", 10**9),
-    "ts": ("start", 10**3),
-    "duration": ("duration", 10**9),
-    "dur": ("duration", 10**3),
-    "end_ts": ("end", 10**9),
+    "start_s": "start_ts",
+    "start_us": "ts",
+    "duration_s": "duration",
+    "duration_us": "dur",
+    "end_s": "end_ts",
+    "rank": "global_rank",
+    "step": "iteration iter",
+    "name": "optype op_type op",
+    "thread": "tid",
+    "microbatch": "micro_batch mb_id",
+    "chunk": "mc",
+    "sequence": "seq_id",
+    "group": "group_name",
+    "stage": "pipeline_stage pp_rank pp",
+    "dp": "dp_rank",
+    "tp": "tp_rank",
+    "cp": "cp_rank",
+    "ep": "ep_rank",
+    "pp": "pp_rank stage",
+    "host": "hostname",
 }
 _COMMUNICATES: Final = "n.kind = 'communication'"
 
@@ -263,10 +254,11 @@ def find_columns(there: Iterable[str], mapping: Mapping[str, str], *, table: str
             raise WrongUse(f"{table}: no column {shown(theirs)}, which --columns names. There are: {listed(there)}")
         target, unit_ns = _OURS[ours]
         found[target] = Column(of_name[theirs], unit_ns)
-    names = [*_OURS.items(), *_TIME_ALIASES.items()]
-    names += [(name, (target, 1)) for target, others in _ALIASES.items() for name in others]
-    for name, (target, unit_ns) in names:
+    names = [*zip(_OURS, _OURS, strict=True)]
+    names += [(name, ours) for ours, others in _ALIASES.items() for name in others.split()]
+    for name, ours in names:
         if name in of_name and name not in mapping:
+            target, unit_ns = _OURS[ours]
             found.setdefault(target, Column(of_name[name], unit_ns))
     lacking = [name for name in ("rank", "step", "start") if name not in found]
     lacking += ["name"] if not {"name", "kind"} & found.keys() else []
@@ -294,36 +286,25 @@ def read_table(
     """
     files = _tables_in(path)
     reader, *options = _READERS[_ending(files[0])]
-    relation = read(reader, files, *options)
-    where = f" WHERE {of_ranks(ranks)}"
+    relation = read(reader, files, "union_by_name = true", *options)
     notes: list[str] = []
     laid_end_to_end, several = False, 0
     problem = "cannot be read as a table"
     try:
         there = columns_of(database, relation)
         # Without threads nothing tells what runs beside what, as in tables of others.
-        if not columns and {*OUR_COLUMNS, "thread"} <= set(there) and relation.startswith("read_parquet("):
+        if not columns and {*OUR_COLUMNS, "thread"} <= set(there) and reader == "read_parquet":
             rows, bad = view_spans(database, relation, ranks=ranks)
-            about = ", ".join(
-                f"any_value(TRY_CAST({name} AS {kind})) AS {name}"
-                for name, (kind, _) in RANK_COLUMNS.items()
-                if name in there and name != "rank"
-            )
-            places = to_rows(
-                database,
-                f"""SELECT * FROM (SELECT TRY_CAST(rank AS INTEGER) AS rank{about and ", "}{about} FROM {relation}
-                WHERE TRY_CAST(rank AS INTEGER) >= 0 GROUP BY ALL){where}""",
-            )
+            places = _places(database, relation, there, ranks)
         else:
             found = find_columns(there, columns, table=str(path))
             problem = "is no table of spans"
             rows, bad = _read_rows(database, relation, found, has_headers="header" in there)
             laid_end_to_end = _lay_end_to_end(database)
             _make_spans(database, found)
-            database.execute(f"CREATE OR REPLACE VIEW spans AS SELECT * FROM foreign_spans{where}")
-            places = to_rows(database, f"SELECT * FROM ({_RANKS}){where}")
-            stages = f"SELECT rank FROM foreign_rows{where} GROUP BY rank HAVING count(DISTINCT stage) > 1"
-            several = database.execute(f"SELECT count(*) FROM ({stages})").fetchone()[0]
+            database.execute(f"CREATE OR REPLACE VIEW spans AS SELECT * FROM foreign_spans WHERE {of_ranks(ranks)}")
+            places = _places(database, "foreign_rows", RANK_COLUMNS, ranks)
+            several = sum(place["stages"] > 1 for place in places)
             database.execute("DROP TABLE foreign_rows")
     except import_duckdb().Error as error:
         first_line = str(error).strip().split("\n")[0]
@@ -351,6 +332,20 @@ def read_table(
     )
 
 
+def _places(
+    database: Database, relation: str, there: Iterable[str], ranks: Iterable[int] | None
+) -> list[dict[str, Any]]:
+    """What rows say of each rank, by columns of RANK_COLUMNS; of several stages the first, and how many."""
+    about = {name: f"TRY_CAST({name} AS {kind})" for name, (kind, _) in RANK_COLUMNS.items() if name in there}
+    rank = about.pop("rank")
+    columns = [f"any_value({value}) AS {name}" for name, value in about.items() if name != "stage"]
+    if stage := about.get("stage"):
+        columns += [f"min({stage}) AS stage", f"count(DISTINCT {stage}) AS stages"]
+    select = ", ".join([f"{rank} AS rank", *columns])
+    found = f"SELECT {select} FROM {relation} WHERE {rank} >= 0 GROUP BY {rank} ORDER BY rank"
+    return to_rows(database, f"SELECT * FROM ({found}) WHERE {of_ranks(ranks)}")
+
+
 def is_table(path: Path) -> bool:
     """Whether it is a table by its ending, and no log or trace of ours: a timer's log begins with a header."""
     if not path.is_file() or _ending(path) not in _READERS or _ending(path) == ".json":
@@ -359,7 +354,7 @@ def is_table(path: Path) -> bool:
         return True
     try:
         with path.open("rb") as lines:
-            first = lines.readline(_LONGEST_LINE).strip()
+            first = lines.readline(1 << 16).strip()
     except OSError:
         return False
     return not path.name.startswith("timer_rank") and first.startswith(b"{") and not first.startswith(b'{"header"')
@@ -372,11 +367,9 @@ def _ending(path: Path) -> str:
 def _tables_in(path: Path) -> list[Path]:
     """The file, or those of a directory that have one ending."""
     path.stat()  # raises where there is none
-    files = (
-        [path] if path.is_file() else [one for one in sorted(path.rglob("*")) if one.is_file() and one.name[0] != "."]
-    )
-    found = ([file for file in files if _ending(file) == ending] for ending in _READERS)
-    chosen = next((some for some in found if some), None)
+    inside = (one for one in sorted(path.rglob("*")) if one.is_file() and one.name[0] != ".")
+    files = grouped((_ending(file), file) for file in ([path] if path.is_file() else inside))
+    chosen = next((files[ending] for ending in _READERS if ending in files), None)
     if chosen is None:
         raise WrongUse(f"{path}: a table of spans ends in {', '.join(_READERS)}, and this does not")
     return chosen
@@ -421,13 +414,6 @@ def write_ranks(database: Database, places: Iterable[Mapping[str, Any]]) -> None
 
 
 # --- rows of other tools ---
-
-
-_RANKS: Final = (
-    "SELECT CAST(rank AS INTEGER) AS rank, CAST(coalesce(min(stage), 0) AS INTEGER) AS stage, "
-    + ", ".join(f"any_value({name}) AS {name}" for name in RANK_COLUMNS if name not in ("rank", "stage"))
-    + " FROM foreign_rows GROUP BY rank ORDER BY rank"
-)
 
 
 def _read_rows(database: Database, relation: str, found: Mapping[str, Column], *, has_headers: bool) -> tuple[int, int]:
