@@ -419,24 +419,21 @@ def write_ranks(database: Database, places: Iterable[Mapping[str, Any]]) -> None
 def _read_rows(database: Database, relation: str, found: Mapping[str, Column], *, has_headers: bool) -> tuple[int, int]:
     """The table `foreign_rows`, with our names and units; how many rows there were, and how many say too little."""
 
-    def plain(name: str) -> str:
-        return quoted(found[name].theirs) if name in found else "NULL"
+    def value(name: str, kind: str = "BIGINT") -> str:
+        if name not in found:
+            return "NULL"
+        theirs, unit_ns = quoted(found[name].theirs), found[name].unit_ns
+        if unit_ns != 1:
+            return f"TRY_CAST(round(TRY_CAST({theirs} AS DOUBLE) * {unit_ns}) AS BIGINT)"
+        of_kind = f"TRY_CAST({theirs} AS {kind})"
+        return f"CASE WHEN {of_kind} >= 0 THEN {of_kind} END" if kind == "INTEGER" else of_kind  # -1: has none
 
-    def time(name: str) -> str:
-        if name not in found or found[name].unit_ns == 1:
-            return f"TRY_CAST({plain(name)} AS BIGINT)"
-        return f"TRY_CAST(round(TRY_CAST({plain(name)} AS DOUBLE) * {found[name].unit_ns}) AS BIGINT)"
-
-    columns = {name: f"TRY_CAST({plain(name)} AS {kind})" for name, kind in _COLUMNS.items()}
-    for name, kind in _COLUMNS.items():
-        if kind == "INTEGER":  # -1: has none
-            columns[name] = f"CASE WHEN {columns[name]} >= 0 THEN {columns[name]} END"
-    columns |= {
-        "name": f"CAST({plain('name' if 'name' in found else 'kind')} AS VARCHAR)",
-        "start_ns": time("start") if "start" in found else f"({time('end')} - {time('duration')})",
-        "duration_ns": time("duration") if "duration" in found else f"({time('end')} - {time('start')})",
-        "device_ns": time("device"),
-        "waiting_ns": time("waiting"),
+    columns = {name: value(name, kind) for name, kind in _COLUMNS.items()} | {
+        "name": value("name" if "name" in found else "kind", "VARCHAR"),
+        "start_ns": value("start") if "start" in found else f"({value('end')} - {value('duration')})",
+        "duration_ns": value("duration") if "duration" in found else f"({value('end')} - {value('start')})",
+        "device_ns": value("device"),
+        "waiting_ns": value("waiting"),
     }
     if relation.startswith("read_csv("):
         # A cast of a file's texts would be made while it is read, which fails at the first one that is no number.
@@ -444,7 +441,7 @@ def _read_rows(database: Database, relation: str, found: Mapping[str, Column], *
         relation = "foreign_texts"
     select = ", ".join(f"{expression} AS {quoted(name)}" for name, expression in columns.items())
     # Lines of a timer's log that are no spans have this one column.
-    rows = f"{relation} WHERE header IS NULL OR {plain('rank')} IS NOT NULL" if has_headers else relation
+    rows = f"{relation} WHERE header IS NULL OR {quoted(found['rank'].theirs)} IS NOT NULL" if has_headers else relation
     database.execute(f"CREATE OR REPLACE TABLE foreign_rows AS SELECT {select} FROM {rows}")
     database.execute("DROP TABLE IF EXISTS foreign_texts")
     usable = f"coalesce(step IS NOT NULL AND {USABLE.replace('kind', 'name')}, false)"
@@ -457,10 +454,8 @@ def _read_rows(database: Database, relation: str, found: Mapping[str, Column], *
         "CREATE OR REPLACE TABLE foreign_names "
         "(name VARCHAR, kind VARCHAR, of VARCHAR, forward BOOLEAN, receives BOOLEAN)"
     )
-    named = (
-        (name, kind if kind in KINDS else kind_of_span(name), group_of_span(name), sends_forward(name), receives(name))
-        for name, kind in names
-    )
+    kinds = {name: kind if kind in KINDS else kind_of_span(name) for name, kind in names}
+    named = ((name, kinds[name], group_of_span(name), sends_forward(name), receives(name)) for name in kinds)
     insert(database, "foreign_names", named)
     return total, bad
 
@@ -493,20 +488,16 @@ def _lay_end_to_end(database: Database) -> bool:
 def _make_spans(database: Database, found: Mapping[str, Column]) -> None:
     (stages,) = database.execute("SELECT coalesce(max(stage), 0) + 1 FROM foreign_rows").fetchone()
     group = f"""coalesce(nullif("group", ''), {_group(stages)})""" if "group" in found else _group(stages)
-    expressions = {name: f"f.{quoted(name)}" for name in SPAN_COLUMNS if name != "overlapped_ns"} | {
-        "kind": "n.kind",
-        "group": f"CASE WHEN {_COMMUNICATES} THEN {group} END",
-    }
-    if "sequence" not in found:
-        expressions["sequence"] = (
-            f"row_number() OVER (PARTITION BY f.rank, f.step, f.name, {group} ORDER BY f.start_ns) - 1"
-        )
-    if "depth" not in found:
-        expressions["depth"] = _DEPTH
-    if "thread" not in found:
+    ours = {name: f"f.{quoted(name)}" for name in SPAN_COLUMNS if name != "overlapped_ns"}
+    made = {
+        "sequence": f"row_number() OVER (PARTITION BY f.rank, f.step, f.name, {group} ORDER BY f.start_ns) - 1",
+        "depth": _DEPTH,
         # Nothing tells whether communication runs beside the rest: what it hides behind is not its time. Nor does
         # anything tell in which order that of different names runs.
-        expressions["thread"] = f"CASE WHEN {_COMMUNICATES} THEN 1 + (hash(n.name) % 1000000)::BIGINT ELSE 0 END"
+        "thread": f"CASE WHEN {_COMMUNICATES} THEN 1 + (hash(n.name) % 1000000)::BIGINT ELSE 0 END",
+    }
+    expressions = {**ours, **{name: how for name, how in made.items() if name not in found}}
+    expressions |= {"kind": "n.kind", "group": f"CASE WHEN {_COMMUNICATES} THEN {group} END"}
     select = span_select("foreign_rows f JOIN foreign_names n USING (name)", expressions)
     database.execute(f"CREATE OR REPLACE TABLE foreign_spans AS {select}")
 

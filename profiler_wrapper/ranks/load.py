@@ -8,10 +8,9 @@ import os
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -19,14 +18,13 @@ from profiler_wrapper.analysis.statistics import grouped
 from profiler_wrapper.errors import BrokenTrace, WrongUse, first_few
 from profiler_wrapper.ranks import database as db
 from profiler_wrapper.ranks.database import Database, LoadedSpans
-from profiler_wrapper.ranks.reduce import Reduced, Task, place_number, problem_of_table, read_alone, reduce_traces
+from profiler_wrapper.ranks.reduce import Done, Reduced, Task, place_number, problem_of_table, read_alone, reduce_traces
 from profiler_wrapper.ranks.report import RanksReport, ranks_report
 from profiler_wrapper.trace.run_directory import RUN_FILE, rank_number
 from profiler_wrapper.trace.run_file import read_json
 from profiler_wrapper.trace.spans import DIRECTORY as TIMERS
 from profiler_wrapper.trace.spans import RANK_COLUMNS, SPAN_COLUMNS, Gap, absent_ranks, ranges
 
-Progress = Callable[[str, int, int], None]  # what is done, how many of it, of how many
 Use = Literal["timers", "traces"]
 
 
@@ -40,7 +38,7 @@ class Choice:
     ranks: Sequence[int] | None = None  # only these
     use: Use | None = None  # None: what tells of more ranks
     output: Path | None = None  # where reduced traces go if they cannot lie beside the traces
-    progress: Progress | None = None  # is told how far the reduction of traces has come
+    done: Done | None = None  # is told how far the reduction of traces has come
 
 
 def load_ranks(
@@ -192,8 +190,7 @@ def _load_traces(
             paths = (trace.path, trace.reduced, otherwise / f"{i}_{REDUCED_FILE}")
             source, target, other = (str(path.resolve()) for path in paths)
             tasks.append(Task(source, target, other, trace.rank))
-    done = None if choice.progress is None else partial(choice.progress, "reducing traces")
-    reduced = list(reduce_traces(tasks, scheduler=choice.scheduler, done=done))
+    reduced = list(reduce_traces(tasks, scheduler=choice.scheduler, done=choice.done))
     reduced += [read_alone(trace.path, trace.rank) for trace in traces if not trace.has_trace]
     for one in reduced:
         if one.failure:
@@ -348,17 +345,6 @@ def _state_of(log: Path) -> str:
 
 _LONGEST = 80  # of a name, in messages
 
-# Outermost spans of each rank's main thread, that with the most time in them.
-_OUTERMOST = """
-    outermost AS (
-        SELECT rank, thread, name, kind, start_ns, start_ns + duration_ns AS end_ns FROM ({spans})
-        WHERE depth = 0 AND kind NOT IN ('gc', 'step')),
-    main AS (
-        SELECT rank, arg_max(thread, busy_ns) AS thread FROM (
-            SELECT rank, thread, sum(end_ns - start_ns) AS busy_ns FROM outermost GROUP BY rank, thread) GROUP BY rank),
-    mine AS (SELECT o.* FROM outermost o JOIN main m ON o.rank = m.rank AND o.thread IS NOT DISTINCT FROM m.thread)
-"""
-
 
 def _find_steps(database: Database, spans: str) -> str | None:
     """Makes the view `spans` of a SELECT of spans without steps, with steps where they can be found: how they were.
@@ -369,37 +355,39 @@ def _find_steps(database: Database, spans: str) -> str | None:
 
     Returns: None where no name of most ranks comes again; the view has no steps then.
     """
-    outermost = _OUTERMOST.format(spans=spans)
-    names = database.execute(
-        f"""WITH {outermost},
-        repeated AS (
-            SELECT rank, name, any_value(kind) AS kind, count(*) AS times, min(start_ns) AS first_ns
-            FROM mine GROUP BY rank, name HAVING count(*) > 1),
-        first AS (SELECT rank, arg_min(name, first_ns) AS name FROM repeated GROUP BY rank),
-        chosen AS (SELECT name FROM first GROUP BY name ORDER BY count(*) DESC, name LIMIT 1)
-        SELECT name, kind, median(times) FROM repeated
-        WHERE name = (SELECT name FROM chosen) OR kind = 'optimizer'
-        GROUP BY name, kind ORDER BY name = (SELECT name FROM chosen) DESC, median(times), name"""
+    # Outermost spans of each rank's main thread, that with the most time in them.
+    database.execute(
+        f"""CREATE OR REPLACE TEMP TABLE outermost AS
+        SELECT * FROM (
+            SELECT rank, thread, name, kind, start_ns, start_ns + duration_ns AS end_ns,
+                sum(duration_ns) OVER (PARTITION BY rank, thread) AS busy_ns
+            FROM ({spans}) WHERE depth = 0 AND kind NOT IN ('gc', 'step'))
+        QUALIFY thread IS NOT DISTINCT FROM
+            first_value(thread) OVER (PARTITION BY rank ORDER BY busy_ns DESC, thread)"""
+    )
+    repeated = database.execute(
+        """SELECT name, any_value(kind), median(times) FROM (
+            SELECT name, any_value(kind) AS kind, count(*) AS times,
+                row_number() OVER (PARTITION BY rank ORDER BY min(start_ns)) AS place
+            FROM outermost GROUP BY rank, name HAVING count(*) > 1)
+        GROUP BY name ORDER BY count(*) FILTER (place = 1) DESC, name"""
     ).fetchall()
-    if not names:
+    if not repeated:
         return None
-    (first, _, times), others = names[0], names[1:]
-    closing = next((name for name, kind, count in others if kind == "optimizer" and 2 * count <= times), None)
+    first, _, times = repeated[0]
+    closers = [(count, name) for name, kind, count in repeated if kind == "optimizer" and 2 * count <= times]
+    closing = min(closers)[1] if closers else None
     place = "start_ns" if closing is None else "closed"  # what those of one step have in common
     database.execute(
         f"""CREATE OR REPLACE TABLE step_cuts AS
-        WITH {outermost},
-        begins AS (
-            SELECT rank, thread, start_ns, {place} AS place FROM (
-                SELECT *, sum((name = {db.literal(closing or "")})::INTEGER) OVER (
-                    PARTITION BY rank ORDER BY start_ns ROWS UNBOUNDED PRECEDING) AS closed FROM mine)
-            WHERE name = {db.literal(first)}),
-        firsts AS (
-            SELECT rank, any_value(thread) AS thread, min(start_ns) AS begin_ns FROM begins GROUP BY rank, place),
-        ends AS (SELECT rank, max(end_ns) AS end_ns FROM mine GROUP BY rank)
         SELECT rank, thread, begin_ns, row_number() OVER steps - 1 AS step,
-            coalesce(lead(begin_ns) OVER steps, e.end_ns) AS end_ns
-        FROM firsts JOIN ends e USING (rank) WINDOW steps AS (PARTITION BY rank ORDER BY begin_ns)"""
+            coalesce(lead(begin_ns) OVER steps, last_ns) AS end_ns
+        FROM (SELECT rank, any_value(thread) AS thread, min(start_ns) AS begin_ns, any_value(last_ns) AS last_ns FROM (
+                SELECT *, max(end_ns) OVER (PARTITION BY rank) AS last_ns,
+                    sum((name = {db.literal(closing or "")})::INTEGER) OVER (
+                        PARTITION BY rank ORDER BY start_ns ROWS UNBOUNDED PRECEDING) AS closed FROM outermost)
+            WHERE name = {db.literal(first)} GROUP BY rank, {place})
+        WINDOW steps AS (PARTITION BY rank ORDER BY begin_ns)"""
     )
     database.execute(
         f"""CREATE OR REPLACE VIEW spans AS

@@ -25,7 +25,7 @@ import numpy as np
 from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.charges import union
 from profiler_wrapper.analysis.classes import COMMUNICATION
-from profiler_wrapper.analysis.statistics import at, marked
+from profiler_wrapper.analysis.statistics import at, marked, sum_if_all_known
 from profiler_wrapper.analysis.time_rows import exposed_communication
 from profiler_wrapper.analysis.views.collectives import collective_of, element_bytes, payload_bytes_of
 from profiler_wrapper.child import start_child
@@ -36,7 +36,7 @@ from profiler_wrapper.ranks.from_trace import Row, Steps
 from profiler_wrapper.trace.atomic import replacing
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.reader import read, read_with_shapes
-from profiler_wrapper.trace.recording import DEVICE_CATEGORIES, Bool, Category, CollectiveDetails
+from profiler_wrapper.trace.recording import Bool, Category, CollectiveDetails
 from profiler_wrapper.trace.run_directory import RUN_FILE
 from profiler_wrapper.trace.run_file import run_beside
 from profiler_wrapper.trace.spans import SPAN_COLUMNS, rank_list_text
@@ -145,7 +145,7 @@ def trace_rows(found: Attributed) -> list[Row]:
     else:
         rows = from_trace.without_waits((row for row in on_cpu if row.kind != "communication"), waits)
         at_top = {row.start_ns for row in on_cpu if row.kind == "communication"}
-        collectives = [row._replace(depth=0, parent=None) if row.start_ns in at_top else row for row in collectives]
+        collectives = [row._replace(depth=0) if row.start_ns in at_top else row for row in collectives]
     return [*steps.rows(), *collectives, *rows, *garbage, *from_trace.layer_rows(found, steps, waits)]
 
 
@@ -283,7 +283,7 @@ def _device_collectives(found: Attributed, steps: Steps) -> list[Row]:
     for span, telling, exposed_ns, step in zip(*columns, steps.numbers_of_charges(chosen), strict=True):
         known = details.get(span) or details.get(telling)
         row = _collective_row(found, span, step, known, thread=int(spans.stream[span]), depth=0)
-        rows.append(row._replace(overlapped_ns=row.duration_ns - int(exposed_ns)))
+        rows.append(row._replace(device_ns=row.duration_ns, overlapped_ns=row.duration_ns - exposed_ns))
     return _with_sequence(rows)
 
 
@@ -291,7 +291,6 @@ def _collective_row(
     found: Attributed, span: int, step: int | None, details: CollectiveDetails | None, *, thread: int, depth: int
 ) -> Row:
     spans, name = found.recording.spans, found.recording.name_of(span)
-    on_device = int(spans.category[span]) in DEVICE_CATEGORIES
     plain = (details.name if details is not None else "") or name
     return Row(
         step=step,
@@ -299,7 +298,6 @@ def _collective_row(
         kind="communication",
         start_ns=int(spans.start_ns[span]),
         duration_ns=int(spans.duration_ns[span]),
-        device_ns=int(spans.duration_ns[span]) if on_device else None,
         thread=thread,
         depth=depth,
         sequence=None if details is None else details.sequence,
@@ -318,10 +316,8 @@ def _with_sequence(rows: list[Row]) -> list[Row]:
 
 def _group(found: Attributed, details: CollectiveDetails | None) -> str | None:
     """The ranks of the group, else its name; where neither is known, of a job with one group that one."""
-    if details is not None and details.ranks:
-        return rank_list_text(details.ranks)
-    if details is not None and details.group_name:
-        return details.group_name
+    if details is not None and (details.ranks or details.group_name):
+        return rank_list_text(details.ranks) if details.ranks else details.group_name
     info = found.recording.metadata.get("distributedInfo")
     groups = info.get("pg_config") if isinstance(info, Mapping) else None
     if isinstance(groups, list) and len(groups) == 1 and isinstance(groups[0], Mapping):
@@ -338,9 +334,8 @@ def _bytes_of_inputs(found: Attributed, span: int) -> int | None:
     inputs = [
         (math.prod(dims), element_bytes(kind)) for dims, kind in zip(shapes.dims, shapes.types, strict=False) if dims
     ]
-    if not inputs or any(size is None for _, size in inputs):
-        return None
-    return int(sum(elements * (size or 0) for elements, size in inputs))
+    sizes = [None if size is None else elements * size for elements, size in inputs]
+    return sum_if_all_known(sizes) if sizes else None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -348,7 +343,6 @@ def _bytes_of_inputs(found: Attributed, span: int) -> int | None:
 
 Reduce = Callable[[Task], Reduced]
 _KILLED = "the process that reduced it was killed, twice: is there enough memory for it?"
-_NO_MEMORY = "there is not enough memory for it"
 _REDUCE = f"from {__name__} import reduce_each; reduce_each()"
 
 
@@ -425,7 +419,7 @@ def _reduced(reduce: Reduce, task: Task) -> Reduced:
     try:
         return reduce(task)
     except MemoryError:
-        return Reduced(task.trace, "", task.rank, failure=_NO_MEMORY)
+        return Reduced(task.trace, "", task.rank, failure="there is not enough memory for it")
     except SeveralProcesses as error:
         return Reduced(task.trace, "", task.rank, failure=str(error), processes=error.names)
     except Exception as error:
@@ -443,7 +437,6 @@ def reduce_traces(
     tasks: Sequence[Task],
     *,
     scheduler: str | None = None,
-    workers: int | None = None,
     done: Done | None = None,
     reduce: Reduce = reduce_trace,
 ) -> tuple[Reduced, ...]:
@@ -458,7 +451,7 @@ def reduce_traces(
         WrongUse: the scheduler cannot be reached.
     """
     found: dict[int, Reduced] = {}
-    for i, reduced in _summaries(tasks, scheduler, workers, reduce):
+    for i, reduced in _summaries(tasks, scheduler, reduce):
         found[i] = reduced
         if done is not None:
             done(len(found), len(tasks))
@@ -470,7 +463,7 @@ def reduce_traces(
     ]
     if parts:
         summaries = [one for one in summaries if not one.processes]
-        summaries += reduce_traces(parts, scheduler=scheduler, workers=workers, done=done, reduce=reduce)
+        summaries += reduce_traces(parts, scheduler=scheduler, done=done, reduce=reduce)
     return tuple(summaries)
 
 
@@ -478,9 +471,7 @@ def _numbered(path: str, number: int) -> str:
     return str(Path(path).with_stem(f"{Path(path).stem}_{number}"))
 
 
-def _summaries(
-    tasks: Sequence[Task], scheduler: str | None, workers: int | None, reduce: Reduce
-) -> Iterator[tuple[int, Reduced]]:
+def _summaries(tasks: Sequence[Task], scheduler: str | None, reduce: Reduce) -> Iterator[tuple[int, Reduced]]:
     there = {i: summary for i, task in enumerate(tasks) if (summary := _there(task)) is not None}
     yield from there.items()  # what is there already needs no process
     left = [i for i in range(len(tasks)) if i not in there]
@@ -491,7 +482,7 @@ def _summaries(
         run = iter([(0, _reduced(reduce, *chosen))])
     else:
         in_environment = os.environ.get("PROFILER_WRAPPER_WORKERS", "")  # for tests and small machines
-        count = workers or (int(in_environment) if in_environment.isdecimal() else 0) or available_cores()
+        count = (int(in_environment) if in_environment.isdecimal() else 0) or available_cores()
         run = reduce_in_workers(chosen, max(1, min(count, len(left))), reduce)
     yield from ((left[place], reduced) for place, reduced in run)
 

@@ -100,16 +100,15 @@ def test_where_nothing_can_be_written_beside_the_trace(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_worker_that_is_killed_loses_nothing(tmp_path: Path) -> None:
+def test_a_worker_that_is_killed_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["flaky", "a", "deadly", "b", "c"]
     tasks = [task(write_trace(tmp_path / f"{name}.json", rank=i), tmp_path) for i, name in enumerate(names)]
     broken = tmp_path / "broken.json"
     broken.write_text("no trace", encoding="utf-8")
     tasks.append(task(broken, tmp_path))
     counts: list[tuple[int, int]] = []
-    found = reduce_traces(
-        tasks, workers=2, done=lambda done, total: counts.append((done, total)), reduce=dies_of_deadly
-    )
+    monkeypatch.setenv("PROFILER_WRAPPER_WORKERS", "2")
+    found = reduce_traces(tasks, done=lambda done, total: counts.append((done, total)), reduce=dies_of_deadly)
     assert [Path(one.trace).stem for one in found] == [*names, "broken"]
     failures = {Path(one.trace).stem: one.failure for one in found if one.failure}
     assert set(failures) == {"deadly", "broken"}
@@ -187,7 +186,7 @@ def test_a_worker_that_never_begins_is_said(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.full
 def test_what_a_worker_raises_is_a_failure_of_its_trace(tmp_path: Path) -> None:
     tasks = [task(tmp_path / f"{name}.json", tmp_path) for name in ("large", "small")]
-    found = reduce_traces(tasks, workers=1, reduce=raises)
+    found = reduce_traces(tasks, reduce=raises)
     assert [one.failure for one in found] == ["there is not enough memory for it", "RuntimeError: a mistake"]
 
 
@@ -209,7 +208,7 @@ def test_a_cluster_says_the_same_as_the_pool(tmp_path: Path) -> None:
             folder.mkdir()
             tasks = [task(write_trace(folder / f"{i}.json", rank=i, scale=i + 1), folder) for i in range(3)]
             tasks.append(task(folder / "gone.json", folder))
-            found[where] = reduce_traces(tasks, scheduler=scheduler, workers=1)
+            found[where] = reduce_traces(tasks, scheduler=scheduler)
     names = [[one._replace(trace="", spans="", failure=one.failure[:17]) for one in found[where]] for where in found]
     assert names[0] == names[1]
     assert [bool(one.failure) for one in found["cluster"]] == [False, False, False, True]
