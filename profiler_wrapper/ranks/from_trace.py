@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.attribution import Role, role_of
@@ -30,6 +30,7 @@ from profiler_wrapper.trace.nesting import nearest, nearest_above
 from profiler_wrapper.trace.recording import Bool, Category, Int64
 from profiler_wrapper.trace.spans import SPAN_KINDS, kind_of_span
 
+Texts = npt.NDArray[Any]
 COMPUTE_THREAD = -1  # stands for the compute streams of a device
 _LASTING = ("forward", "backward", "recompute")  # go on between their ops
 LASTING_ON_DEVICE = (*_LASTING, "optimizer")  # a device waits between kernels for the CPU
@@ -124,15 +125,8 @@ class Steps(NamedTuple):
     on_cpu: CpuSteps  # what the CPU does for a step
     thread: int
 
-    def numbers(self, at_ns: Int64) -> list[int | None]:
-        """Per instant on the CPU the number of its step; None outside of all."""
-        return self._numbers(self.on_cpu.place_of(at_ns))
-
-    def numbers_of_charges(self, charges: Int64) -> list[int | None]:
-        """Per charge the number of the step that launched it."""
-        return self._numbers(self.windows.launched_in[charges])
-
-    def _numbers(self, places: Int64) -> list[int | None]:
+    def numbers(self, places: Int64) -> list[int | None]:
+        """Per place of a step its number; None for -1."""
         return [self.on_cpu.number[place] if place >= 0 else None for place in places.tolist()]
 
     def rows(self) -> list[Row]:
@@ -156,9 +150,9 @@ def steps_of(found: Attributed) -> Steps:
 
 def with_steps(found: Attributed, steps: Steps, chosen: Bool) -> list[tuple[int, int | None]]:
     """The chosen events in order of start, each with its step."""
-    start = found.recording.spans.start_ns
-    members = in_order(np.flatnonzero(chosen), start)
-    return list(zip(members.tolist(), steps.numbers(start[members]), strict=True))
+    start_ns = found.recording.spans.start_ns
+    members = in_order(np.flatnonzero(chosen), start_ns)
+    return list(zip(members.tolist(), steps.numbers(steps.on_cpu.place_of(start_ns[members])), strict=True))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -187,12 +181,12 @@ def _call_rows(found: Attributed, steps: Steps, kept: list[bool], waits: Union) 
     launched = np.flatnonzero((launched_in >= 0) & (charges.work != COMMUNICATION))
     device = calls.with_below(sum_by_key(launched_in[launched], charges.time_ns[launched], len(calls)))
     again = called_by_same_key(calls.parent, calls.layer)  # the row of the call around it has its time already
+    numbers = steps.numbers(steps.on_cpu.place_of(starts))
     columns = (calls.span, calls.layer, calls.parent, again, starts, ends - starts, device, waiting)
+    each = zip(numbers, *(column.tolist() for column in columns), strict=True)
     depths: list[int] = []
     rows = []
-    for step, (span, layer, above, is_again, start, length, device_ns, waiting_ns) in zip(
-        steps.numbers(starts), zip(*(column.tolist() for column in columns), strict=True), strict=True
-    ):
+    for step, span, layer, above, is_again, start, length, device_ns, waiting_ns in each:
         kind = _KINDS.get(found.attribution.place(span).phase, "")
         depths.append(depths[above] + 1 if above >= 0 else (1 if kind == "forward" else 2))
         if kind not in ("forward", "recompute") or not kept[layer] or is_again:
@@ -232,12 +226,12 @@ def _backward_rows(found: Attributed, steps: Steps, kept: list[bool], waits: Uni
     chains = [one.chain if _KINDS.get(one.phase) == "backward" else () for one in places]
     part = np.repeat(np.arange(len(place)), np.array([len(chain) for chain in chains], dtype=np.int64)[place])
     layer = np.fromiter((layer for at_place in place.tolist() for layer in chains[at_place]), np.int64)
-    keys, first, of = np.unique(step[part] * len(layers) + layer, return_index=True, return_inverse=True)
-    sums = [sum_by_key(of, amount[part], len(keys)).tolist() for amount in amounts]
-    columns = (start[part[first]].tolist(), layer[first].tolist(), step[part[first]].tolist(), *sums)
+    _, first, of = np.unique(step[part] * len(layers) + layer, return_index=True, return_inverse=True)
+    sums = [sum_by_key(of, amount[part], len(first)).tolist() for amount in amounts]
+    columns = (steps.numbers(step[part[first]]), layer[first].tolist(), start[part[first]].tolist(), *sums)
     return [
         Row(
-            step=steps.on_cpu.number[in_step] if in_step >= 0 else None,
+            step=number,
             name=layers[one].name,
             kind="backward",
             start_ns=start_ns,
@@ -249,7 +243,7 @@ def _backward_rows(found: Attributed, steps: Steps, kept: list[bool], waits: Uni
             parent=layers[layers[one].parent].name if layers[one].parent >= 0 else "backward",
             thread=COMPUTE_THREAD if on_device else None,
         )
-        for start_ns, one, in_step, length, waiting_ns, device_ns in sorted(zip(*columns, strict=True))
+        for number, one, start_ns, length, waiting_ns, device_ns in zip(*columns, strict=True)
         if kept[one]
     ]
 
@@ -279,18 +273,18 @@ OF_CPU = tuple(kind.name for kind in SPAN_KINDS if kind.of_cpu)
 _APART = (*OF_CPU, "communication")  # never joined: each is a span as it is
 
 
-class _Piece(NamedTuple):
-    """Something that runs, and of which kind it is; "": not known."""
+class Pieces(NamedTuple):
+    """Things that run, in order of start."""
 
-    start_ns: int
-    end_ns: int
-    kind: str
-    step: int | None
-    name: str
+    start_ns: Int64
+    end_ns: Int64
+    kind: Texts  # "": not known
+    step: Int64  # its place among the steps; -1: in none
+    name: Texts
 
 
 def phases(
-    pieces: Sequence[_Piece], collectives: Union, *, thread: int, lasting: tuple[str, ...] = _LASTING
+    pieces: Pieces, steps: Steps, collectives: Union, *, thread: int, lasting: tuple[str, ...] = _LASTING
 ) -> list[Row]:
     """Pieces of one kind after another as one span.
 
@@ -298,52 +292,45 @@ def phases(
     A long gap within a phase that lasts is the phase's own, but for the collectives that run in it: the thread waits
     for them. Any other long gap belongs to nobody: what runs there shows in no event.
     """
-    joined: list[_Piece] = []
-    gaps = _gaps(pieces, collectives)
-    for (gap_ns, waited_ns), piece in zip(gaps, _with_kinds(pieces, gaps), strict=True):
-        last = joined[-1] if joined else None
-        if last is None or (last.kind, last.step) != (piece.kind, piece.step) or piece.kind in _APART:
-            joined.append(piece)
-        elif gap_ns <= LONG_GAP_NS or (piece.kind in lasting and waited_ns <= LONG_GAP_NS):
-            joined[-1] = last._replace(end_ns=max(last.end_ns, piece.end_ns))
-        elif piece.kind in lasting:  # but from the first to the last instant at which a collective runs
-            first = int(np.searchsorted(collectives.end_ns, last.end_ns, side="right"))
-            behind = int(np.searchsorted(collectives.start_ns, piece.start_ns, side="left"))
-            joined[-1] = last._replace(end_ns=max(last.end_ns, int(collectives.start_ns[first])))
-            joined.append(piece._replace(start_ns=min(piece.start_ns, int(collectives.end_ns[behind - 1]))))
-        else:
-            joined.append(piece)
+    if not len(pieces.kind):
+        return []
+    start, end, step = pieces.start_ns, pieces.end_ns, pieces.step
+    reached = np.minimum(np.append(start[:1], np.maximum.accumulate(end)[:-1]), start)
+    gap_ns, waited_ns = start - reached, collectives.overlap(reached, start)
+    kind = _with_kinds(pieces, gap_ns - waited_ns > LONG_GAP_NS)
+    lasts, apart = np.isin(kind, lasting), np.isin(kind, _APART)
+    goes_on = np.append(False, (kind[1:] == kind[:-1]) & (step[1:] == step[:-1])) & ~apart
+    waits = goes_on & lasts & (gap_ns > LONG_GAP_NS) & (waited_ns > LONG_GAP_NS)
+    first = np.flatnonzero(~goes_on | waits | ((gap_ns > LONG_GAP_NS) & ~lasts))
+    begins, ends = start[first], np.maximum.reduceat(end, first)
+    after = np.flatnonzero(waits[first])  # a wait is from the first to the last instant at which a collective runs
+    wait_ns = collectives.start_ns[np.searchsorted(collectives.end_ns, ends[after - 1], side="right")]
+    waited_till_ns = collectives.end_ns[np.searchsorted(collectives.start_ns, begins[after], side="left") - 1]
+    ends[after - 1] = np.maximum(ends[after - 1], wait_ns)
+    begins[after] = np.minimum(begins[after], waited_till_ns)
+    names = np.where(apart, pieces.name, kind)
+    columns = (column.tolist() for column in (names[first], kind[first], begins, ends))
     return [
-        Row(piece.step, piece.name, piece.kind, piece.start_ns, piece.end_ns - piece.start_ns, thread=thread)
-        for piece in joined
-        if piece.end_ns > piece.start_ns
+        Row(number, name, kind_of, begin, end_ns - begin, thread=thread)
+        for number, name, kind_of, begin, end_ns in zip(steps.numbers(step[first]), *columns, strict=True)
+        if end_ns > begin
     ]
 
 
-def _with_kinds(pieces: Sequence[_Piece], gaps: Sequence[tuple[int, int]]) -> list[_Piece]:
-    """The same, with a kind for each, which is the name of what may be joined."""
-    found: list[_Piece] = []
-    runs = [list(run) for _, run in groupby(pieces, key=lambda piece: (bool(piece.kind), piece.step))]
-    for place, run in enumerate(runs):
-        before = runs[place - 1][-1] if place else None
-        after = runs[place + 1][0] if place + 1 < len(runs) else None
-        kind = before.kind if before is not None and before.step == run[0].step and before.kind in _LASTING else ""
-        within = after is not None and (after.kind, after.step) == (kind, run[0].step)
-        for piece in run:
-            gap_ns, waited_ns = gaps[len(found)]
-            if not within and gap_ns - waited_ns > LONG_GAP_NS:
-                kind = ""
-            of = piece.kind or kind or "other"
-            found.append(piece._replace(kind=of, name=piece.name if of in _APART else of))
-    return found
-
-
-def _gaps(pieces: Sequence[_Piece], collectives: Union) -> list[tuple[int, int]]:
-    """Per piece: how long nothing ran before it, and how much of that a collective did; nothing before the first."""
-    start: Int64 = np.array([piece.start_ns for piece in pieces], dtype=np.int64)
-    reached = np.maximum.accumulate(np.array([piece.end_ns for piece in pieces], dtype=np.int64))
-    before = np.minimum(np.concatenate([start[:1], reached[:-1]]), start)
-    return list(zip((start - before).tolist(), collectives.overlap(before, start).tolist(), strict=True))
+def _with_kinds(pieces: Pieces, is_apart: Bool) -> Texts:
+    """A kind for each; `is_apart`: whether it begins long after what is before it."""
+    kind, step, named = pieces.kind, pieces.step, pieces.kind != ""
+    begins = np.append(True, (named[1:] != named[:-1]) | (step[1:] != step[:-1]))
+    first, run = np.flatnonzero(begins), np.cumsum(begins) - 1
+    behind = first[1:]  # of each run the piece behind it
+    in_step = step[behind] == step[behind - 1]
+    before = np.append("", np.where(in_step, kind[behind - 1], ""))
+    before[~np.isin(before, _LASTING)] = ""
+    within = before == np.append(np.where(in_step, kind[behind], ""), "")
+    times_apart = np.cumsum(is_apart)
+    goes_on: Bool = times_apart == (times_apart - is_apart)[first][run]
+    found = np.where(named, kind, np.where(within[run] | goes_on, before[run], ""))
+    return np.where(found == "", "other", found)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -359,7 +346,7 @@ def _kind_of_block(name: str) -> str:
     return kind if kind in (*OF_CPU, *_AROUND) else ""
 
 
-def cpu_pieces(found: Attributed, steps: Steps) -> list[_Piece]:
+def cpu_pieces(found: Attributed, steps: Steps) -> Pieces:
     """The outermost events of the training threads, in order of start, and the ends of blocks that somebody named.
 
     What the trace knows of an op comes before the name of a block around it. That block's two ends are pieces without
@@ -390,14 +377,15 @@ def cpu_pieces(found: Attributed, steps: Steps) -> list[_Piece]:
         (nearest(parent, around) >= 0, blocks[nearest(parent, around)]),
     ]
     kind_of = np.select([chosen for chosen, _ in kinds], [kind for _, kind in kinds], "")
-    pieces = []
-    for span, step in with_steps(found, steps, outermost):
-        start, end = int(spans.start_ns[span]), int(spans.end_ns[span])
-        pieces.append(_Piece(start, end, str(kind_of[span]), step, recording.name_of(span)))
-    for span, step in with_steps(found, steps, around):
-        for end in (int(spans.start_ns[span]), int(spans.end_ns[span])):
-            pieces.append(_Piece(end, end, str(blocks[span]), step, recording.name_of(span)))
-    return sorted(pieces, key=lambda piece: (piece.start_ns, piece.end_ns))
+    events, ends = np.flatnonzero(outermost), np.flatnonzero(around)
+    span = np.concatenate([events, ends, ends])
+    start = np.concatenate([spans.start_ns[events], spans.start_ns[ends], spans.end_ns[ends]])
+    end = np.concatenate([spans.end_ns[events], spans.start_ns[ends], spans.end_ns[ends]])
+    kind = np.concatenate([kind_of[events], blocks[ends], blocks[ends]])
+    order = np.lexsort((end, start))
+    step = steps.on_cpu.place_of(spans.start_ns[span])
+    names = np.array(recording.names, dtype=object)[spans.name[span]]
+    return Pieces(*(column[order] for column in (start, end, kind, step, names)))
 
 
 def garbage_rows(found: Attributed, steps: Steps) -> list[Row]:
@@ -420,19 +408,15 @@ def garbage_rows(found: Attributed, steps: Steps) -> list[Row]:
 _LEAST_OF_COMPUTE = 0.1  # of the busiest stream's time: a stream with less does not make the phases
 
 
-def device_pieces(found: Attributed, steps: Steps) -> list[_Piece]:
+def device_pieces(found: Attributed, steps: Steps) -> Pieces:
     """What runs on the compute streams of the busiest device."""
     spans, charges = found.recording.spans, found.charges
     chosen = _computes(found)
-    kinds = [_KINDS.get(place.phase, "") for place in found.attribution.places]
-    start, end = spans.start_ns[charges.span[chosen]], spans.end_ns[charges.span[chosen]]
+    span, launch = charges.span[chosen], charges.cpu_span[chosen]
+    kind = np.array([_KINDS.get(place.phase, "") for place in found.attribution.places])[charges.place[chosen]]
     makes_node = nearest(found.nesting.parent, marked(len(spans), found.attribution.forward_op))
-    forward = at(makes_node, charges.cpu_span[chosen], -1) >= 0
-    columns = (column.tolist() for column in (start, end, charges.place[chosen], forward))
-    return [
-        _Piece(begin, stop, kinds[place] or ("forward" if in_forward else ""), number, "")
-        for begin, stop, place, in_forward, number in zip(*columns, steps.numbers_of_charges(chosen), strict=True)
-    ]
+    kind = np.where((kind == "") & (at(makes_node, launch, -1) >= 0), "forward", kind)
+    return Pieces(spans.start_ns[span], spans.end_ns[span], kind, steps.windows.launched_in[chosen], kind)
 
 
 def with_device_time(found: Attributed, rows: list[Row]) -> list[Row]:

@@ -133,13 +133,13 @@ def trace_rows(found: Attributed) -> list[Row]:
     collective_times = union(*from_trace.bounds([row for row in collectives if row.depth == 0]))
     waits = from_trace.waits_within_events(found)
     on_cpu = from_trace.phases(
-        from_trace.cpu_pieces(found, steps), collective_times, thread=from_trace.main_thread(found)
+        from_trace.cpu_pieces(found, steps), steps, collective_times, thread=from_trace.main_thread(found)
     )
     garbage = from_trace.garbage_rows(found, steps)
     if on_device:
         pieces = from_trace.device_pieces(found, steps)
         compute = from_trace.phases(
-            pieces, collective_times, thread=from_trace.COMPUTE_THREAD, lasting=from_trace.LASTING_ON_DEVICE
+            pieces, steps, collective_times, thread=from_trace.COMPUTE_THREAD, lasting=from_trace.LASTING_ON_DEVICE
         )
         rows = [*from_trace.with_device_time(found, compute), *(row for row in on_cpu if row.kind in from_trace.OF_CPU)]
     else:
@@ -280,7 +280,7 @@ def _device_collectives(found: Attributed, steps: Steps) -> list[Row]:
     around = at(nearest(found.nesting.parent, marked(len(spans), details)), charges.cpu_span[chosen], -1)
     rows = []
     columns = (charges.span[chosen].tolist(), around.tolist(), exposed[chosen].tolist())
-    for span, telling, exposed_ns, step in zip(*columns, steps.numbers_of_charges(chosen), strict=True):
+    for span, telling, exposed_ns, step in zip(*columns, steps.numbers(steps.windows.launched_in[chosen]), strict=True):
         known = details.get(span) or details.get(telling)
         row = _collective_row(found, span, step, known, thread=int(spans.stream[span]), depth=0)
         rows.append(row._replace(device_ns=row.duration_ns, overlapped_ns=row.duration_ns - exposed_ns))
