@@ -117,13 +117,13 @@ def read(reader: str, files: Iterable[Path], *options: str) -> str:
     return f"{reader}({', '.join([f'[{listed}]', 'hive_partitioning = false', *options])})"
 
 
-def span_select(relation: str, expressions: Mapping[str, str], *, where: str = "") -> str:
+def span_select(relation: str, expressions: Mapping[str, str]) -> str:
     """A SELECT with all columns of a span table, in order and of their types; NULL where no expression makes one."""
     columns = ", ".join(
         f"TRY_CAST({expressions.get(name, 'NULL')} AS {kind}) AS {quoted(name)}"
         for name, (kind, _) in SPAN_COLUMNS.items()
     )
-    return f"SELECT {columns} FROM {relation}" + (f" WHERE {where}" if where else "")
+    return f"SELECT {columns} FROM {relation}"
 
 
 def insert(database: Database, table: str, rows: Iterable[Sequence[Any]]) -> None:

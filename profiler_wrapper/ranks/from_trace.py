@@ -34,6 +34,7 @@ Texts = npt.NDArray[Any]
 COMPUTE_THREAD = -1  # stands for the compute streams of a device
 _LASTING = ("forward", "backward", "recompute")  # go on between their ops
 LASTING_ON_DEVICE = (*_LASTING, "optimizer")  # a device waits between kernels for the CPU
+_WAITING = (*LASTING_ON_DEVICE, "other")
 # The kind of what runs in a phase of attribution; in others it has none.
 _KINDS = {phase: phase for phase in LASTING_ON_DEVICE} | dict.fromkeys(FORWARD_PHASES, "forward")
 _KINDS["accumulate_grad"] = "backward"
@@ -453,7 +454,6 @@ def _computes(found: Attributed) -> Int64:
 # collective began. A thread that goes on before waited for nothing.
 
 _ENGINE = "autograd::engine::evaluate_function: "  # hooks run in it, beside the node itself
-_WAITING = ("forward", "backward", "recompute", "optimizer", "other")
 
 
 def waits_within_events(found: Attributed) -> Union:

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import tempfile
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from profiler_wrapper.errors import BrokenTrace, WrongUse, first_few
 from profiler_wrapper.ranks import database as db
 from profiler_wrapper.ranks.database import Database, LoadedSpans
 from profiler_wrapper.ranks.reduce import Done, Reduced, Task, place_number, problem_of_table, read_alone, reduce_traces
-from profiler_wrapper.ranks.report import RanksReport, ranks_report
+from profiler_wrapper.ranks.report import RanksReport, clean_name, ranks_report
 from profiler_wrapper.trace.run_directory import RUN_FILE, rank_number
 from profiler_wrapper.trace.run_file import read_json
 from profiler_wrapper.trace.spans import DIRECTORY as TIMERS
@@ -118,11 +117,12 @@ def _load_run(database: Database, path: Path, choice: Choice, folder: Path) -> L
     sources = find_sources(path)
     from_timers = (choice.use or sources.uses) == "timers"
     chosen = _chosen(sources, sources.logs if from_timers else sources.traces, choice, path)
-    gaps: list[Gap] = []
+    described = len(sources.missing)
     if from_timers:
-        places, notes = _load_logs(database, chosen, sources, gaps, folder)
+        places, notes = _load_logs(database, chosen, sources, folder)
     else:
-        places, notes = _load_traces(database, chosen, sources, gaps, choice, (choice.output or folder) / "reduced")
+        places, notes = _load_traces(database, chosen, sources, choice, (choice.output or folder) / "reduced"), []
+    gaps = sources.missing[described:]
     there = set(db.column(database, "SELECT DISTINCT rank FROM spans").tolist() if places else ())
     if not there:
         raise BrokenTrace(f"{path}: no spans of any rank in it{_why(gaps)}")
@@ -142,7 +142,7 @@ def _load_run(database: Database, path: Path, choice: Choice, folder: Path) -> L
         database,
         run=sources.root.name or sources.root.resolve().name,
         root=sources.root,
-        missing=(*sources.missing, *gaps, *(gap for gap in absent if gap.rank not in failed)),
+        missing=(*sources.missing, *(gap for gap in absent if gap.rank not in failed)),
         world_size=world_size,
         from_timers=from_timers,
         notes=tuple(notes),
@@ -167,22 +167,16 @@ def _chosen(sources: SpanSources, there: Sequence[Source], choice: Choice, path:
     return chosen
 
 
-# What the files of a run's ranks gave: columns of RANK_COLUMNS of each rank as far as they are known, and notes. Where
-# some of the files can be read, `spans` is in the database.
-_Loaded = tuple[Mapping[int, Mapping[str, Any]], list[str]]
+# Of each rank columns of RANK_COLUMNS as far as they are known; where there are any, `spans` is in the database.
+_Places = Mapping[int, Mapping[str, Any]]
 
 
 # --- traces ---
 
 
 def _load_traces(
-    database: Database,
-    traces: Sequence[Source],
-    sources: SpanSources,
-    gaps: list[Gap],
-    choice: Choice,
-    otherwise: Path,
-) -> _Loaded:
+    database: Database, traces: Sequence[Source], sources: SpanSources, choice: Choice, otherwise: Path
+) -> _Places:
     """The traces' tables as `spans`; `otherwise`: where tables go that cannot lie beside their traces."""
     tasks = []
     for i, trace in enumerate(traces):
@@ -195,11 +189,12 @@ def _load_traces(
     for one in reduced:
         if one.failure:
             whose = Path(one.trace).name if one.rank is None else f"rank {one.rank}"
-            gaps.append(Gap(f"spans of {whose}", f"{one.trace}: {one.failure}", one.rank))
-    kept = _one_per_step(_ranked([one for one in reduced if not one.failure], gaps), gaps)
+            sources.miss(f"spans of {whose}", f"{one.trace}: {one.failure}", one.rank)
+    kept = _one_per_step(_ranked([one for one in reduced if not one.failure], sources), sources)
     for one in kept:
-        notes = (note for note in one.notes if "no layers" not in note)
-        gaps += [Gap(f"part of rank {one.rank}'s trace", note, one.rank) for note in notes]
+        for note in one.notes:
+            if "no layers" not in note:
+                sources.miss(f"part of rank {one.rank}'s trace", note, one.rank)
     while kept:
         try:
             rows, bad = db.view_spans(database, _relation(database, kept))
@@ -207,17 +202,18 @@ def _load_traces(
             torn = {one: why for one in kept if (why := problem_of_table(Path(one.spans)))}
             if not torn:
                 raise
-            gaps += [Gap(f"spans of rank {one.rank}", f"{one.spans}: {why}", one.rank) for one, why in torn.items()]
+            for one, why in torn.items():
+                sources.miss(f"spans of rank {one.rank}", f"{one.spans}: {why}", one.rank)
             kept = [one for one in kept if one not in torn]
             continue
         if bad:
-            gaps.append(Gap(f"{bad} of {rows} rows", "they are no spans"))
+            sources.miss(f"{bad} of {rows} rows", "they are no spans")
         break
     places = {}
     for one in kept:
         rank = int(one.rank or 0)
         places[rank] = {"rank": rank, "world_size": one.world_size, "host": one.host, **sources.ranks.get(rank, {})}
-    return places, []
+    return places
 
 
 def _relation(database: Database, kept: list[Reduced]) -> str:
@@ -233,7 +229,7 @@ def _relation(database: Database, kept: list[Reduced]) -> str:
     )
 
 
-def _ranked(reduced: list[Reduced], gaps: list[Gap]) -> list[Reduced]:
+def _ranked(reduced: list[Reduced], sources: SpanSources) -> list[Reduced]:
     """With a rank for each: where neither trace nor name tells, workers are numbered in order of their names.
 
     A worker's files differ in the time at which they were written: they are windows of one rank.
@@ -243,8 +239,8 @@ def _ranked(reduced: list[Reduced], gaps: list[Gap]) -> list[Reduced]:
     """
     worker = {one.trace: _WRITTEN_AT.sub("", Path(one.trace).name) for one in reduced if one.rank is None}
     if worker and len(reduced) > 1:
-        what = f"ranks of {len(worker)} traces"
-        gaps.append(Gap(what, "neither they nor their names tell: numbered in order of names"))
+        reason = "neither they nor their names tell: numbered in order of names"
+        sources.miss(f"ranks of {len(worker)} traces", reason)
     stages = {found[0].upper() for name in worker.values() if (found := _SERVER_STAGE.search(name))}
     if len(stages) > 1:
         raise BrokenTrace(f"traces of several stages of a server: {', '.join(sorted(stages))}; name those of one")
@@ -254,14 +250,14 @@ def _ranked(reduced: list[Reduced], gaps: list[Gap]) -> list[Reduced]:
     return [one if one.rank is not None else one._replace(rank=of_worker[worker[one.trace]]) for one in reduced]
 
 
-def _one_per_step(reduced: list[Reduced], gaps: list[Gap]) -> list[Reduced]:
+def _one_per_step(reduced: list[Reduced], sources: SpanSources) -> list[Reduced]:
     """Without traces that tell of steps of their rank which a later one has too."""
     kept: list[Reduced] = []
     seen: set[tuple[int | None, int]] = set()
     for one in reversed(reduced):
         steps = {(one.rank, step) for step in one.steps}
         if seen & steps:
-            gaps.append(Gap(f"a trace of rank {one.rank}", f"{one.trace}: another has the same steps", one.rank))
+            sources.miss(f"a trace of rank {one.rank}", f"{one.trace}: another has the same steps", one.rank)
         else:
             seen |= steps
             kept.append(one)
@@ -276,14 +272,14 @@ _NOT_CLOSED = "its log is not closed: its process runs, or was killed"
 
 
 def _load_logs(
-    database: Database, logs: Sequence[Source], sources: SpanSources, gaps: list[Gap], folder: Path
-) -> _Loaded:
+    database: Database, logs: Sequence[Source], sources: SpanSources, folder: Path
+) -> tuple[_Places, list[str]]:
     """JSON lines, made into Parquet once: they are asked many times."""
     states = {log: _state_of(log.path) for log in logs}
     files = [log.path for log, why in states.items() if why in ("", _NOT_CLOSED)]
     for log, why in states.items():
         if log.path not in files:
-            gaps.append(Gap(f"spans of rank {log.rank}", f"{log.path}: {why}", log.rank))
+            sources.miss(f"spans of rank {log.rank}", f"{log.path}: {why}", log.rank)
     if not files:
         return {}, []
     types = ", ".join(f"{db.literal(name)}: {db.literal(kind)}" for name, (kind, _) in SPAN_COLUMNS.items())
@@ -296,30 +292,27 @@ def _load_logs(
     target = folder / "timers.parquet"
     database.execute(f"COPY ({rows}) TO {db.literal(target)} (FORMAT parquet, ROW_GROUP_SIZE 122880)")
     table = db.read("read_parquet", [target])
-    expressions = {name: db.quoted(name) for name in SPAN_COLUMNS} | {"depth": "coalesce(depth, 0)"}
-    select = db.span_select(table, expressions, where=db.USABLE)
-    database.execute(f"CREATE OR REPLACE VIEW spans AS {select}")
-    has_steps = database.execute("SELECT 1 FROM spans WHERE step IS NOT NULL LIMIT 1").fetchone() is not None
-    how = None if has_steps else _find_steps(database, select)
+    db.view_spans(database, table)
     counts = database.execute(
-        f"""SELECT log, count(*) FILTER (coalesce({db.USABLE}, false)), count(*) FILTER (NOT is_header),
-            max(lost_lines), max(ended_by) FROM {table} GROUP BY log ORDER BY log"""
+        f"""SELECT log, count(*) FILTER ({db.USABLE}), count(*) FILTER (NOT is_header), max(lost_lines), max(ended_by),
+            count(step) FILTER ({db.USABLE}) FROM {table} GROUP BY log ORDER BY log"""
     ).fetchall()
+    how = None if any(with_step for *_, with_step in counts) else _find_steps(database)
     rank_of = {str(log.path): log.rank or 0 for log in logs}
     unfinished = {log.rank or 0: why for log, why in states.items() if why == _NOT_CLOSED}
-    unfinished |= {rank_of[name]: f"its program ended by {error}" for name, *_, error in counts if error}
+    unfinished |= {rank_of[name]: f"its program ended by {error}" for name, *_, error, _ in counts if error}
     for reason, ranks in sorted(grouped((why, rank) for rank, why in unfinished.items()).items()):
         what = f"end of rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}"
-        gaps.append(Gap(what, reason, ranks[0] if len(ranks) == 1 else None))
-    for name, good, total, lost, _ in counts:
+        sources.miss(what, reason, ranks[0] if len(ranks) == 1 else None)
+    for name, good, total, lost, *_ in counts:
         rank = rank_of[name]
         if not good:
-            gaps.append(Gap(f"spans of rank {rank}", f"{name}: no line of it is a span", rank))
+            sources.miss(f"spans of rank {rank}", f"{name}: no line of it is a span", rank)
         elif total > good:
             bad = "a line" if total == good + 1 else f"{total - good} lines"
-            gaps.append(Gap(f"{bad} of rank {rank}", f"{name}: torn, or no span", rank))
+            sources.miss(f"{bad} of rank {rank}", f"{name}: torn, or no span", rank)
         if lost:
-            gaps.append(Gap(f"{lost} spans of rank {rank}", f"{name}: its timer could not write them", rank))
+            sources.miss(f"{lost} spans of rank {rank}", f"{name}: its timer could not write them", rank)
     return {rank: sources.ranks[rank] for rank in rank_of.values()}, [] if how is None else [how]
 
 
@@ -343,11 +336,8 @@ def _state_of(log: Path) -> str:
 # --- steps of logs that tell none ---
 
 
-_LONGEST = 80  # of a name, in messages
-
-
-def _find_steps(database: Database, spans: str) -> str | None:
-    """Makes the view `spans` of a SELECT of spans without steps, with steps where they can be found: how they were.
+def _find_steps(database: Database) -> str | None:
+    """Gives the view `spans` steps where they can be found: how they were.
 
     A step begins where the first of the outermost names that come again comes again. Where that comes several times
     before the optimizer does, as with accumulated gradients, a step begins with the first of them after the optimizer.
@@ -357,11 +347,11 @@ def _find_steps(database: Database, spans: str) -> str | None:
     """
     # Outermost spans of each rank's main thread, that with the most time in them.
     database.execute(
-        f"""CREATE OR REPLACE TEMP TABLE outermost AS
+        """CREATE OR REPLACE TEMP TABLE outermost AS
         SELECT * FROM (
             SELECT rank, thread, name, kind, start_ns, start_ns + duration_ns AS end_ns,
                 sum(duration_ns) OVER (PARTITION BY rank, thread) AS busy_ns
-            FROM ({spans}) WHERE depth = 0 AND kind NOT IN ('gc', 'step'))
+            FROM spans WHERE depth = 0 AND kind NOT IN ('gc', 'step'))
         QUALIFY thread IS NOT DISTINCT FROM
             first_value(thread) OVER (PARTITION BY rank ORDER BY busy_ns DESC, thread)"""
     )
@@ -390,15 +380,16 @@ def _find_steps(database: Database, spans: str) -> str | None:
         WINDOW steps AS (PARTITION BY rank ORDER BY begin_ns)"""
     )
     database.execute(
-        f"""CREATE OR REPLACE VIEW spans AS
-        SELECT s.* REPLACE (c.step AS step) FROM ({spans}) s
+        """ALTER VIEW spans RENAME TO spans_without_steps;
+        CREATE VIEW spans AS
+        SELECT s.* REPLACE (c.step AS step) FROM spans_without_steps s
         ASOF LEFT JOIN step_cuts c ON s.rank = c.rank AND s.start_ns >= c.begin_ns
         UNION ALL BY NAME
         SELECT rank, step, 'step' AS name, 'step' AS kind, begin_ns AS start_ns, end_ns - begin_ns AS duration_ns,
             0::SMALLINT AS depth, thread FROM step_cuts"""
     )
-    how = f"steps were found by the repetition of {first[:_LONGEST]}"
-    how += f": each begins with the first one after {closing[:_LONGEST]}" if closing else ", with which each begins"
+    how = f"steps were found by the repetition of {clean_name(first)}"
+    how += f": each begins with the first one after {clean_name(closing)}" if closing else ", with which each begins"
     return f"{how}; global_timer.step() tells them"
 
 
@@ -427,15 +418,23 @@ class Source(NamedTuple):
         return self.path != self.reduced
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SpanSources:
     """What there is of a run."""
 
     root: Path
-    logs: Sequence[Source] = ()
-    traces: Sequence[Source] = ()
-    ranks: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)  # RANK_COLUMNS, as far as they are known
-    missing: tuple[Gap, ...] = ()
+    logs: list[Source] = field(default_factory=list)
+    traces: list[Source] = field(default_factory=list)
+    ranks: dict[int, dict[str, Any]] = field(default_factory=dict)  # RANK_COLUMNS, as far as they are known
+    missing: list[Gap] = field(default_factory=list)
+
+    def miss(self, what: str, reason: object, rank: int | None = None) -> None:
+        """Say that something is not there."""
+        self.missing.append(Gap(what, str(reason), rank))
+
+    def know(self, rank: int, place: Mapping[str, Any]) -> None:
+        """Add to what is known of a rank."""
+        self.ranks.setdefault(rank, {}).update(place, rank=rank)
 
     @property
     def uses(self) -> Use:
@@ -454,14 +453,15 @@ def find_sources(path: Path) -> SpanSources:
         BrokenTrace: there is nothing in it, or several runs.
         OSError: it is not there, or cannot be read.
     """
-    gaps: list[Gap] = []
     if not path.is_dir():
         path.stat()  # raises where there is none
-        return _of_files(path.parent, [path], gaps)
-    root, attempt = _last_attempt(path, gaps)
-    logs = _logs_in(root)
+        return _of_files(SpanSources(path.parent), [path])
+    found, attempt = _last_attempt(path)
+    root = found.root
+    files = (root / TIMERS if (root / TIMERS).is_dir() else root).glob("*.jsonl")
+    found.logs = sorted(Source(int(match[1]), file, file) for file in files if (match := _TIMER_LOG.match(file.name)))
     directories = _rank_directories(root)
-    if not logs and not directories:
+    if not found.logs and not directories:
         places = sorted(place for place in root.iterdir() if place.is_dir())
         inner = [place for place in places if any(map(_holds_ranks, (place, *place.glob("attempt*"))))]
         if len(inner) == 1:
@@ -472,57 +472,50 @@ def find_sources(path: Path) -> SpanSources:
         traces = [file for file in sorted(root.iterdir()) if _may_be_trace(file)]
         if not traces:
             raise BrokenTrace(f"{path}: no rank's files in it: no timers/, no rank<k>/ and no trace")
-        return _of_files(root, traces, gaps)
-    ranks: _Places = defaultdict(dict)
-    for rank, log, _ in logs:
-        ranks[rank or 0] |= {**_place(_header_of(log, gaps)), "rank": rank, "attempt": attempt}
-    found: list[Source] = []
+        return _of_files(found, traces)
+    for log in found.logs:
+        found.know(log.rank or 0, {**_place(_header_of(log.path, found)), "attempt": attempt})
     for rank, directory in directories:
-        ranks[rank] |= {"rank": rank, "attempt": attempt}
-        found += _of_rank(rank, directory, ranks, gaps)
-    return SpanSources(root, logs, found, ranks, tuple(gaps))
+        found.know(rank, {"attempt": attempt})
+        _add_traces(found, rank, directory)
+    return found
 
 
-_Places = defaultdict[int, dict[str, Any]]  # of each rank what is known of it, as columns of RANK_COLUMNS
-
-
-def _of_files(root: Path, files: Iterable[Path], gaps: list[Gap]) -> SpanSources:
-    """Files side by side: each rank's is known by its name, or by what is in it."""
-    logs, traces = [], []
-    ranks: _Places = defaultdict(dict)
+def _of_files(found: SpanSources, files: Iterable[Path]) -> SpanSources:
+    """With files side by side: each rank's is known by its name, or by what is in it."""
     for file in files:
         rank = rank_in_name(file.name)
         if file.name.endswith(".jsonl"):
-            header = _header_of(file, gaps)
+            header = _header_of(file, found)
             in_header = place_number(header.get("rank"))
             rank = in_header if in_header is not None else rank or 0
-            logs.append(Source(rank, file, file))
-            ranks[rank] |= {**_place(header), "rank": rank}
+            found.logs.append(Source(rank, file, file))
+            found.know(rank, _place(header))
         elif file.name.endswith(_TRACE_ENDINGS):
             stem = file.name.removesuffix(".gz").removesuffix(".json")
             rank = rank_of_directory(file.parent) if rank is None else rank
-            traces.append(Source(rank, file, file.parent / f"{stem}_{REDUCED_FILE}"))
+            found.traces.append(Source(rank, file, file.parent / f"{stem}_{REDUCED_FILE}"))
         elif file.name.endswith(".parquet"):
-            traces.append(Source(rank, file, file))
+            found.traces.append(Source(rank, file, file))
         else:
             raise WrongUse(
                 f"{file}: neither a trace (.json, .json.gz), nor a timer's log (.jsonl), nor a run's directory"
             )
-    return SpanSources(root, logs, traces, ranks, tuple(gaps))
+    return found
 
 
-def _last_attempt(path: Path, gaps: list[Gap]) -> tuple[Path, int]:
+def _last_attempt(path: Path) -> tuple[SpanSources, int]:
     """Where the files of the last attempt are, and its number."""
     attempts = {digits_in(place.name): place for place in path.glob("attempt*") if _holds_ranks(place)}
     if not attempts:
-        return path, digits_in(path.name) if path.name.startswith("attempt") else 0
+        return SpanSources(path), digits_in(path.name) if path.name.startswith("attempt") else 0
     if _holds_ranks(path):
         attempts.setdefault(0, path)
     *before, last = sorted(attempts)
+    found = SpanSources(attempts[last])
     if before:
-        reason = f"only the last attempt, {last}, is in this report"
-        gaps.append(Gap(f"attempt {', '.join(map(str, before))}", reason))
-    return attempts[last], last
+        found.miss(f"attempt {', '.join(map(str, before))}", f"only the last attempt, {last}, is in this report")
+    return found, last
 
 
 def _holds_ranks(path: Path) -> bool:
@@ -534,29 +527,30 @@ def _rank_directories(path: Path) -> list[tuple[int, Path]]:
     return sorted((rank, place) for rank, place in ranks if rank is not None)
 
 
-def _logs_in(root: Path) -> list[Source]:
-    files = (root / TIMERS if (root / TIMERS).is_dir() else root).glob("*.jsonl")
-    return sorted(Source(int(match[1]), file, file) for file in files if (match := _TIMER_LOG.match(file.name)))
-
-
-def _of_rank(rank: int, directory: Path, ranks: _Places, gaps: list[Gap]) -> Iterator[Source]:
-    """The traces of a rank's directory, of its later windows too."""
+def _add_traces(found: SpanSources, rank: int, directory: Path) -> None:
+    """Those of a rank's directory, of its later windows too."""
     windows = sorted((p for p in directory.glob("steps_*") if p.is_dir()), key=lambda p: digits_in(p.name))
     for place in (directory, *windows):
+        run: Mapping[str, Any] = {}
         try:
             next(place.iterdir(), None)
         except OSError as error:
-            gaps.append(Gap(f"files of rank {rank}", f"{place}: {error.strerror or error}", rank))
+            found.miss(f"files of rank {rank}", f"{place}: {error.strerror or error}", rank)
             continue
-        run = _run_file_in(place, rank, gaps)
-        ranks[rank] |= {**_place(run), "rank": rank}
+        try:
+            run = read_json(place / RUN_FILE)
+        except FileNotFoundError:
+            pass
+        except (BrokenTrace, OSError) as error:
+            found.miss(f"description of rank {rank}", error, rank)
+        found.know(rank, _place(run))
         if run.get("complete") is False:
-            gaps.append(Gap(f"end of rank {rank}", f"{place / RUN_FILE} says that it is not complete", rank))
+            found.miss(f"end of rank {rank}", f"{place / RUN_FILE} says that it is not complete", rank)
         trace, reduced = _trace_in(place, run.get("trace")), place / REDUCED_FILE
         if trace is not None or reduced.is_file():
-            yield Source(rank, trace or reduced, reduced)
+            found.traces.append(Source(rank, trace or reduced, reduced))
         elif place == directory and run.get("trace"):
-            gaps.append(Gap(f"trace of rank {rank}", f"{place / str(run['trace'])} is gone", rank))
+            found.miss(f"trace of rank {rank}", f"{place / str(run['trace'])} is gone", rank)
 
 
 def _trace_in(place: Path, named: object) -> Path | None:
@@ -575,7 +569,7 @@ def _may_be_trace(file: Path) -> bool:
     return file.is_file() and file.name.endswith(_TRACE_ENDINGS) and not hidden and not _OWN_JSON.fullmatch(file.name)
 
 
-def _header_of(path: Path, gaps: list[Gap]) -> Mapping[str, Any]:
+def _header_of(path: Path, found: SpanSources) -> Mapping[str, Any]:
     """What the first line of a timer's log says of its rank; nothing of a log that is empty, or cannot be read."""
     try:
         with path.open("rb") as lines:
@@ -587,7 +581,7 @@ def _header_of(path: Path, gaps: list[Gap]) -> Mapping[str, Any]:
         return {}
     except (ValueError, LookupError, TypeError, RecursionError):
         pass
-    gaps.append(Gap(f"header of {path.name}", "its first line is not what a timer writes"))
+    found.miss(f"header of {path.name}", "its first line is not what a timer writes")
     return {}
 
 
@@ -599,17 +593,6 @@ def _place(run: Mapping[str, Any]) -> dict[str, Any]:
     place = {key: number for key in RANK_COLUMNS if (number := place_number(known.get(key))) is not None}
     host = run.get("host")
     return place | ({"host": host} if isinstance(host, str) and host else {})
-
-
-def _run_file_in(place: Path, rank: int, gaps: list[Gap]) -> Mapping[str, Any]:
-    """What run.json in a rank's directory says; empty where there is none, or none that can be read."""
-    try:
-        return read_json(place / RUN_FILE)
-    except FileNotFoundError:
-        return {}
-    except (BrokenTrace, OSError) as error:
-        gaps.append(Gap(f"description of rank {rank}", str(error), rank))
-        return {}
 
 
 def rank_in_name(name: str) -> int | None:

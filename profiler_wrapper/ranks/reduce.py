@@ -251,21 +251,17 @@ def _cpu_collectives(found: Attributed, steps: Steps) -> list[Row]:
 
     main_thread = from_trace.main_thread(found)
     by_backend, by_call = rows(~training, 0), rows(training, 1)
-    if by_backend:
-        by_call = [row._replace(sequence=None, group=None) for row in by_call]
-        by_backend = _with_overlap(found, by_backend)
-    return by_backend + by_call
-
-
-def _with_overlap(found: Attributed, rows: list[Row]) -> list[Row]:
-    """With how long the training threads ran ops beside each, calls that communicate left out."""
+    if not by_backend:
+        return by_call
+    # How long the training threads run ops beside each, calls that communicate left out.
     spans = found.recording.spans
-    is_op = (spans.category == Category.CPU_OP) & from_trace.on_training_threads(found)
-    is_op &= ~marked(len(spans), found.tree.layer_of_span)
-    chosen = is_op & (nearest(found.nesting.parent, from_trace.collective_calls(found)) < 0)
-    computing = union(spans.start_ns[chosen], spans.end_ns[chosen])
-    beside = computing.overlap(*from_trace.bounds(rows)).tolist()
-    return [row._replace(overlapped_ns=overlapped) for row, overlapped in zip(rows, beside, strict=True)]
+    computes = training & (spans.category == Category.CPU_OP) & ~marked(len(spans), found.tree.layer_of_span)
+    computes &= nearest(found.nesting.parent, from_trace.collective_calls(found)) < 0
+    beside = union(spans.start_ns[computes], spans.end_ns[computes]).overlap(*from_trace.bounds(by_backend)).tolist()
+    return [
+        *(row._replace(overlapped_ns=overlapped) for row, overlapped in zip(by_backend, beside, strict=True)),
+        *(row._replace(sequence=None, group=None) for row in by_call),
+    ]
 
 
 def _device_collectives(found: Attributed, steps: Steps) -> list[Row]:
