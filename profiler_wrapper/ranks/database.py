@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from profiler_wrapper.analysis.statistics import grouped
-from profiler_wrapper.errors import MissingPackage, WrongUse, listed, shown
+from profiler_wrapper.errors import WrongUse, imported, listed, shown
 from profiler_wrapper.ranks.model import Int
 from profiler_wrapper.trace.spans import (
     ALL,
@@ -83,19 +83,12 @@ def open_database(*, memory_bytes: int = MEMORY_BYTES, threads: int | None = Non
 
 def import_duckdb() -> Any:
     """The module; raises MissingPackage where it is not installed."""
-    try:
-        import duckdb
-    except ImportError as error:
-        raise MissingPackage(f"reports on many ranks need DuckDB: {INSTALL}") from error
-    return duckdb
+    return imported("duckdb", f"reports on many ranks need DuckDB: {INSTALL}")
 
 
 def available_cores() -> int:
     """Cores that this process may use."""
-    try:
-        return max(1, len(os.sched_getaffinity(0)))
-    except AttributeError:  # no Linux
-        return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 # --- SQL ---

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +28,7 @@ from profiler_wrapper.analysis.statistics import at, marked, sum_if_all_known
 from profiler_wrapper.analysis.time_rows import exposed_communication
 from profiler_wrapper.analysis.views.collectives import collective_of, element_bytes, payload_bytes_of
 from profiler_wrapper.child import start_child
-from profiler_wrapper.errors import BrokenTrace, MissingPackage, SeveralProcesses, WrongUse, in_a_line
+from profiler_wrapper.errors import BrokenTrace, SeveralProcesses, WrongUse, imported, in_a_line
 from profiler_wrapper.ranks import from_trace
 from profiler_wrapper.ranks.database import INSTALL, OUR_COLUMNS, available_cores
 from profiler_wrapper.ranks.from_trace import Row, Steps
@@ -219,12 +218,8 @@ def _version(trace: Path | None) -> dict[str, Any]:
 
 def _arrow() -> tuple[Any, Any]:
     """pyarrow and its Parquet; raises MissingPackage where it is not installed."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise MissingPackage(f"tables of spans need pyarrow: {INSTALL}") from error
-    return pyarrow, pyarrow.parquet
+    needed = f"tables of spans need pyarrow: {INSTALL}"
+    return imported("pyarrow", needed), imported("pyarrow.parquet", needed)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -487,10 +482,7 @@ def _summaries(tasks: Sequence[Task], scheduler: str | None, reduce: Reduce) -> 
 
 
 def _on_dask(tasks: Sequence[Task], scheduler: str, reduce: Reduce) -> Iterator[tuple[int, Reduced]]:
-    try:
-        distributed: Any = import_module("distributed")
-    except ImportError as error:
-        raise MissingPackage("--scheduler needs Dask: pip install dask distributed") from error
+    distributed = imported("distributed", "--scheduler needs Dask: pip install dask distributed")
     try:
         distributed.comm.get_address_host_port(scheduler, strict=True)
         client = distributed.Client(scheduler, timeout=_PATIENCE_S, set_as_default=False)
