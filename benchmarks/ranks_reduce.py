@@ -68,12 +68,12 @@ def main() -> None:
                     found = reduce_traces(tasks, scheduler=cluster.scheduler_address)
             seconds = time.perf_counter() - start
             failures = [one.failure for one in found if one.failure]
-            rows = sum(one.rows for one in found)
+            tables[where] = [pyarrow.parquet.read_table(one.spans) for one in found]
+            rows = sum(map(len, tables[where]))
             print(
                 f"{where:8} {len(found)} traces of {size / len(found) / 1e6:.1f} MB: {seconds:6.1f} s, "
                 f"{size / seconds / 1e6:.0f} MB/s, {rows} rows, {len(failures)} failures {failures[:1]}"
             )
-            tables[where] = [pyarrow.parquet.read_table(one.spans) for one in found]
         same = all(one.equals(other) for one, other in zip(*tables.values(), strict=True))
         print("the tables are the same" if same else "THE TABLES DIFFER")
 

@@ -7,6 +7,7 @@ import reprlib
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
@@ -50,6 +51,14 @@ class SeveralProcesses(WrongUse):
 
 class MissingPackage(ProfilerWrapperError, ImportError):
     """Something needs a package that is not installed. The message says what to install."""
+
+
+def imported(module: str, needed: str) -> Any:
+    """A module of a package that may be missing; raises MissingPackage where it is: that `needed`."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingPackage(needed) from error
 
 
 class ProfilerWrapperWarning(UserWarning):

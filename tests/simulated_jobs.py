@@ -166,6 +166,7 @@ def diagnose(own: SelfTimes, layers: LayerTimes | None = None) -> Verdict:
         work=Work(nothing, nothing, nothing, nothing.astype(np.float64), nothing),
         begins_ns=np.zeros(len(own.ranks), dtype=np.int64),
         jumped=nothing,
+        tokens=np.full(own.wall_ns.shape, np.nan),
         beside=np.zeros(own.wall_ns.shape, dtype=bool),
     )
     meets = sync_each_step(empty, own_ns)

@@ -35,6 +35,13 @@ class CallTree:
     def __len__(self) -> int:
         return len(self.span)
 
+    def with_below(self, own: Int64) -> Int64:
+        """Per call the sum of `own` over it and all below it; `own` becomes that."""
+        for call in range(len(own) - 1, -1, -1):  # a call begins after the one around it
+            if self.parent[call] >= 0:
+                own[self.parent[call]] += own[call]
+        return own
+
 
 # Bytes per call by the name of a field of `LayerCall`; on a CPU, which reserves nothing, without what is reserved.
 CallMemory = Mapping[str, Int64]
@@ -246,11 +253,7 @@ def _retained(attributed: Attributed, memory: DeviceMemory) -> tuple[Int64, Int6
     call = at(call_around, span, -1)
     alive = (call >= 0) & (freed_at(memory)[allocations] > at(last_before, call, 0))
     own = sum_by_key(call[alive], memory.size_bytes[allocations[alive]], len(calls))
-    total = own.copy()
-    for i in range(len(calls) - 1, -1, -1):
-        if calls.parent[i] >= 0:
-            total[calls.parent[i]] += total[i]
-    return own, total
+    return own, calls.with_below(own.copy())
 
 
 # --------------------------------------------------------------------------------------------------
@@ -299,10 +302,10 @@ def with_called(ops: OpSpans, levels: list[Int32], own: Int64) -> Int64:
     return own
 
 
-def called_by_same_key(ops: OpSpans, key: Int32) -> Bool:
-    """Per op: whether one with the same key calls it, directly or not."""
-    found = np.zeros(len(ops), dtype=np.bool_)
-    doubtful, above = np.arange(len(ops)), ops.around
+def called_by_same_key(around: Int32, key: Int32) -> Bool:
+    """Per op or call: whether one with the same key calls it, directly or not; `around`: which one calls it, or -1."""
+    found = np.zeros(len(around), dtype=np.bool_)
+    doubtful, above = np.arange(len(around)), around
     while True:  # one caller up each round
         called = above >= 0
         doubtful, above = doubtful[called], above[called]
@@ -310,4 +313,4 @@ def called_by_same_key(ops: OpSpans, key: Int32) -> Bool:
             return found
         same = key[above] == key[doubtful]
         found[doubtful[same]] = True
-        doubtful, above = doubtful[~same], ops.around[above[~same]]
+        doubtful, above = doubtful[~same], around[above[~same]]

@@ -106,7 +106,7 @@ def ranks(options: argparse.Namespace) -> None:
             ranks=chosen,
             use=options.use,
             output=Path(options.output) if options.output is not None and common.is_directory(options.output) else None,
-            progress=bar and (lambda _, done, total: bar(done, total)),
+            done=bar,
         )
         with open_ranks(path, choice) as (loaded, report):
             if writers:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from profiler_wrapper.errors import MissingPackage, WrongUse, listed, shown
+from profiler_wrapper.analysis.statistics import grouped
+from profiler_wrapper.errors import WrongUse, imported, listed, shown
 from profiler_wrapper.ranks.model import Int
 from profiler_wrapper.trace.spans import (
     ALL,
@@ -67,8 +67,7 @@ class LoadedSpans:
 def open_database(*, memory_bytes: int = MEMORY_BYTES, threads: int | None = None) -> Iterator[Database]:
     """An empty database in memory, which spills to a directory of its own; both are gone at the end."""
     duckdb = import_duckdb()
-    spill = tempfile.mkdtemp(prefix="profiler_wrapper_spill_")
-    try:
+    with tempfile.TemporaryDirectory(prefix="profiler_wrapper_spill_", ignore_cleanup_errors=True) as spill:
         settings: dict[str, Any] = {
             "memory_limit": f"{memory_bytes >> 20}MiB",
             "temp_directory": spill,
@@ -80,25 +79,16 @@ def open_database(*, memory_bytes: int = MEMORY_BYTES, threads: int | None = Non
             settings["async_threads"] = 1
         with duckdb.connect(":memory:", config=settings) as database:
             yield database
-    finally:
-        shutil.rmtree(spill, ignore_errors=True)
 
 
 def import_duckdb() -> Any:
     """The module; raises MissingPackage where it is not installed."""
-    try:
-        import duckdb
-    except ImportError as error:
-        raise MissingPackage(f"reports on many ranks need DuckDB: {INSTALL}") from error
-    return duckdb
+    return imported("duckdb", f"reports on many ranks need DuckDB: {INSTALL}")
 
 
 def available_cores() -> int:
     """Cores that this process may use."""
-    try:
-        return max(1, len(os.sched_getaffinity(0)))
-    except AttributeError:  # no Linux
-        return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 # --- SQL ---
@@ -120,13 +110,13 @@ def read(reader: str, files: Iterable[Path], *options: str) -> str:
     return f"{reader}({', '.join([f'[{listed}]', 'hive_partitioning = false', *options])})"
 
 
-def span_select(relation: str, expressions: Mapping[str, str], *, where: str = "") -> str:
+def span_select(relation: str, expressions: Mapping[str, str]) -> str:
     """A SELECT with all columns of a span table, in order and of their types; NULL where no expression makes one."""
     columns = ", ".join(
         f"TRY_CAST({expressions.get(name, 'NULL')} AS {kind}) AS {quoted(name)}"
         for name, (kind, _) in SPAN_COLUMNS.items()
     )
-    return f"SELECT {columns} FROM {relation}" + (f" WHERE {where}" if where else "")
+    return f"SELECT {columns} FROM {relation}"
 
 
 def insert(database: Database, table: str, rows: Iterable[Sequence[Any]]) -> None:
@@ -171,19 +161,15 @@ def column(database: Database, sql: str) -> Int:
 # --------------------------------------------------------------------------------------------------
 # Tables of spans: ours as they are, and those of other tools, whose columns are found by their names.
 
-_CSV = ("read_csv", "union_by_name = true", "all_varchar = true")
-_LINES = ("read_json", "union_by_name = true", "format = 'newline_delimited'", "ignore_errors = true")
-_PARQUET = ("read_parquet", "union_by_name = true")
-_READERS: Final[dict[str, tuple[str, ...]]] = {
-    ".parquet": _PARQUET,
-    ".pq": _PARQUET,
-    ".csv": _CSV,
-    ".tsv": _CSV,
-    ".jsonl": _LINES,
-    ".ndjson": _LINES,
-    ".json": ("read_json", "union_by_name = true"),
+_READERS: Final = {
+    ".parquet": ("read_parquet",),
+    ".pq": ("read_parquet",),
+    ".csv": ("read_csv", "all_varchar = true"),
+    ".tsv": ("read_csv", "all_varchar = true"),
+    ".jsonl": ("read_json", "format = 'newline_delimited'", "ignore_errors = true"),
+    ".ndjson": ("read_json", "format = 'newline_delimited'", "ignore_errors = true"),
+    ".json": ("read_json",),
 }
-_LONGEST_LINE: Final = 1 << 16
 # A table with these columns is one of ours.
 OUR_COLUMNS: Final = ("rank", "step", "name", "kind", "start_ns", "duration_ns", "depth")
 
@@ -196,30 +182,28 @@ _COLUMNS: Final = {
 _OURS: Final = {name: (name, 1) for name in _COLUMNS} | {
     f"{time}_{unit}": (time, ns) for time in _TIMES for unit, ns in _UNITS.items()
 }
-# Other names of our columns, times with their unit; of several the first that a table has.
+# Other names of these, of which the first that a table has counts.
 _ALIASES: Final = {
-    "rank": ("global_rank",),
-    "step": ("iteration", "iter"),
-    "name": ("optype", "op_type", "op"),
-    "thread": ("tid",),
-    "microbatch": ("micro_batch", "mb_id"),
-    "chunk": ("mc",),
-    "sequence": ("seq_id",),
-    "group": ("group_name",),
-    "stage": ("pipeline_stage", "pp_rank", "pp"),
-    "dp": ("dp_rank",),
-    "tp": ("tp_rank",),
-    "cp": ("cp_rank",),
-    "ep": ("ep_rank",),
-    "pp": ("pp_rank", "stage"),
-    "host": ("hostname",),
-}
-_TIME_ALIASES: Final = {
-    "start_ts": ("start", 10**9),
-    "ts": ("start", 10**3),
-    "duration": ("duration", 10**9),
-    "dur": ("duration", 10**3),
-    "end_ts": ("end", 10**9),
+    "start_s": "start_ts",
+    "start_us": "ts",
+    "duration_s": "duration",
+    "duration_us": "dur",
+    "end_s": "end_ts",
+    "rank": "global_rank",
+    "step": "iteration iter",
+    "name": "optype op_type op",
+    "thread": "tid",
+    "microbatch": "micro_batch mb_id",
+    "chunk": "mc",
+    "sequence": "seq_id",
+    "group": "group_name",
+    "stage": "pipeline_stage pp_rank pp",
+    "dp": "dp_rank",
+    "tp": "tp_rank",
+    "cp": "cp_rank",
+    "ep": "ep_rank",
+    "pp": "pp_rank stage",
+    "host": "hostname",
 }
 _COMMUNICATES: Final = "n.kind = 'communication'"
 
@@ -263,10 +247,11 @@ def find_columns(there: Iterable[str], mapping: Mapping[str, str], *, table: str
             raise WrongUse(f"{table}: no column {shown(theirs)}, which --columns names. There are: {listed(there)}")
         target, unit_ns = _OURS[ours]
         found[target] = Column(of_name[theirs], unit_ns)
-    names = [*_OURS.items(), *_TIME_ALIASES.items()]
-    names += [(name, (target, 1)) for target, others in _ALIASES.items() for name in others]
-    for name, (target, unit_ns) in names:
+    names = [*zip(_OURS, _OURS, strict=True)]
+    names += [(name, ours) for ours, others in _ALIASES.items() for name in others.split()]
+    for name, ours in names:
         if name in of_name and name not in mapping:
+            target, unit_ns = _OURS[ours]
             found.setdefault(target, Column(of_name[name], unit_ns))
     lacking = [name for name in ("rank", "step", "start") if name not in found]
     lacking += ["name"] if not {"name", "kind"} & found.keys() else []
@@ -294,36 +279,25 @@ def read_table(
     """
     files = _tables_in(path)
     reader, *options = _READERS[_ending(files[0])]
-    relation = read(reader, files, *options)
-    where = f" WHERE {of_ranks(ranks)}"
+    relation = read(reader, files, "union_by_name = true", *options)
     notes: list[str] = []
     laid_end_to_end, several = False, 0
     problem = "cannot be read as a table"
     try:
         there = columns_of(database, relation)
         # Without threads nothing tells what runs beside what, as in tables of others.
-        if not columns and {*OUR_COLUMNS, "thread"} <= set(there) and relation.startswith("read_parquet("):
+        if not columns and {*OUR_COLUMNS, "thread"} <= set(there) and reader == "read_parquet":
             rows, bad = view_spans(database, relation, ranks=ranks)
-            about = ", ".join(
-                f"any_value(TRY_CAST({name} AS {kind})) AS {name}"
-                for name, (kind, _) in RANK_COLUMNS.items()
-                if name in there and name != "rank"
-            )
-            places = to_rows(
-                database,
-                f"""SELECT * FROM (SELECT TRY_CAST(rank AS INTEGER) AS rank{about and ", "}{about} FROM {relation}
-                WHERE TRY_CAST(rank AS INTEGER) >= 0 GROUP BY ALL){where}""",
-            )
+            places = _places(database, relation, there, ranks)
         else:
             found = find_columns(there, columns, table=str(path))
             problem = "is no table of spans"
             rows, bad = _read_rows(database, relation, found, has_headers="header" in there)
             laid_end_to_end = _lay_end_to_end(database)
             _make_spans(database, found)
-            database.execute(f"CREATE OR REPLACE VIEW spans AS SELECT * FROM foreign_spans{where}")
-            places = to_rows(database, f"SELECT * FROM ({_RANKS}){where}")
-            stages = f"SELECT rank FROM foreign_rows{where} GROUP BY rank HAVING count(DISTINCT stage) > 1"
-            several = database.execute(f"SELECT count(*) FROM ({stages})").fetchone()[0]
+            database.execute(f"CREATE OR REPLACE VIEW spans AS SELECT * FROM foreign_spans WHERE {of_ranks(ranks)}")
+            places = _places(database, "foreign_rows", RANK_COLUMNS, ranks)
+            several = sum(place["stages"] > 1 for place in places)
             database.execute("DROP TABLE foreign_rows")
     except import_duckdb().Error as error:
         first_line = str(error).strip().split("\n")[0]
@@ -351,6 +325,20 @@ def read_table(
     )
 
 
+def _places(
+    database: Database, relation: str, there: Iterable[str], ranks: Iterable[int] | None
+) -> list[dict[str, Any]]:
+    """What rows say of each rank, by columns of RANK_COLUMNS; of several stages the first, and how many."""
+    about = {name: f"TRY_CAST({name} AS {kind})" for name, (kind, _) in RANK_COLUMNS.items() if name in there}
+    rank = about.pop("rank")
+    columns = [f"any_value({value}) AS {name}" for name, value in about.items() if name != "stage"]
+    if stage := about.get("stage"):
+        columns += [f"min({stage}) AS stage", f"count(DISTINCT {stage}) AS stages"]
+    select = ", ".join([f"{rank} AS rank", *columns])
+    found = f"SELECT {select} FROM {relation} WHERE {rank} >= 0 GROUP BY {rank} ORDER BY rank"
+    return to_rows(database, f"SELECT * FROM ({found}) WHERE {of_ranks(ranks)}")
+
+
 def is_table(path: Path) -> bool:
     """Whether it is a table by its ending, and no log or trace of ours: a timer's log begins with a header."""
     if not path.is_file() or _ending(path) not in _READERS or _ending(path) == ".json":
@@ -359,7 +347,7 @@ def is_table(path: Path) -> bool:
         return True
     try:
         with path.open("rb") as lines:
-            first = lines.readline(_LONGEST_LINE).strip()
+            first = lines.readline(1 << 16).strip()
     except OSError:
         return False
     return not path.name.startswith("timer_rank") and first.startswith(b"{") and not first.startswith(b'{"header"')
@@ -372,11 +360,9 @@ def _ending(path: Path) -> str:
 def _tables_in(path: Path) -> list[Path]:
     """The file, or those of a directory that have one ending."""
     path.stat()  # raises where there is none
-    files = (
-        [path] if path.is_file() else [one for one in sorted(path.rglob("*")) if one.is_file() and one.name[0] != "."]
-    )
-    found = ([file for file in files if _ending(file) == ending] for ending in _READERS)
-    chosen = next((some for some in found if some), None)
+    inside = (one for one in sorted(path.rglob("*")) if one.is_file() and one.name[0] != ".")
+    files = grouped((_ending(file), file) for file in ([path] if path.is_file() else inside))
+    chosen = next((files[ending] for ending in _READERS if ending in files), None)
     if chosen is None:
         raise WrongUse(f"{path}: a table of spans ends in {', '.join(_READERS)}, and this does not")
     return chosen
@@ -423,34 +409,24 @@ def write_ranks(database: Database, places: Iterable[Mapping[str, Any]]) -> None
 # --- rows of other tools ---
 
 
-_RANKS: Final = (
-    "SELECT CAST(rank AS INTEGER) AS rank, CAST(coalesce(min(stage), 0) AS INTEGER) AS stage, "
-    + ", ".join(f"any_value({name}) AS {name}" for name in RANK_COLUMNS if name not in ("rank", "stage"))
-    + " FROM foreign_rows GROUP BY rank ORDER BY rank"
-)
-
-
 def _read_rows(database: Database, relation: str, found: Mapping[str, Column], *, has_headers: bool) -> tuple[int, int]:
     """The table `foreign_rows`, with our names and units; how many rows there were, and how many say too little."""
 
-    def plain(name: str) -> str:
-        return quoted(found[name].theirs) if name in found else "NULL"
+    def value(name: str, kind: str = "BIGINT") -> str:
+        if name not in found:
+            return "NULL"
+        theirs, unit_ns = quoted(found[name].theirs), found[name].unit_ns
+        if unit_ns != 1:
+            return f"TRY_CAST(round(TRY_CAST({theirs} AS DOUBLE) * {unit_ns}) AS BIGINT)"
+        of_kind = f"TRY_CAST({theirs} AS {kind})"
+        return f"CASE WHEN {of_kind} >= 0 THEN {of_kind} END" if kind == "INTEGER" else of_kind  # -1: has none
 
-    def time(name: str) -> str:
-        if name not in found or found[name].unit_ns == 1:
-            return f"TRY_CAST({plain(name)} AS BIGINT)"
-        return f"TRY_CAST(round(TRY_CAST({plain(name)} AS DOUBLE) * {found[name].unit_ns}) AS BIGINT)"
-
-    columns = {name: f"TRY_CAST({plain(name)} AS {kind})" for name, kind in _COLUMNS.items()}
-    for name, kind in _COLUMNS.items():
-        if kind == "INTEGER":  # -1: has none
-            columns[name] = f"CASE WHEN {columns[name]} >= 0 THEN {columns[name]} END"
-    columns |= {
-        "name": f"CAST({plain('name' if 'name' in found else 'kind')} AS VARCHAR)",
-        "start_ns": time("start") if "start" in found else f"({time('end')} - {time('duration')})",
-        "duration_ns": time("duration") if "duration" in found else f"({time('end')} - {time('start')})",
-        "device_ns": time("device"),
-        "waiting_ns": time("waiting"),
+    columns = {name: value(name, kind) for name, kind in _COLUMNS.items()} | {
+        "name": value("name" if "name" in found else "kind", "VARCHAR"),
+        "start_ns": value("start") if "start" in found else f"({value('end')} - {value('duration')})",
+        "duration_ns": value("duration") if "duration" in found else f"({value('end')} - {value('start')})",
+        "device_ns": value("device"),
+        "waiting_ns": value("waiting"),
     }
     if relation.startswith("read_csv("):
         # A cast of a file's texts would be made while it is read, which fails at the first one that is no number.
@@ -458,7 +434,7 @@ def _read_rows(database: Database, relation: str, found: Mapping[str, Column], *
         relation = "foreign_texts"
     select = ", ".join(f"{expression} AS {quoted(name)}" for name, expression in columns.items())
     # Lines of a timer's log that are no spans have this one column.
-    rows = f"{relation} WHERE header IS NULL OR {plain('rank')} IS NOT NULL" if has_headers else relation
+    rows = f"{relation} WHERE header IS NULL OR {quoted(found['rank'].theirs)} IS NOT NULL" if has_headers else relation
     database.execute(f"CREATE OR REPLACE TABLE foreign_rows AS SELECT {select} FROM {rows}")
     database.execute("DROP TABLE IF EXISTS foreign_texts")
     usable = f"coalesce(step IS NOT NULL AND {USABLE.replace('kind', 'name')}, false)"
@@ -472,15 +448,8 @@ def _read_rows(database: Database, relation: str, found: Mapping[str, Column], *
         "(name VARCHAR, theirs VARCHAR, kind VARCHAR, of VARCHAR, forward BOOLEAN, receives BOOLEAN)"
     )
     named = (
-        (
-            name,
-            kind,
-            kind if kind in KINDS else kind_of_span(name),
-            group_of_span(name),
-            sends_forward(name),
-            receives(name),
-        )
-        for name, kind in names
+        (name, of, of if of in KINDS else kind_of_span(name), group_of_span(name), sends_forward(name), receives(name))
+        for name, of in names
     )
     insert(database, "foreign_names", named)
     return total, bad
@@ -514,20 +483,16 @@ def _lay_end_to_end(database: Database) -> bool:
 def _make_spans(database: Database, found: Mapping[str, Column]) -> None:
     (stages,) = database.execute("SELECT coalesce(max(stage), 0) + 1 FROM foreign_rows").fetchone()
     group = f"""coalesce(nullif("group", ''), {_group(stages)})""" if "group" in found else _group(stages)
-    expressions = {name: f"f.{quoted(name)}" for name in SPAN_COLUMNS if name != "overlapped_ns"} | {
-        "kind": "n.kind",
-        "group": f"CASE WHEN {_COMMUNICATES} THEN {group} END",
-    }
-    if "sequence" not in found:
-        expressions["sequence"] = (
-            f"row_number() OVER (PARTITION BY f.rank, f.step, f.name, {group} ORDER BY f.start_ns) - 1"
-        )
-    if "depth" not in found:
-        expressions["depth"] = _DEPTH
-    if "thread" not in found:
+    ours = {name: f"f.{quoted(name)}" for name in SPAN_COLUMNS if name != "overlapped_ns"}
+    made = {
+        "sequence": f"row_number() OVER (PARTITION BY f.rank, f.step, f.name, {group} ORDER BY f.start_ns) - 1",
+        "depth": _DEPTH,
         # Nothing tells whether communication runs beside the rest: what it hides behind is not its time. Nor does
         # anything tell in which order that of different names runs.
-        expressions["thread"] = f"CASE WHEN {_COMMUNICATES} THEN 1 + (hash(n.name) % 1000000)::BIGINT ELSE 0 END"
+        "thread": f"CASE WHEN {_COMMUNICATES} THEN 1 + (hash(n.name) % 1000000)::BIGINT ELSE 0 END",
+    }
+    expressions = {**ours, **{name: how for name, how in made.items() if name not in found}}
+    expressions |= {"kind": "n.kind", "group": f"CASE WHEN {_COMMUNICATES} THEN {group} END"}
     select = span_select(
         "foreign_rows f JOIN foreign_names n ON n.name = f.name AND n.theirs IS NOT DISTINCT FROM f.kind", expressions
     )

@@ -7,20 +7,22 @@ a collective runs is none of a phase: it is that collective's.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from profiler_wrapper.analysis import classes, statistics
 from profiler_wrapper.analysis.attributed import Attributed
-from profiler_wrapper.analysis.attribution import Place, Role, role_of
+from profiler_wrapper.analysis.attribution import Role, role_of
+from profiler_wrapper.analysis.calls import called_by_same_key
 from profiler_wrapper.analysis.charges import Union, union
+from profiler_wrapper.analysis.classes import COMMUNICATION
 from profiler_wrapper.analysis.layer_tree import is_named_block
 from profiler_wrapper.analysis.model import FORWARD_PHASES
+from profiler_wrapper.analysis.statistics import at, in_order, marked, sum_by_key
+from profiler_wrapper.analysis.steps import Steps as CpuSteps
 from profiler_wrapper.analysis.steps import StepWindows, step_windows
 from profiler_wrapper.analysis.views.collectives import is_collective_call
 from profiler_wrapper.trace.marks import GARBAGE, is_server_step
@@ -28,11 +30,14 @@ from profiler_wrapper.trace.nesting import nearest, nearest_above
 from profiler_wrapper.trace.recording import Bool, Category, Int64
 from profiler_wrapper.trace.spans import SPAN_KINDS, kind_of_span
 
+Texts = npt.NDArray[Any]
 COMPUTE_THREAD = -1  # stands for the compute streams of a device
-COMMUNICATION = classes.CLASSES.index("communication")
-_BACKWARD = ("backward", "accumulate_grad")
 _LASTING = ("forward", "backward", "recompute")  # go on between their ops
 LASTING_ON_DEVICE = (*_LASTING, "optimizer")  # a device waits between kernels for the CPU
+_WAITING = (*LASTING_ON_DEVICE, "other")
+# The kind of what runs in a phase of attribution; in others it has none.
+_KINDS = {phase: phase for phase in LASTING_ON_DEVICE} | dict.fromkeys(FORWARD_PHASES, "forward")
+_KINDS["accumulate_grad"] = "backward"
 
 
 class Row(NamedTuple):
@@ -88,14 +93,12 @@ def on_training_threads(found: Attributed) -> Bool:
 def _main_lane(found: Attributed) -> int:
     """Where steps are, else where the first layer is entered, else where most ops are."""
     spans = found.recording.spans
-    marked = np.flatnonzero(found.recording.named(_is_step) & (spans.category <= Category.ANNOTATION))
-    if len(marked):
-        return int(spans.lane[marked[np.argmin(spans.start_ns[marked])]])
-    outside = [span for span in found.tree.layer_of_span if found.attribution.node_of[span] < 0]
-    if outside:
-        return int(spans.lane[min(outside, key=lambda span: int(spans.start_ns[span]))])
-    ops = np.flatnonzero(spans.category == Category.CPU_OP)
-    return int(np.bincount(spans.lane[ops]).argmax()) if len(ops) else 0
+    is_step = found.recording.named(_is_step) & (spans.category <= Category.ANNOTATION)
+    enters = marked(len(spans), found.tree.layer_of_span) & (found.attribution.node_of < 0)
+    for chosen in (is_step, enters):
+        if chosen.any():
+            return int(spans.lane[in_order(np.flatnonzero(chosen), spans.start_ns)[0]])
+    return int(np.bincount(spans.lane[spans.category == Category.CPU_OP], minlength=1).argmax())
 
 
 def _is_step(name: str) -> bool:
@@ -103,15 +106,12 @@ def _is_step(name: str) -> bool:
 
 
 def main_thread(found: Attributed) -> int:
-    """The thread that trains: its number, as the trace has it."""
-    return _thread_of_lane(found, _main_lane(found)) if found.recording.lanes else 0
+    """The thread that trains."""
+    return thread_of(found, _main_lane(found))
 
 
-def thread_of(found: Attributed, span: int) -> int:
-    return _thread_of_lane(found, int(found.recording.spans.lane[span]))
-
-
-def _thread_of_lane(found: Attributed, lane: int) -> int:
+def thread_of(found: Attributed, lane: int) -> int:
+    """The number of a thread, as the trace has it."""
     tid = found.recording.lanes[lane].tid
     return tid if isinstance(tid, int) else lane
 
@@ -124,23 +124,16 @@ class Steps(NamedTuple):
     """The steps of a trace. One without whole steps is a single step, 0."""
 
     windows: StepWindows
-    cpu_start_ns: Int64  # of what the CPU does for a step
-    number: tuple[int, ...]
+    on_cpu: CpuSteps  # what the CPU does for a step
     thread: int
 
-    def numbers(self, at_ns: Int64) -> list[int | None]:
-        """Per instant on the CPU the number of its step; None outside of all."""
-        place = np.searchsorted(self.cpu_start_ns, at_ns, side="right") - 1
-        inside = (place >= 0) & (at_ns < self.windows.end_ns[place])
-        return [self.number[at] if known else None for at, known in zip(place.tolist(), inside.tolist(), strict=True)]
-
-    def numbers_of_charges(self, charges: Int64) -> list[int | None]:
-        """Per charge the number of the step that launched it."""
-        return [self.number[at] if at >= 0 else None for at in self.windows.launched_in[charges].tolist()]
+    def numbers(self, places: Int64) -> list[int | None]:
+        """Per place of a step its number; None for -1."""
+        return [self.on_cpu.number[place] if place >= 0 else None for place in places.tolist()]
 
     def rows(self) -> list[Row]:
         """A span per step."""
-        columns = (self.number, self.windows.start_ns.tolist(), self.windows.end_ns.tolist())
+        columns = (self.on_cpu.number, self.windows.start_ns.tolist(), self.windows.end_ns.tolist())
         return [
             Row(number, "step", "step", start, end - start, thread=self.thread)
             for number, start, end in zip(*columns, strict=True)
@@ -153,16 +146,15 @@ def steps_of(found: Attributed) -> Steps:
     numbers = tuple(0 if number is None else number for number in windows.number)
     begin_of: dict[int | None, int] = dict(zip(found.steps.number, found.steps.start_ns.tolist(), strict=True))
     begins = [begin_of.get(n, start) for n, start in zip(windows.number, windows.start_ns.tolist(), strict=True)]
-    thread = COMPUTE_THREAD if found.charges.basis == "device" else main_thread(found)
-    return Steps(windows, np.minimum(np.array(begins, dtype=np.int64), windows.start_ns), numbers, thread)
+    on_cpu = CpuSteps(numbers, np.minimum(np.array(begins, dtype=np.int64), windows.start_ns), windows.end_ns)
+    return Steps(windows, on_cpu, COMPUTE_THREAD if found.charges.basis == "device" else main_thread(found))
 
 
 def with_steps(found: Attributed, steps: Steps, chosen: Bool) -> list[tuple[int, int | None]]:
     """The chosen events in order of start, each with its step."""
-    start = found.recording.spans.start_ns
-    members = np.flatnonzero(chosen)
-    members = members[np.argsort(start[members], kind="stable")]
-    return list(zip(members.tolist(), steps.numbers(start[members]), strict=True))
+    start_ns = found.recording.spans.start_ns
+    members = in_order(np.flatnonzero(chosen), start_ns)
+    return list(zip(members.tolist(), steps.numbers(steps.on_cpu.place_of(start_ns[members])), strict=True))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -181,139 +173,97 @@ def layer_rows(found: Attributed, steps: Steps, waits: Union) -> list[Row]:
 
 
 def _call_rows(found: Attributed, steps: Steps, kept: list[bool], waits: Union) -> list[Row]:
-    calls, spans, tree = found.calls, found.recording.spans, found.tree
-    waiting, device = _waiting(found, waits), _device_time(found)
-    numbers = steps.numbers(spans.start_ns[calls.span])
-    depth = np.zeros(len(calls), dtype=np.int64)
+    calls, charges, spans, layers = found.calls, found.charges, found.recording.spans, found.tree.layers
+    starts, ends = spans.start_ns[calls.span], spans.end_ns[calls.span]
+    # Of the collectives that were called in it, on its thread, and of its waits for others.
+    inside = np.flatnonzero(outermost_of(found, collective_calls(found)) & (calls.call_of_span >= 0))
+    waiting = calls.with_below(sum_by_key(calls.call_of_span[inside], spans.duration_ns[inside], len(calls)))
+    waiting += waits.overlap(starts, ends)
+    launched_in = at(calls.call_of_span, charges.cpu_span, -1)
+    launched = np.flatnonzero((launched_in >= 0) & (charges.work != COMMUNICATION))
+    device = calls.with_below(sum_by_key(launched_in[launched], charges.time_ns[launched], len(calls)))
+    again = called_by_same_key(calls.parent, calls.layer)  # the row of the call around it has its time already
+    numbers = steps.numbers(steps.on_cpu.place_of(starts))
+    columns = (calls.span, calls.layer, calls.parent, again, starts, ends - starts, device, waiting)
+    each = zip(numbers, *(column.tolist() for column in columns), strict=True)
+    depths: list[int] = []
     rows = []
-    for i, (span, layer, above) in enumerate(
-        zip(calls.span.tolist(), calls.layer.tolist(), calls.parent.tolist(), strict=True)
-    ):
-        phase = found.attribution.place(span).phase
-        kind = "forward" if phase in FORWARD_PHASES else phase
-        depth[i] = depth[above] + 1 if above >= 0 else (1 if kind == "forward" else 2)
-        if kind not in ("forward", "recompute") or not kept[layer] or _again(found, i):
+    for step, span, layer, above, is_again, start, length, device_ns, waiting_ns in each:
+        kind = _KINDS.get(found.attribution.place(span).phase, "")
+        depths.append(depths[above] + 1 if above >= 0 else (1 if kind == "forward" else 2))
+        if kind not in ("forward", "recompute") or not kept[layer] or is_again:
             continue
-        name = tree.layers[layer].name
         rows.append(
             Row(
-                step=numbers[i],
-                name=name,
+                step=step,
+                name=layers[layer].name,
                 kind=kind,
-                start_ns=int(spans.start_ns[span]),
-                duration_ns=int(spans.duration_ns[span]),
-                layer=name,
-                device_ns=None if device is None else int(device[i]),
-                waiting_ns=int(waiting[i]),
-                depth=int(depth[i]),
-                parent=tree.layers[int(calls.layer[above])].name if above >= 0 else kind,
-                thread=thread_of(found, span),
+                start_ns=start,
+                duration_ns=length,
+                layer=layers[layer].name,
+                device_ns=device_ns if charges.basis == "device" else None,
+                waiting_ns=waiting_ns,
+                depth=depths[-1],
+                parent=layers[int(calls.layer[above])].name if above >= 0 else kind,
+                thread=thread_of(found, int(spans.lane[span])),
             )
         )
     return rows
 
 
-def _again(found: Attributed, call: int) -> bool:
-    """Whether a call lies in another of the same layer, whose row has its time already."""
-    layer, above = int(found.calls.layer[call]), int(found.calls.parent[call])
-    while above >= 0 and int(found.calls.layer[above]) != layer:
-        above = int(found.calls.parent[above])
-    return above >= 0
-
-
-def _waiting(found: Attributed, waits: Union) -> Int64:
-    """Per call the time of the collectives that were called in it, on its thread, and of its waits for others."""
-    calls, spans = found.calls, found.recording.spans
-    outermost = np.flatnonzero(outermost_of(found, collective_calls(found)))
-    inside = outermost[calls.call_of_span[outermost] >= 0]
-    time = statistics.sum_by_key(calls.call_of_span[inside], spans.duration_ns[inside], len(calls))
-    within: Int64 = waits.overlap(spans.start_ns[calls.span], spans.end_ns[calls.span])
-    return _with_below(time, calls.parent.tolist()) + within
-
-
-def _device_time(found: Attributed) -> Int64 | None:
-    """Per call the time of the kernels launched in it; None of a trace without a device."""
-    calls, charges = found.calls, found.charges
-    if charges.basis != "device":
-        return None
-    launched = np.flatnonzero((charges.cpu_span >= 0) & (charges.work != COMMUNICATION))
-    call = calls.call_of_span[charges.cpu_span[launched]]
-    time = statistics.sum_by_key(call[call >= 0], charges.time_ns[launched[call >= 0]], len(calls))
-    return _with_below(time, calls.parent.tolist())
-
-
-def _with_below(time: Int64, parent: list[int]) -> Int64:
-    for i in range(len(parent) - 1, -1, -1):  # a call begins after the one around it
-        if parent[i] >= 0:
-            time[parent[i]] += time[i]
-    return time
-
-
 def _backward_rows(found: Attributed, steps: Steps, kept: list[bool], waits: Union) -> list[Row]:
     """One row per layer and step: from its first node on, as long as its nodes took together."""
-    spans, layers, places = found.recording.spans, found.tree.layers, found.attribution.places
-
-    def backward_in(place: Place) -> Sequence[int]:
-        """The layers whose backward it is."""
-        return place.chain if place.phase in _BACKWARD else ()
-
-    first: dict[tuple[int | None, int], int] = {}
-    length, waiting, device = (defaultdict[tuple[int | None, int], int](int) for _ in range(3))
-    node_time, node_wait = _node_times(found, waits)
-    nodes = np.array(sorted(node_time), dtype=np.int64)
-    for node, step in zip(nodes.tolist(), steps.numbers(spans.start_ns[nodes]), strict=True):
-        start = int(spans.start_ns[node])
-        for layer in backward_in(found.attribution.place(node)):
-            key = (step, layer)
-            first[key] = min(first.get(key, start), start)
-            length[key] += node_time[node]
-            waiting[key] += node_wait[node]
-    on_device = found.charges.basis == "device"
-    chosen = np.flatnonzero(found.charges.work != COMMUNICATION) if on_device else np.empty(0, np.int64)
-    columns = (chosen.tolist(), steps.numbers_of_charges(chosen), found.charges.place[chosen].tolist())
-    for charge, step, at in zip(*columns, strict=True):
-        for layer in backward_in(places[at]):
-            first.setdefault((step, layer), int(found.charges.launch_ns[charge]))
-            device[step, layer] += int(found.charges.time_ns[charge])
+    spans, charges, layers, places = found.recording.spans, found.charges, found.tree.layers, found.attribution.places
+    on_device = charges.basis == "device"
+    outermost = outermost_of(found, found.attribution.is_node)
+    nodes = in_order(np.flatnonzero(outermost), spans.start_ns)
+    starts, (time, waiting) = spans.start_ns[nodes], _node_times(found, outermost, waits)
+    work = np.flatnonzero(charges.work != COMMUNICATION) if on_device else np.empty(0, np.int64)
+    step = np.concatenate([steps.on_cpu.place_of(starts), steps.windows.launched_in[work]])
+    place = np.concatenate([found.attribution.place_of[nodes], charges.place[work]])
+    start = np.concatenate([starts, charges.launch_ns[work]])
+    amounts = np.zeros((3, len(step)), dtype=np.int64)
+    amounts[:2, : len(nodes)], amounts[2, len(nodes) :] = (time[nodes], waiting[nodes]), charges.time_ns[work]
+    # Each counts for all layers whose backward it is.
+    chains = [one.chain if _KINDS.get(one.phase) == "backward" else () for one in places]
+    part = np.repeat(np.arange(len(place)), np.array([len(chain) for chain in chains], dtype=np.int64)[place])
+    layer = np.fromiter((layer for at_place in place.tolist() for layer in chains[at_place]), np.int64)
+    _, first, of = np.unique(step[part] * len(layers) + layer, return_index=True, return_inverse=True)
+    sums = [sum_by_key(of, amount[part], len(first)).tolist() for amount in amounts]
+    columns = (steps.numbers(step[part[first]]), layer[first].tolist(), start[part[first]].tolist(), *sums)
     return [
         Row(
-            step=step,
-            name=layers[layer].name,
+            step=number,
+            name=layers[one].name,
             kind="backward",
-            start_ns=start,
-            duration_ns=length[step, layer],
-            layer=layers[layer].name,
-            device_ns=device[step, layer] if on_device else None,
-            waiting_ns=waiting[step, layer],
-            depth=len(layers[layer].ancestors),
-            parent=layers[layers[layer].parent].name if layers[layer].parent >= 0 else "backward",
+            start_ns=start_ns,
+            duration_ns=length,
+            layer=layers[one].name,
+            device_ns=device_ns if on_device else None,
+            waiting_ns=waiting_ns,
+            depth=len(layers[one].ancestors),
+            parent=layers[layers[one].parent].name if layers[one].parent >= 0 else "backward",
             thread=COMPUTE_THREAD if on_device else None,
         )
-        for (step, layer), start in sorted(first.items(), key=lambda item: (item[1], item[0][1]))
-        if kept[layer]
+        for number, one, start_ns, length, waiting_ns, device_ns in zip(*columns, strict=True)
+        if kept[one]
     ]
 
 
-def _node_times(found: Attributed, waits: Union) -> tuple[dict[int, int], dict[int, int]]:
+def _node_times(found: Attributed, outermost: Bool, waits: Union) -> tuple[Int64, Int64]:
     """Per outermost autograd node: its time without what it recomputes, and of that what are collectives and waits."""
     spans, calls, attribution = found.recording.spans, found.calls, found.attribution
-    outermost = outermost_of(found, attribution.is_node)
-    nodes = np.flatnonzero(outermost)
     top = nearest(found.nesting.parent, outermost)
-    node_time = dict(zip(nodes.tolist(), spans.duration_ns[nodes].tolist(), strict=True))
-    within = waits.overlap(spans.start_ns[nodes], spans.end_ns[nodes])
-    node_wait = dict(zip(nodes.tolist(), within.tolist(), strict=True))
-    recomputed = {i for i, span in enumerate(calls.span.tolist()) if attribution.place(span).phase == "recompute"}
-    for call in recomputed:  # its time, and the waits in it, are those of what is computed again
-        span = int(calls.span[call])
-        node = int(top[span])
-        if int(calls.parent[call]) not in recomputed and node in node_time:
-            node_time[node] -= int(spans.duration_ns[span])
-            node_wait[node] -= int(waits.overlap(spans.start_ns[[span]], spans.end_ns[[span]])[0])
+    lasts, waited = spans.duration_ns, waits.overlap(spans.start_ns, spans.end_ns)
+    node_time, node_wait = np.where(outermost, lasts, 0), np.where(outermost, waited, 0)
+    recomputed = attribution.in_phases("recompute")[attribution.place_of[calls.span]]
+    # What is computed again has its time, and the waits in it.
+    again = calls.span[recomputed & ~at(recomputed, calls.parent, False) & (top[calls.span] >= 0)]
+    np.subtract.at(node_time, top[again], lasts[again])
+    np.subtract.at(node_wait, top[again], waited[again])
     communicates = found.recording.named(lambda name: role_of(name) == Role.COLLECTIVE or is_collective_call(name))
-    collective = communicates & (spans.category <= Category.ANNOTATION) & (top >= 0)
-    for span in np.flatnonzero(outermost_of(found, collective)).tolist():
-        node_wait[int(top[span])] += int(spans.duration_ns[span])
+    collective = outermost_of(found, communicates & (spans.category <= Category.ANNOTATION) & (top >= 0))
+    np.add.at(node_wait, top[collective], lasts[collective])
     return node_time, node_wait
 
 
@@ -323,21 +273,20 @@ def _node_times(found: Attributed, waits: Union) -> tuple[dict[int, int], dict[i
 LONG_GAP_NS = 100_000  # less belongs to what is before and after it
 OF_CPU = tuple(kind.name for kind in SPAN_KINDS if kind.of_cpu)
 _APART = (*OF_CPU, "communication")  # never joined: each is a span as it is
-_KINDS = {"backward": "backward", "accumulate_grad": "backward", "recompute": "recompute", "optimizer": "optimizer"}
 
 
-class _Piece(NamedTuple):
-    """Something that runs, and of which kind it is; "": not known."""
+class Pieces(NamedTuple):
+    """Things that run, in order of start."""
 
-    start_ns: int
-    end_ns: int
-    kind: str
-    step: int | None
-    name: str
+    start_ns: Int64
+    end_ns: Int64
+    kind: Texts  # "": not known
+    step: Int64  # its place among the steps; -1: in none
+    name: Texts
 
 
 def phases(
-    pieces: Sequence[_Piece], collectives: Union, *, thread: int, lasting: tuple[str, ...] = _LASTING
+    pieces: Pieces, steps: Steps, collectives: Union, *, thread: int, lasting: tuple[str, ...] = _LASTING
 ) -> list[Row]:
     """Pieces of one kind after another as one span.
 
@@ -345,58 +294,45 @@ def phases(
     A long gap within a phase that lasts is the phase's own, but for the collectives that run in it: the thread waits
     for them. Any other long gap belongs to nobody: what runs there shows in no event.
     """
-    joined: list[_Piece] = []
-    gaps = _gaps(pieces, collectives)
-    for (gap_ns, waited_ns), piece in zip(gaps, _with_kinds(pieces, gaps), strict=True):
-        last = joined[-1] if joined else None
-        if last is None or last.kind != piece.kind or last.step != piece.step or piece.kind in _APART:
-            joined.append(piece)
-        elif gap_ns <= LONG_GAP_NS or (piece.kind in lasting and waited_ns <= LONG_GAP_NS):
-            joined[-1] = last._replace(end_ns=max(last.end_ns, piece.end_ns))
-        elif piece.kind in lasting:
-            first, end = _ends_of_wait(collectives, last.end_ns, piece.start_ns)
-            joined[-1] = last._replace(end_ns=first)
-            joined.append(piece._replace(start_ns=end))
-        else:
-            joined.append(piece)
+    if not len(pieces.kind):
+        return []
+    start, end, step = pieces.start_ns, pieces.end_ns, pieces.step
+    reached = np.minimum(np.append(start[:1], np.maximum.accumulate(end)[:-1]), start)
+    gap_ns, waited_ns = start - reached, collectives.overlap(reached, start)
+    kind = _with_kinds(pieces, gap_ns - waited_ns > LONG_GAP_NS)
+    lasts, apart = np.isin(kind, lasting), np.isin(kind, _APART)
+    goes_on = np.append(False, (kind[1:] == kind[:-1]) & (step[1:] == step[:-1])) & ~apart
+    waits = goes_on & lasts & (gap_ns > LONG_GAP_NS) & (waited_ns > LONG_GAP_NS)
+    first = np.flatnonzero(~goes_on | waits | ((gap_ns > LONG_GAP_NS) & ~lasts))
+    begins, ends = start[first], np.maximum.reduceat(end, first)
+    after = np.flatnonzero(waits[first])  # a wait is from the first to the last instant at which a collective runs
+    wait_ns = collectives.start_ns[np.searchsorted(collectives.end_ns, ends[after - 1], side="right")]
+    waited_till_ns = collectives.end_ns[np.searchsorted(collectives.start_ns, begins[after], side="left") - 1]
+    ends[after - 1] = np.maximum(ends[after - 1], wait_ns)
+    begins[after] = np.minimum(begins[after], waited_till_ns)
+    names = np.where(apart, pieces.name, kind)
+    columns = (column.tolist() for column in (names[first], kind[first], begins, ends))
     return [
-        Row(piece.step, piece.name, piece.kind, piece.start_ns, piece.end_ns - piece.start_ns, thread=thread)
-        for piece in joined
-        if piece.end_ns > piece.start_ns
+        Row(number, name, kind_of, begin, end_ns - begin, thread=thread)
+        for number, name, kind_of, begin, end_ns in zip(steps.numbers(step[first]), *columns, strict=True)
+        if end_ns > begin
     ]
 
 
-def _with_kinds(pieces: Sequence[_Piece], gaps: Sequence[tuple[int, int]]) -> list[_Piece]:
-    """The same, with a kind for each, which is the name of what may be joined."""
-    found: list[_Piece] = []
-    runs = [list(run) for _, run in groupby(pieces, key=lambda piece: (bool(piece.kind), piece.step))]
-    for at, run in enumerate(runs):
-        before = runs[at - 1][-1] if at else None
-        after = runs[at + 1][0] if at + 1 < len(runs) else None
-        kind = before.kind if before is not None and before.step == run[0].step and before.kind in _LASTING else ""
-        within = after is not None and (after.kind, after.step) == (kind, run[0].step)
-        for piece in run:
-            gap_ns, waited_ns = gaps[len(found)]
-            if not within and gap_ns - waited_ns > LONG_GAP_NS:
-                kind = ""
-            of = piece.kind or kind or "other"
-            found.append(piece._replace(kind=of, name=piece.name if of in _APART else of))
-    return found
-
-
-def _gaps(pieces: Sequence[_Piece], collectives: Union) -> list[tuple[int, int]]:
-    """Per piece: how long nothing ran before it, and how much of that a collective did; nothing before the first."""
-    start: Int64 = np.array([piece.start_ns for piece in pieces], dtype=np.int64)
-    reached = np.maximum.accumulate(np.array([piece.end_ns for piece in pieces], dtype=np.int64))
-    before = np.minimum(np.concatenate([start[:1], reached[:-1]]), start)
-    return list(zip((start - before).tolist(), collectives.overlap(before, start).tolist(), strict=True))
-
-
-def _ends_of_wait(collectives: Union, start_ns: int, end_ns: int) -> tuple[int, int]:
-    """From the first to the last instant of a gap at which a collective runs."""
-    first = int(np.searchsorted(collectives.end_ns, start_ns, side="right"))
-    last = int(np.searchsorted(collectives.start_ns, end_ns, side="left")) - 1
-    return max(start_ns, int(collectives.start_ns[first])), min(end_ns, int(collectives.end_ns[last]))
+def _with_kinds(pieces: Pieces, is_apart: Bool) -> Texts:
+    """A kind for each; `is_apart`: whether it begins long after what is before it."""
+    kind, step, named = pieces.kind, pieces.step, pieces.kind != ""
+    begins = np.append(True, (named[1:] != named[:-1]) | (step[1:] != step[:-1]))
+    first, run = np.flatnonzero(begins), np.cumsum(begins) - 1
+    behind = first[1:]  # of each run the piece behind it
+    in_step = step[behind] == step[behind - 1]
+    before = np.append("", np.where(in_step, kind[behind - 1], ""))
+    before[~np.isin(before, _LASTING)] = ""
+    within = before == np.append(np.where(in_step, kind[behind], ""), "")
+    times_apart = np.cumsum(is_apart)
+    goes_on: Bool = times_apart == (times_apart - is_apart)[first][run]
+    found = np.where(named, kind, np.where(within[run] | goes_on, before[run], ""))
+    return np.where(found == "", "other", found)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -412,7 +348,7 @@ def _kind_of_block(name: str) -> str:
     return kind if kind in (*OF_CPU, *_AROUND) else ""
 
 
-def cpu_pieces(found: Attributed, steps: Steps) -> list[_Piece]:
+def cpu_pieces(found: Attributed, steps: Steps) -> Pieces:
     """The outermost events of the training threads, in order of start, and the ends of blocks that somebody named.
 
     What the trace knows of an op comes before the name of a block around it. That block's two ends are pieces without
@@ -424,32 +360,34 @@ def cpu_pieces(found: Attributed, steps: Steps) -> list[_Piece]:
     blocks = np.array([_kind_of_block(name) for name in recording.names])[spans.name]
     blocks[(spans.category != Category.ANNOTATION) | ~training] = ""
     around = outermost_of(found, np.isin(blocks, _AROUND))
-    is_layer = np.zeros(len(spans), dtype=np.bool_)
-    is_layer[list(found.tree.layer_of_span)] = True
-    is_layer &= (blocks == "") | (blocks == "forward")
-    is_step = found.recording.named(lambda name: _is_step(name) or is_server_step(name))
+    is_layer = marked(len(spans), found.tree.layer_of_span) & np.isin(blocks, ("", "forward"))
+    is_step = recording.named(lambda name: _is_step(name) or is_server_step(name))
     counts = (spans.category == Category.CPU_OP) | is_layer | np.isin(blocks, OF_CPU) | (roles != Role.PLAIN)
     outermost = outermost_of(found, counts & (spans.category <= Category.MODULE) & ~is_step & training)
-    has_node = np.zeros(len(spans), dtype=np.bool_)
-    made_in = nearest(parent, outermost)[_forward_ops(found)]
-    has_node[made_in[made_in >= 0]] = True
-    named_by = nearest(parent, around)
-    pieces = []
-    for span, step in with_steps(found, steps, outermost):
-        kind = str(blocks[span]) if blocks[span] in OF_CPU else ""
-        kind = kind or _kind_of(found, span, int(roles[span]), runs_forward=bool(has_node[span] or is_layer[span]))
-        kind = kind or (str(blocks[named_by[span]]) if named_by[span] >= 0 else "")
-        start = int(spans.start_ns[span])
-        pieces.append(_Piece(start, start + int(spans.duration_ns[span]), kind, step, recording.name_of(span)))
-    for span, step in with_steps(found, steps, around):
-        for end in (int(spans.start_ns[span]), int(spans.end_ns[span])):
-            pieces.append(_Piece(end, end, str(blocks[span]), step, recording.name_of(span)))
-    return sorted(pieces, key=lambda piece: (piece.start_ns, piece.end_ns))
-
-
-def _forward_ops(found: Attributed) -> Int64:
-    """The forward ops of the autograd nodes that ran."""
-    return np.unique(found.attribution.forward_op[found.attribution.forward_op >= 0])
+    makes_node = np.flatnonzero(marked(len(spans), found.attribution.forward_op))
+    runs_forward = is_layer | marked(len(spans), nearest(parent, outermost)[makes_node])
+    in_phase = np.array([_KINDS.get(place.phase, "") for place in found.attribution.places])[found.attribution.place_of]
+    of_reducer = recording.named(lambda name: name.startswith("torch.distributed.ddp.reducer"))
+    kinds: list[tuple[Bool, Any]] = [  # the first that is
+        (np.isin(blocks, OF_CPU), blocks),
+        (roles == Role.DATA_LOADING, "data"),
+        ((roles == Role.OPTIMIZER) | (in_phase == "optimizer"), "optimizer"),
+        ((roles == Role.COLLECTIVE) | recording.named(is_collective_call), "communication"),
+        ((in_phase == "backward") | of_reducer, "backward"),
+        (runs_forward, "forward"),
+        (in_phase != "", in_phase),
+        (nearest(parent, around) >= 0, blocks[nearest(parent, around)]),
+    ]
+    kind_of = np.select([chosen for chosen, _ in kinds], [kind for _, kind in kinds], "")
+    events, ends = np.flatnonzero(outermost), np.flatnonzero(around)
+    span = np.concatenate([events, ends, ends])
+    start = np.concatenate([spans.start_ns[events], spans.start_ns[ends], spans.end_ns[ends]])
+    end = np.concatenate([spans.end_ns[events], spans.start_ns[ends], spans.end_ns[ends]])
+    kind = np.concatenate([kind_of[events], blocks[ends], blocks[ends]])
+    order = np.lexsort((end, start))
+    step = steps.on_cpu.place_of(spans.start_ns[span])
+    names = np.array(recording.names, dtype=object)[spans.name[span]]
+    return Pieces(*(column[order] for column in (start, end, kind, step, names)))
 
 
 def garbage_rows(found: Attributed, steps: Steps) -> list[Row]:
@@ -466,44 +404,21 @@ def garbage_rows(found: Attributed, steps: Steps) -> list[Row]:
     ]
 
 
-def _kind_of(found: Attributed, span: int, role: int, *, runs_forward: bool) -> str:
-    name = found.recording.name_of(span)
-    if role == Role.DATA_LOADING:
-        return "data"
-    phase = found.attribution.place(span).phase
-    if role == Role.OPTIMIZER or phase == "optimizer":
-        return "optimizer"
-    if role == Role.COLLECTIVE or is_collective_call(name):
-        return "communication"
-    if phase in _BACKWARD or name.startswith("torch.distributed.ddp.reducer"):
-        return "backward"
-    if runs_forward or phase in FORWARD_PHASES:
-        return "forward"
-    return "recompute" if phase == "recompute" else ""
-
-
 # --------------------------------------------------------------------------------------------------
 # What the compute streams of a device do, piece by piece, and how much of a time they are busy.
 
 _LEAST_OF_COMPUTE = 0.1  # of the busiest stream's time: a stream with less does not make the phases
 
 
-def device_pieces(found: Attributed, steps: Steps) -> list[_Piece]:
+def device_pieces(found: Attributed, steps: Steps) -> Pieces:
     """What runs on the compute streams of the busiest device."""
     spans, charges = found.recording.spans, found.charges
     chosen = _computes(found)
-    in_phases = (place.phase for place in found.attribution.places)
-    kinds = ["forward" if phase in FORWARD_PHASES else _KINDS.get(phase, "") for phase in in_phases]  # "": in none
-    start, end = spans.start_ns[charges.span[chosen]], spans.end_ns[charges.span[chosen]]
-    makes_node = np.zeros(len(spans), dtype=np.bool_)
-    makes_node[_forward_ops(found)] = True
-    launch = charges.cpu_span[chosen]
-    forward = (launch >= 0) & (nearest(found.nesting.parent, makes_node)[launch] >= 0)
-    columns = (column.tolist() for column in (start, end, charges.place[chosen], forward))
-    return [
-        _Piece(begin, stop, kinds[place] or ("forward" if in_forward else ""), number, "")
-        for begin, stop, place, in_forward, number in zip(*columns, steps.numbers_of_charges(chosen), strict=True)
-    ]
+    span, launch = charges.span[chosen], charges.cpu_span[chosen]
+    kind = np.array([_KINDS.get(place.phase, "") for place in found.attribution.places])[charges.place[chosen]]
+    makes_node = nearest(found.nesting.parent, marked(len(spans), found.attribution.forward_op))
+    kind = np.where((kind == "") & (at(makes_node, launch, -1) >= 0), "forward", kind)
+    return Pieces(spans.start_ns[span], spans.end_ns[span], kind, steps.windows.launched_in[chosen], kind)
 
 
 def with_device_time(found: Attributed, rows: list[Row]) -> list[Row]:
@@ -540,7 +455,6 @@ def _computes(found: Attributed) -> Int64:
 # collective began. A thread that goes on before waited for nothing.
 
 _ENGINE = "autograd::engine::evaluate_function: "  # hooks run in it, beside the node itself
-_WAITING = ("forward", "backward", "recompute", "optimizer", "other")
 
 
 def waits_within_events(found: Attributed) -> Union:
@@ -551,8 +465,8 @@ def waits_within_events(found: Attributed) -> Union:
     collectives = np.flatnonzero(calls & ~training)
     if found.charges.basis == "device" or not len(collectives):
         return union(np.empty(0, np.int64), np.empty(0, np.int64))
-    may_wait = found.recording.named(lambda name: name.startswith(_ENGINE))
-    may_wait[list(found.tree.layer_of_span)] = True
+    may_wait = marked(len(spans), found.tree.layer_of_span)
+    may_wait |= found.recording.named(lambda name: name.startswith(_ENGINE))
     around = parent[np.flatnonzero(calls & training)]
     while len(around := np.unique(around[around >= 0])):
         may_wait[around] = True
@@ -573,16 +487,14 @@ def without_waits(rows: Iterable[Row], waits: Union) -> list[Row]:
     for row in rows:
         begin, end = row.start_ns, row.start_ns + row.duration_ns
         first = int(np.searchsorted(waits.end_ns, begin, side="right"))
-        last = int(np.searchsorted(waits.start_ns, end, side="left"))
-        for at in range(first, last) if row.kind in _WAITING else ():
-            if waits.start_ns[at] > begin:
-                kept.append(row._replace(start_ns=begin, duration_ns=int(waits.start_ns[at]) - begin))
-            begin = int(waits.end_ns[at])
-        if end > begin:
-            kept.append(row._replace(start_ns=begin, duration_ns=end - begin))
+        last = int(np.searchsorted(waits.start_ns, end, side="left")) if row.kind in _WAITING else first
+        starts, ends = waits.start_ns[first:last].tolist(), waits.end_ns[first:last].tolist()
+        for start_ns, end_ns in zip([begin, *ends], [*starts, end], strict=True):
+            if end_ns > start_ns:
+                kept.append(row._replace(start_ns=start_ns, duration_ns=end_ns - start_ns))
     return kept
 
 
 def _last(starts: Int64, values: Int64, at_ns: Int64) -> Int64:
     """Per instant the value of the interval that began last before it; the lowest of all where none did."""
-    return statistics.at(values, np.searchsorted(starts, at_ns, side="left") - 1, np.iinfo(np.int64).min)
+    return at(values, np.searchsorted(starts, at_ns, side="left") - 1, np.iinfo(np.int64).min)

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from profiler_wrapper.analysis.statistics import grouped
 from profiler_wrapper.errors import BrokenTrace, WrongUse, first_few
 from profiler_wrapper.ranks import database as db
 from profiler_wrapper.ranks.database import Database, LoadedSpans
-from profiler_wrapper.ranks.reduce import Done, Reduced, Task, problem_of_table, read_summary, reduce_traces, table_rows
+from profiler_wrapper.ranks.reduce import Done, Reduced, Task, place_number, problem_of_table, read_alone, reduce_traces
 from profiler_wrapper.ranks.report import RanksReport, ranks_report
 from profiler_wrapper.trace.run_directory import RUN_FILE, rank_number
+from profiler_wrapper.trace.run_file import read_json
 from profiler_wrapper.trace.spans import DIRECTORY as TIMERS
 from profiler_wrapper.trace.spans import RANK_COLUMNS, SPAN_COLUMNS, Gap, absent_ranks, ranges
 
-Progress = Callable[[str, int, int], None]  # what is done, how many of it, of how many
 Use = Literal["timers", "traces"]
 
 
@@ -36,7 +37,7 @@ class Choice:
     ranks: Sequence[int] | None = None  # only these
     use: Use | None = None  # None: what tells of more ranks
     output: Path | None = None  # where reduced traces go if they cannot lie beside the traces
-    progress: Progress | None = None  # is told how far the reduction of traces has come
+    done: Done | None = None  # is told how far the reduction of traces has come
 
 
 def load_ranks(
@@ -98,15 +99,12 @@ def run_of(path: Path) -> Path | None:
     for place in (path, path.parent, path.parent.parent):
         if not place.is_dir():
             continue
-        try:
+        with suppress(BrokenTrace, OSError):
             sources = find_sources(place)
-        except (BrokenTrace, OSError):
-            continue
-        ranks = {log.rank for log in sources.logs} | {trace.rank for trace in sources.traces}
-        if len(ranks) > 1 and sources.root.is_relative_to(place):
-            return sources.root
-        if path.is_dir() and not path.name.startswith("rank"):
-            return None
+            if len({one.rank for one in (*sources.logs, *sources.traces)}) > 1 and sources.root.is_relative_to(place):
+                return sources.root
+            if path.is_dir() and not path.name.startswith("rank"):
+                return None
     return None
 
 
@@ -117,40 +115,36 @@ def _load_run(database: Database, path: Path, choice: Choice, folder: Path) -> L
         choice = replace(choice, ranks=(rank,) if choice.ranks is None else choice.ranks, use=choice.use or "traces")
         path = path.parent
     sources = find_sources(path)
-    uses = choice.use or sources.uses
-    if choice.use is None and not sources.logs and not sources.traces:
-        raise BrokenTrace(f"{path}: no trace and no timer's log of any rank in it{_why(sources.missing)}")
-    logs, traces = _chosen(sources, uses, choice.ranks)
-    if uses == "timers":
-        loaded = _load_logs(database, logs, sources, folder)
+    from_timers = (choice.use or sources.uses) == "timers"
+    chosen = _chosen(sources, sources.logs if from_timers else sources.traces, choice, path)
+    described = len(sources.missing)
+    if from_timers:
+        places, notes = _load_logs(database, chosen, sources, folder)
     else:
-        where = (choice.output or folder) / "reduced"
-        done = None if choice.progress is None else partial(choice.progress, "reducing traces")
-        loaded = _load_traces(database, traces, sources, where, scheduler=choice.scheduler, done=done)
-    there = set(db.column(database, "SELECT DISTINCT rank FROM spans").tolist() if loaded.ranks else ())
+        places, notes = _load_traces(database, chosen, sources, choice, (choice.output or folder) / "reduced"), []
+    gaps = sources.missing[described:]
+    there = set(db.column(database, "SELECT DISTINCT rank FROM spans").tolist() if places else ())
     if not there:
-        raise BrokenTrace(f"{path}: no spans of any rank in it{_why(loaded.gaps)}")
-    db.write_ranks(database, (loaded.ranks[rank] for rank in sorted(loaded.ranks)))
-    world_size = max((place.get("world_size") or 0 for place in loaded.ranks.values()), default=0) or None
+        raise BrokenTrace(f"{path}: no spans of any rank in it{_why(gaps)}")
+    db.write_ranks(database, (places[rank] for rank in sorted(places)))
+    world_size = max((place.get("world_size") or 0 for place in places.values()), default=0) or None
     if choice.ranks is None:
         absent = absent_ranks(there, world_size, sources.ranks)
     else:
         absent = db.ranks_not_there(set(choice.ranks), there, path)
-    failed = {gap.rank for gap in loaded.gaps if gap.rank is not None}
-    absent = [gap for gap in absent if gap.rank is None or gap.rank not in failed]
-    notes = list(loaded.notes)
-    if uses == "timers" and sources.traces:
+    failed = {gap.rank for gap in gaps} - {None}
+    if from_timers and sources.traces:
         notes.append(f"{len(sources.traces)} traces are there too, and are not in this report (--use traces)")
-    if uses == "traces" and sources.logs:
+    if not from_timers and sources.logs:
         count = len(sources.logs)
         notes.append(f"logs of timers of {count} ranks are there too, and are not in this report (--use timers)")
     return LoadedSpans(
         database,
         run=sources.root.name or sources.root.resolve().name,
         root=sources.root,
-        missing=(*sources.missing, *loaded.gaps, *absent),
+        missing=(*sources.missing, *(gap for gap in absent if gap.rank not in failed)),
         world_size=world_size,
-        from_timers=uses == "timers",
+        from_timers=from_timers,
         notes=tuple(notes),
     )
 
@@ -159,81 +153,67 @@ def _why(gaps: Sequence[Gap]) -> str:
     return "".join(f"{'; ' if place else ': '}{gap.what}: {gap.reason}" for place, gap in enumerate(gaps[:4]))
 
 
-def _chosen(sources: SpanSources, uses: Use, ranks: Sequence[int] | None) -> tuple[list[TimerLog], list[TraceFile]]:
-    if uses == "timers" and not sources.logs:
-        raise WrongUse(f"{sources.root}: no log of a timer in it (timers/timer_rank<k>.jsonl)")
-    if uses == "traces" and not sources.traces:
-        raise WrongUse(f"{sources.root}: no trace in it")
-    wanted = None if ranks is None else frozenset(ranks)
-    logs = [log for log in sources.logs if wanted is None or log.rank in wanted]
-    traces = [trace for trace in sources.traces if wanted is None or trace.rank is None or trace.rank in wanted]
-    if not (logs if uses == "timers" else traces):
-        there = {log.rank for log in sources.logs} if uses == "timers" else {trace.rank for trace in sources.traces}
-        db.ranks_not_there(set(ranks or ()), {rank for rank in there if rank is not None}, sources.root)  # raises
-    return logs, traces
+def _chosen(sources: SpanSources, there: Sequence[Source], choice: Choice, path: Path) -> list[Source]:
+    """Those of the ranks that are asked for, or that may be."""
+    if not there and choice.use is None:
+        raise BrokenTrace(f"{path}: no trace and no timer's log of any rank in it{_why(sources.missing)}")
+    if not there:
+        what = "log of a timer in it (timers/timer_rank<k>.jsonl)" if choice.use == "timers" else "trace in it"
+        raise WrongUse(f"{sources.root}: no {what}")
+    wanted = None if choice.ranks is None else {None, *choice.ranks}
+    chosen = [one for one in there if wanted is None or one.rank in wanted]
+    if not chosen:
+        db.ranks_not_there(set(choice.ranks or ()), {one.rank for one in there if one.rank is not None}, sources.root)
+    return chosen
 
 
-class _Loaded(NamedTuple):
-    """What the files of a run's ranks gave. Where some of them can be read, `spans` is in the database."""
-
-    ranks: Mapping[int, Mapping[str, Any]]  # columns of RANK_COLUMNS as far as they are known
-    gaps: list[Gap]
-    notes: tuple[str, ...] = ()
+# Of each rank columns of RANK_COLUMNS as far as they are known; where there are any, `spans` is in the database.
+_Places = Mapping[int, Mapping[str, Any]]
 
 
 # --- traces ---
 
 
 def _load_traces(
-    database: Database,
-    traces: Sequence[TraceFile],
-    sources: SpanSources,
-    otherwise: Path,
-    *,
-    scheduler: str | None,
-    done: Done | None,
-) -> _Loaded:
+    database: Database, traces: Sequence[Source], sources: SpanSources, choice: Choice, otherwise: Path
+) -> _Places:
     """The traces' tables as `spans`; `otherwise`: where tables go that cannot lie beside their traces."""
     tasks = []
     for i, trace in enumerate(traces):
         if trace.has_trace:
-            paths = (trace.path, trace.reduced, otherwise / f"{i}_spans.parquet")
+            paths = (trace.path, trace.reduced, otherwise / f"{i}_{REDUCED_FILE}")
             source, target, other = (str(path.resolve()) for path in paths)
             tasks.append(Task(source, target, other, trace.rank))
-    reduced = list(reduce_traces(tasks, scheduler=scheduler, done=done))
-    reduced += [_alone(trace) for trace in traces if not trace.has_trace]
-    gaps = []
+    reduced = list(reduce_traces(tasks, scheduler=choice.scheduler, done=choice.done))
+    reduced += [read_alone(trace.path, trace.rank) for trace in traces if not trace.has_trace]
     for one in reduced:
         if one.failure:
             whose = Path(one.trace).name if one.rank is None else f"rank {one.rank}"
-            gaps.append(Gap(f"spans of {whose}", f"{one.trace}: {one.failure}", one.rank))
-    kept = _one_per_step(_ranked([one for one in reduced if not one.failure], gaps), gaps)
-    gaps += [
-        Gap(f"part of rank {one.rank}'s trace", note, one.rank)
-        for one in kept
-        for note in one.notes
-        if "no layers" not in note
-    ]
-    if not kept:
-        return _Loaded({}, gaps)
-    try:
-        rows, bad = db.view_spans(database, _relation(database, kept))
-    except db.import_duckdb().Error:
-        torn = {one: why for one in kept if (why := problem_of_table(Path(one.spans)))}
-        if not torn:
-            raise
-        gaps += [Gap(f"spans of rank {one.rank}", f"{one.spans}: {why}", one.rank) for one, why in torn.items()]
-        kept = [one for one in kept if one not in torn]
-        if not kept:
-            return _Loaded({}, gaps)
-        rows, bad = db.view_spans(database, _relation(database, kept))
-    if bad:
-        gaps.append(Gap(f"{bad} of {rows} rows", "they are no spans"))
-    places: dict[int, Mapping[str, Any]] = {}
+            sources.miss(f"spans of {whose}", f"{one.trace}: {one.failure}", one.rank)
+    kept = _one_per_step(_ranked([one for one in reduced if not one.failure], sources), sources)
+    for one in kept:
+        for note in one.notes:
+            if "no layers" not in note:
+                sources.miss(f"part of rank {one.rank}'s trace", note, one.rank)
+    while kept:
+        try:
+            rows, bad = db.view_spans(database, _relation(database, kept))
+        except db.import_duckdb().Error:
+            torn = {one: why for one in kept if (why := problem_of_table(Path(one.spans)))}
+            if not torn:
+                raise
+            for one, why in torn.items():
+                sources.miss(f"spans of rank {one.rank}", f"{one.spans}: {why}", one.rank)
+            kept = [one for one in kept if one not in torn]
+            continue
+        if bad:
+            sources.miss(f"{bad} of {rows} rows", "they are no spans")
+        break
+    places = {}
     for one in kept:
         rank = int(one.rank or 0)
         places[rank] = {"rank": rank, "world_size": one.world_size, "host": one.host, **sources.ranks.get(rank, {})}
-    return _Loaded(places, gaps)
+    return places
 
 
 def _relation(database: Database, kept: list[Reduced]) -> str:
@@ -249,17 +229,7 @@ def _relation(database: Database, kept: list[Reduced]) -> str:
     )
 
 
-def _alone(trace: TraceFile) -> Reduced:
-    """A table of spans without a trace: one was reduced to it, or somebody else wrote it."""
-    if (summary := read_summary(trace.path)) is not None:
-        return summary if summary.rank is not None else summary._replace(rank=trace.rank)
-    path = str(trace.path)
-    if (rows := table_rows(trace.path, db.OUR_COLUMNS)) is None:
-        return Reduced(path, "", trace.rank, failure=f"is no table with the columns {', '.join(db.OUR_COLUMNS)}")
-    return Reduced(path, path, trace.rank, rows=rows, stored_rank=trace.rank)
-
-
-def _ranked(reduced: list[Reduced], gaps: list[Gap]) -> list[Reduced]:
+def _ranked(reduced: list[Reduced], sources: SpanSources) -> list[Reduced]:
     """With a rank for each: where neither trace nor name tells, workers are numbered in order of their names.
 
     A worker's files differ in the time at which they were written: they are windows of one rank.
@@ -267,87 +237,83 @@ def _ranked(reduced: list[Reduced], gaps: list[Gap]) -> list[Reduced]:
     Raises:
         BrokenTrace: their names tell of several stages of a server, which do not do the same.
     """
-    without = [one for one in reduced if one.rank is None]
-    if without and len(reduced) > 1:
-        gaps.append(
-            Gap(f"ranks of {len(without)} traces", "neither they nor their names tell: numbered in order of names")
-        )
-    taken = {one.rank for one in reduced}
-    free = (rank for rank in range(len(reduced) + len(taken) + 1) if rank not in taken)
-    worker = {one.trace: _WRITTEN_AT.sub("", Path(one.trace).name) for one in without}
-    of_worker = dict(zip(dict.fromkeys(worker.values()), free, strict=False))
-    stages = {found[0].upper() for name in of_worker if (found := _SERVER_STAGE.search(name))}
+    worker = {one.trace: _WRITTEN_AT.sub("", Path(one.trace).name) for one in reduced if one.rank is None}
+    if worker and len(reduced) > 1:
+        reason = "neither they nor their names tell: numbered in order of names"
+        sources.miss(f"ranks of {len(worker)} traces", reason)
+    stages = {found[0].upper() for name in worker.values() if (found := _SERVER_STAGE.search(name))}
     if len(stages) > 1:
         raise BrokenTrace(f"traces of several stages of a server: {', '.join(sorted(stages))}; name those of one")
+    taken = {one.rank for one in reduced}
+    free = (rank for rank in itertools.count() if rank not in taken)
+    of_worker = dict(zip(dict.fromkeys(worker.values()), free, strict=False))
     return [one if one.rank is not None else one._replace(rank=of_worker[worker[one.trace]]) for one in reduced]
 
 
-def _one_per_step(reduced: list[Reduced], gaps: list[Gap]) -> list[Reduced]:
+def _one_per_step(reduced: list[Reduced], sources: SpanSources) -> list[Reduced]:
     """Without traces that tell of steps of their rank which a later one has too."""
     kept: list[Reduced] = []
-    seen: dict[int | None, set[int]] = {}
+    seen: set[tuple[int | None, int]] = set()
     for one in reversed(reduced):
-        steps = seen.setdefault(one.rank, set())
-        if steps & set(one.steps):
-            gaps.append(Gap(f"a trace of rank {one.rank}", f"{one.trace}: another has the same steps", one.rank))
-            continue
-        steps |= set(one.steps)
-        kept.append(one)
+        steps = {(one.rank, step) for step in one.steps}
+        if seen & steps:
+            sources.miss(f"a trace of rank {one.rank}", f"{one.trace}: another has the same steps", one.rank)
+        else:
+            seen |= steps
+            kept.append(one)
     return kept[::-1]
 
 
 # --- logs of timers ---
 
 
-_LONGEST_HEADER = 1 << 16
+_LONGEST_HEADER, _LONGEST_NAME = 1 << 16, 80
 _NOT_CLOSED = "its log is not closed: its process runs, or was killed"
 
 
-def _load_logs(database: Database, logs: Sequence[TimerLog], sources: SpanSources, folder: Path) -> _Loaded:
+def _load_logs(
+    database: Database, logs: Sequence[Source], sources: SpanSources, folder: Path
+) -> tuple[_Places, list[str]]:
     """JSON lines, made into Parquet once: they are asked many times."""
     states = {log: _state_of(log.path) for log in logs}
-    problems = {log: why for log, why in states.items() if why not in ("", _NOT_CLOSED)}
-    gaps = [Gap(f"spans of rank {log.rank}", f"{log.path}: {why}", log.rank) for log, why in problems.items()]
-    files = [log.path for log in logs if log not in problems]
+    files = [log.path for log, why in states.items() if why in ("", _NOT_CLOSED)]
+    for log, why in states.items():
+        if log.path not in files:
+            sources.miss(f"spans of rank {log.rank}", f"{log.path}: {why}", log.rank)
     if not files:
-        return _Loaded({}, gaps)
+        return {}, []
     types = ", ".join(f"{db.literal(name)}: {db.literal(kind)}" for name, (kind, _) in SPAN_COLUMNS.items())
-    target = folder / "timers.parquet"
     lines = "format = 'newline_delimited', ignore_errors = true, filename = 'log'"
     relation = db.read("read_json", files, lines, f"columns = {{{types}, 'header': 'JSON'}}")
     rows = (
         "SELECT * EXCLUDE (header), header IS NOT NULL AS is_header, "
         f"TRY_CAST(header->>'lost_lines' AS BIGINT) AS lost_lines, header->>'ended_by' AS ended_by FROM {relation}"
     )
+    target = folder / "timers.parquet"
     database.execute(f"COPY ({rows}) TO {db.literal(target)} (FORMAT parquet, ROW_GROUP_SIZE 122880)")
     table = db.read("read_parquet", [target])
-    expressions = {name: db.quoted(name) for name in SPAN_COLUMNS} | {"depth": "coalesce(depth, 0)"}
-    select = db.span_select(table, expressions, where=db.USABLE)
-    database.execute(f"CREATE OR REPLACE VIEW spans AS {select}")
-    has_steps = database.execute("SELECT 1 FROM spans WHERE step IS NOT NULL LIMIT 1").fetchone() is not None
-    how = None if has_steps else _find_steps(database, select)
-    lines = database.execute(
-        f"""SELECT log, count(*) FILTER (coalesce({db.USABLE}, false)), count(*) FILTER (NOT is_header),
-            max(lost_lines), max(ended_by) FROM {table} GROUP BY log ORDER BY log"""
+    db.view_spans(database, table)
+    counts = database.execute(
+        f"""SELECT log, count(*) FILTER ({db.USABLE}), count(*) FILTER (NOT is_header), max(lost_lines), max(ended_by),
+            count(step) FILTER ({db.USABLE}) FROM {table} GROUP BY log ORDER BY log"""
     ).fetchall()
-    rank_of = {str(log.path): log.rank for log in logs}
-    unfinished = {log.rank: why for log, why in states.items() if why == _NOT_CLOSED}
-    unfinished |= {rank_of[name]: f"its program ended by {error}" for name, *_, error in lines if error}
-    for reason in sorted(set(unfinished.values())):
-        ranks = [rank for rank, why in unfinished.items() if why == reason]
+    how = None if any(with_step for *_, with_step in counts) else _find_steps(database)
+    rank_of = {str(log.path): log.rank or 0 for log in logs}
+    unfinished = {log.rank or 0: why for log, why in states.items() if why == _NOT_CLOSED}
+    unfinished |= {rank_of[name]: f"its program ended by {error}" for name, *_, error, _ in counts if error}
+    for reason, ranks in sorted(grouped((why, rank) for rank, why in unfinished.items()).items()):
         what = f"end of rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}"
-        gaps.append(Gap(what, reason, ranks[0] if len(ranks) == 1 else None))
-    for name, good, total, lost, _ in lines:
-        rank = rank_of.get(name)
+        sources.miss(what, reason, ranks[0] if len(ranks) == 1 else None)
+    for name, good, total, lost, *_ in counts:
+        rank = rank_of[name]
         if not good:
-            gaps.append(Gap(f"spans of rank {rank}", f"{name}: no line of it is a span", rank))
+            sources.miss(f"spans of rank {rank}", f"{name}: no line of it is a span", rank)
         elif total > good:
-            count = "a line" if total == good + 1 else f"{total - good} lines"
-            gaps.append(Gap(f"{count} of rank {rank}", f"{name}: torn, or no span", rank))
+            bad = "a line" if total == good + 1 else f"{total - good} lines"
+            sources.miss(f"{bad} of rank {rank}", f"{name}: torn, or no span", rank)
         if lost:
-            gaps.append(Gap(f"{lost} spans of rank {rank}", f"{name}: its timer could not write them", rank))
-    places = {log.rank: sources.ranks[log.rank] for log in logs}
-    return _Loaded(places, gaps, () if how is None else (how,))
+            sources.miss(f"{lost} spans of rank {rank}", f"{name}: its timer could not write them", rank)
+    return {rank: sources.ranks[rank] for rank in rank_of.values()}, [] if how is None else [how]
 
 
 def _state_of(log: Path) -> str:
@@ -370,22 +336,8 @@ def _state_of(log: Path) -> str:
 # --- steps of logs that tell none ---
 
 
-_LONGEST = 80  # of a name, in messages
-
-# Outermost spans of each rank's main thread, that with the most time in them.
-_OUTERMOST = """
-    outermost AS (
-        SELECT rank, thread, name, kind, start_ns, start_ns + duration_ns AS end_ns FROM ({spans})
-        WHERE depth = 0 AND kind NOT IN ('gc', 'step')),
-    main AS (
-        SELECT rank, arg_max(thread, busy_ns) AS thread FROM (
-            SELECT rank, thread, sum(end_ns - start_ns) AS busy_ns FROM outermost GROUP BY rank, thread) GROUP BY rank),
-    mine AS (SELECT o.* FROM outermost o JOIN main m ON o.rank = m.rank AND o.thread IS NOT DISTINCT FROM m.thread)
-"""
-
-
-def _find_steps(database: Database, spans: str) -> str | None:
-    """Makes the view `spans` of a SELECT of spans without steps, with steps where they can be found: how they were.
+def _find_steps(database: Database) -> str | None:
+    """Gives the view `spans` steps where they can be found: how they were.
 
     A step begins where the first of the outermost names that come again comes again. Where that comes several times
     before the optimizer does, as with accumulated gradients, a step begins with the first of them after the optimizer.
@@ -393,48 +345,53 @@ def _find_steps(database: Database, spans: str) -> str | None:
 
     Returns: None where no name of most ranks comes again; the view has no steps then.
     """
-    outermost = _OUTERMOST.format(spans=spans)
-    names = database.execute(
-        f"""WITH {outermost},
-        repeated AS (
-            SELECT rank, name, any_value(kind) AS kind, count(*) AS times, min(start_ns) AS first_ns
-            FROM mine GROUP BY rank, name HAVING count(*) > 1),
-        first AS (SELECT rank, arg_min(name, first_ns) AS name FROM repeated GROUP BY rank),
-        chosen AS (SELECT name FROM first GROUP BY name ORDER BY count(*) DESC, name LIMIT 1)
-        SELECT name, kind, median(times) FROM repeated
-        WHERE name = (SELECT name FROM chosen) OR kind = 'optimizer'
-        GROUP BY name, kind ORDER BY name = (SELECT name FROM chosen) DESC, median(times), name"""
+    # Outermost spans of each rank's main thread, that with the most time in them.
+    database.execute(
+        """CREATE OR REPLACE TEMP TABLE outermost AS
+        SELECT * FROM (
+            SELECT rank, thread, name, kind, start_ns, start_ns + duration_ns AS end_ns,
+                sum(duration_ns) OVER (PARTITION BY rank, thread) AS busy_ns
+            FROM spans WHERE depth = 0 AND kind NOT IN ('gc', 'step'))
+        QUALIFY thread IS NOT DISTINCT FROM
+            first_value(thread) OVER (PARTITION BY rank ORDER BY busy_ns DESC, thread)"""
+    )
+    repeated = database.execute(
+        """SELECT name, any_value(kind), median(times) FROM (
+            SELECT name, any_value(kind) AS kind, count(*) AS times,
+                row_number() OVER (PARTITION BY rank ORDER BY min(start_ns)) AS place
+            FROM outermost GROUP BY rank, name HAVING count(*) > 1)
+        GROUP BY name ORDER BY count(*) FILTER (place = 1) DESC, name"""
     ).fetchall()
-    if not names:
+    if not repeated:
         return None
-    (first, _, times), others = names[0], names[1:]
-    closing = next((name for name, kind, count in others if kind == "optimizer" and 2 * count <= times), None)
+    first, _, times = repeated[0]
+    closers = [(count, name) for name, kind, count in repeated if kind == "optimizer" and 2 * count <= times]
+    closing = min(closers)[1] if closers else None
     place = "start_ns" if closing is None else "closed"  # what those of one step have in common
     database.execute(
         f"""CREATE OR REPLACE TABLE step_cuts AS
-        WITH {outermost},
-        begins AS (
-            SELECT rank, thread, start_ns, {place} AS place FROM (
-                SELECT *, sum((name = {db.literal(closing or "")})::INTEGER) OVER (
-                    PARTITION BY rank ORDER BY start_ns ROWS UNBOUNDED PRECEDING) AS closed FROM mine)
-            WHERE name = {db.literal(first)}),
-        firsts AS (
-            SELECT rank, any_value(thread) AS thread, min(start_ns) AS begin_ns FROM begins GROUP BY rank, place),
-        ends AS (SELECT rank, max(end_ns) AS end_ns FROM mine GROUP BY rank)
         SELECT rank, thread, begin_ns, row_number() OVER steps - 1 AS step,
-            coalesce(lead(begin_ns) OVER steps, e.end_ns) AS end_ns
-        FROM firsts JOIN ends e USING (rank) WINDOW steps AS (PARTITION BY rank ORDER BY begin_ns)"""
+            coalesce(lead(begin_ns) OVER steps, last_ns) AS end_ns
+        FROM (SELECT rank, any_value(thread) AS thread, min(start_ns) AS begin_ns, any_value(last_ns) AS last_ns FROM (
+                SELECT *, max(end_ns) OVER (PARTITION BY rank) AS last_ns,
+                    sum((name = {db.literal(closing or "")})::INTEGER) OVER (
+                        PARTITION BY rank ORDER BY start_ns ROWS UNBOUNDED PRECEDING) AS closed FROM outermost)
+            WHERE name = {db.literal(first)} GROUP BY rank, {place})
+        WINDOW steps AS (PARTITION BY rank ORDER BY begin_ns)"""
     )
     database.execute(
-        f"""CREATE OR REPLACE VIEW spans AS
-        SELECT s.* REPLACE (c.step AS step) FROM ({spans}) s
+        """ALTER VIEW spans RENAME TO spans_without_steps;
+        CREATE VIEW spans AS
+        SELECT s.* REPLACE (c.step AS step) FROM spans_without_steps s
         ASOF LEFT JOIN step_cuts c ON s.rank = c.rank AND s.start_ns >= c.begin_ns
         UNION ALL BY NAME
         SELECT rank, step, 'step' AS name, 'step' AS kind, begin_ns AS start_ns, end_ns - begin_ns AS duration_ns,
             0::SMALLINT AS depth, thread FROM step_cuts"""
     )
-    how = f"steps were found by the repetition of {first[:_LONGEST]}"
-    how += f": each begins with the first one after {closing[:_LONGEST]}" if closing else ", with which each begins"
+    how = f"steps were found by the repetition of {first[:_LONGEST_NAME]}"
+    how += (
+        f": each begins with the first one after {closing[:_LONGEST_NAME]}" if closing else ", with which each begins"
+    )
     return f"{how}; global_timer.step() tells them"
 
 
@@ -449,37 +406,37 @@ _OWN_JSON = re.compile(r"(run|result|ranks|baseline)\.json|.*_(categories|timeli
 _RANK_IN_NAME = re.compile(r"(?i)(?:^|[^a-z])rank[_\-.]?(\d{1,9})(?!\d)")
 _WRITTEN_AT = re.compile(r"\d{10,}(\.\d+)?")  # `worker.time.pt.trace.json`, `time-TP-0-DECODE.trace.json.gz`
 _SERVER_STAGE = re.compile(r"(?i)(?<![a-z])(extend|prefill|decode)(?![a-z])")
-_GREATEST = 2**31 - 1  # that a column of RANK_COLUMNS holds
 
 
-class TimerLog(NamedTuple):
-    """JSON lines of one rank."""
+class Source(NamedTuple):
+    """A timer's log, or a trace."""
 
-    rank: int
-    path: Path
-
-
-class TraceFile(NamedTuple):
-    """A trace, or what it was reduced to where that alone is left."""
-
-    path: Path  # the trace; without one, what it was reduced to
-    rank: int | None  # by directory and name; None: the trace may say
-    reduced: Path  # where its spans are, or go
+    rank: int | None  # of a trace by directory and name; None: the trace may say
+    path: Path  # without a trace, what it was reduced to
+    reduced: Path  # where a trace's spans are, or go
 
     @property
     def has_trace(self) -> bool:
         return self.path != self.reduced
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SpanSources:
     """What there is of a run."""
 
     root: Path
-    logs: tuple[TimerLog, ...] = ()
-    traces: tuple[TraceFile, ...] = ()
-    ranks: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)  # RANK_COLUMNS, as far as they are known
-    missing: tuple[Gap, ...] = ()
+    logs: list[Source] = field(default_factory=list)
+    traces: list[Source] = field(default_factory=list)
+    ranks: dict[int, dict[str, Any]] = field(default_factory=dict)  # RANK_COLUMNS, as far as they are known
+    missing: list[Gap] = field(default_factory=list)
+
+    def miss(self, what: str, reason: object, rank: int | None = None) -> None:
+        """Say that something is not there."""
+        self.missing.append(Gap(what, str(reason), rank))
+
+    def know(self, rank: int, place: Mapping[str, Any]) -> None:
+        """Add to what is known of a rank."""
+        self.ranks.setdefault(rank, {}).update(place, rank=rank)
 
     @property
     def uses(self) -> Use:
@@ -500,128 +457,113 @@ def find_sources(path: Path) -> SpanSources:
     """
     if not path.is_dir():
         path.stat()  # raises where there is none
-        return _of_files(path.parent, [path], [])
-    gaps: list[Gap] = []
-    root, attempt = _last_attempt(path, gaps)
-    logs = _logs_in(root)
-    directories = sorted(_rank_directories(root))
-    if not logs and not directories:
-        inner = sorted(
-            place
-            for place in root.iterdir()
-            if place.is_dir() and (_holds_ranks(place) or any(_holds_ranks(p) for p in place.glob("attempt*")))
-        )
+        return _of_files(SpanSources(path.parent), [path])
+    found, attempt = _last_attempt(path)
+    root = found.root
+    files = (root / TIMERS if (root / TIMERS).is_dir() else root).glob("*.jsonl")
+    found.logs = sorted(Source(int(match[1]), file, file) for file in files if (match := _TIMER_LOG.match(file.name)))
+    directories = _rank_directories(root)
+    if not found.logs and not directories:
+        places = sorted(place for place in root.iterdir() if place.is_dir())
+        inner = [place for place in places if any(map(_holds_ranks, (place, *place.glob("attempt*"))))]
         if len(inner) == 1:
             return find_sources(inner[0])
         if inner:
-            names = [run.name for run in inner]
-            raise BrokenTrace(f"{path}: {len(names)} runs are in it; name one: {first_few(names, 8)}")
+            names = first_few([run.name for run in inner], 8)
+            raise BrokenTrace(f"{path}: {len(inner)} runs are in it; name one: {names}")
         traces = [file for file in sorted(root.iterdir()) if _may_be_trace(file)]
         if not traces:
             raise BrokenTrace(f"{path}: no rank's files in it: no timers/, no rank<k>/ and no trace")
-        return _of_files(root, traces, gaps)
-    ranks: dict[int, dict[str, Any]] = {}
-    for log in logs:
-        add_place(ranks, log.rank, {**place_in_header(log.path, gaps), "attempt": attempt})
-    traces_found: list[TraceFile] = []
+        return _of_files(found, traces)
+    for log in found.logs:
+        found.know(log.rank or 0, {**_place(_header_of(log.path, found)), "attempt": attempt})
     for rank, directory in directories:
-        traces_found += _of_rank(rank, directory, ranks, gaps, attempt)
-    return SpanSources(root, tuple(logs), tuple(traces_found), ranks, tuple(gaps))
+        found.know(rank, {"attempt": attempt})
+        _add_traces(found, rank, directory)
+    return found
 
 
-def _of_files(root: Path, files: Iterable[Path], gaps: list[Gap]) -> SpanSources:
-    """Files side by side: each rank's is known by its name, or by what is in it."""
-    logs, traces = [], []
-    ranks: dict[int, dict[str, Any]] = {}
+def _of_files(found: SpanSources, files: Iterable[Path]) -> SpanSources:
+    """With files side by side: each rank's is known by its name, or by what is in it."""
     for file in files:
+        rank = rank_in_name(file.name)
         if file.name.endswith(".jsonl"):
-            place = place_in_header(file, gaps)
-            rank = place.get("rank")
-            rank = rank if rank is not None else rank_in_name(file.name) or 0
-            logs.append(TimerLog(rank, file))
-            add_place(ranks, rank, place)
+            header = _header_of(file, found)
+            in_header = place_number(header.get("rank"))
+            rank = in_header if in_header is not None else rank or 0
+            found.logs.append(Source(rank, file, file))
+            found.know(rank, _place(header))
         elif file.name.endswith(_TRACE_ENDINGS):
-            rank = rank_in_name(file.name)
-            rank = rank_of_directory(file.parent) if rank is None else rank
             stem = file.name.removesuffix(".gz").removesuffix(".json")
-            traces.append(TraceFile(file, rank, file.parent / f"{stem}_{REDUCED_FILE}"))
+            rank = rank_of_directory(file.parent) if rank is None else rank
+            found.traces.append(Source(rank, file, file.parent / f"{stem}_{REDUCED_FILE}"))
         elif file.name.endswith(".parquet"):
-            traces.append(TraceFile(file, rank_in_name(file.name), file))
+            found.traces.append(Source(rank, file, file))
         else:
             raise WrongUse(
                 f"{file}: neither a trace (.json, .json.gz), nor a timer's log (.jsonl), nor a run's directory"
             )
-    return SpanSources(root, tuple(logs), tuple(traces), ranks, tuple(gaps))
-
-
-def _last_attempt(path: Path, gaps: list[Gap]) -> tuple[Path, int]:
-    """Where the files of the last attempt are, and its number."""
-    attempts = sorted(
-        (p for p in path.glob("attempt*") if p.is_dir() and _holds_ranks(p)), key=lambda p: digits_in(p.name)
-    )
-    if not attempts:
-        return path, digits_in(path.name) if path.name.startswith("attempt") else 0
-    last = attempts[-1]
-    before = [digits_in(place.name) for place in attempts[:-1]]
-    if _holds_ranks(path):
-        before.insert(0, 0)
-    if before:
-        reason = f"only the last attempt, {digits_in(last.name)}, is in this report"
-        gaps.append(Gap(f"attempt {', '.join(map(str, before))}", reason))
-    return last, digits_in(last.name)
-
-
-def _holds_ranks(path: Path) -> bool:
-    return (path / TIMERS).is_dir() or any(True for _ in _rank_directories(path))
-
-
-def _rank_directories(path: Path) -> Iterator[tuple[int, Path]]:
-    ranks = ((rank_of_directory(place), place) for place in path.iterdir() if place.is_dir())
-    return ((rank, place) for rank, place in ranks if rank is not None)
-
-
-def _logs_in(root: Path) -> list[TimerLog]:
-    place = root / TIMERS if (root / TIMERS).is_dir() else root
-    found = [TimerLog(int(match[1]), file) for file in place.glob("*.jsonl") if (match := _TIMER_LOG.match(file.name))]
-    return sorted(found)
-
-
-def _of_rank(
-    rank: int, directory: Path, ranks: dict[int, dict[str, Any]], gaps: list[Gap], attempt: int
-) -> list[TraceFile]:
-    """The traces of a rank's directory, of its later windows too."""
-    add_place(ranks, rank, {"attempt": attempt})
-    windows = sorted((p for p in directory.glob("steps_*") if p.is_dir()), key=lambda p: digits_in(p.name))
-    found: list[TraceFile] = []
-    for place in (directory, *windows):
-        try:
-            next(place.iterdir(), None)
-        except OSError as error:
-            gaps.append(Gap(f"files of rank {rank}", f"{place}: {error.strerror or error}", rank))
-            continue
-        run = run_file_in(place, rank, gaps)
-        if run is not None:
-            add_place(ranks, rank, place_in_run(run))
-            if run.get("complete") is False:
-                gaps.append(Gap(f"end of rank {rank}", f"{place / RUN_FILE} says that it is not complete", rank))
-        trace = _trace_in(place, run)
-        if trace is not None:
-            found.append(TraceFile(trace, rank, place / REDUCED_FILE))
-        elif (place / REDUCED_FILE).is_file():
-            found.append(TraceFile(place / REDUCED_FILE, rank, place / REDUCED_FILE))
-        elif place == directory and run is not None and run.get("trace"):
-            gaps.append(Gap(f"trace of rank {rank}", f"{place / str(run['trace'])} is gone", rank))
     return found
 
 
-def _trace_in(place: Path, run: Mapping[str, Any] | None) -> Path | None:
+def _last_attempt(path: Path) -> tuple[SpanSources, int]:
+    """Where the files of the last attempt are, and its number."""
+    attempts = {digits_in(place.name): place for place in path.glob("attempt*") if _holds_ranks(place)}
+    if not attempts:
+        return SpanSources(path), digits_in(path.name) if path.name.startswith("attempt") else 0
+    if _holds_ranks(path):
+        attempts.setdefault(0, path)
+    *before, last = sorted(attempts)
+    found = SpanSources(attempts[last])
+    if before:
+        found.miss(f"attempt {', '.join(map(str, before))}", f"only the last attempt, {last}, is in this report")
+    return found, last
+
+
+def _holds_ranks(path: Path) -> bool:
+    return path.is_dir() and ((path / TIMERS).is_dir() or bool(_rank_directories(path)))
+
+
+def _rank_directories(path: Path) -> list[tuple[int, Path]]:
+    ranks = ((rank_of_directory(place), place) for place in path.iterdir() if place.is_dir())
+    return sorted((rank, place) for rank, place in ranks if rank is not None)
+
+
+def _add_traces(found: SpanSources, rank: int, directory: Path) -> None:
+    """Those of a rank's directory, of its later windows too."""
+    windows = sorted((p for p in directory.glob("steps_*") if p.is_dir()), key=lambda p: digits_in(p.name))
+    for place in (directory, *windows):
+        run: Mapping[str, Any] = {}
+        try:
+            next(place.iterdir(), None)
+        except OSError as error:
+            found.miss(f"files of rank {rank}", f"{place}: {error.strerror or error}", rank)
+            continue
+        try:
+            run = read_json(place / RUN_FILE)
+        except FileNotFoundError:
+            pass
+        except (BrokenTrace, OSError) as error:
+            found.miss(f"description of rank {rank}", error, rank)
+        found.know(rank, _place(run))
+        if run.get("complete") is False:
+            found.miss(f"end of rank {rank}", f"{place / RUN_FILE} says that it is not complete", rank)
+        trace, reduced = _trace_in(place, run.get("trace")), place / REDUCED_FILE
+        if trace is not None or reduced.is_file():
+            found.traces.append(Source(rank, trace or reduced, reduced))
+        elif place == directory and run.get("trace"):
+            found.miss(f"trace of rank {rank}", f"{place / str(run['trace'])} is gone", rank)
+
+
+def _trace_in(place: Path, named: object) -> Path | None:
     """The timed trace: as run.json names it, zipped or not, else by its ending."""
-    named = run.get("trace") if run else None
     if isinstance(named, str) and named:
         stem = place / Path(named).name.removesuffix(".gz")
-        return next((file for file in (stem, stem.with_name(f"{stem.name}.gz")) if file.is_file()), None)
-    traces = [file for file in sorted(place.iterdir()) if _may_be_trace(file) and "trace" in file.name]
-    return next((file for file in traces if "_full_trace" not in file.name), traces[0] if traces else None)
+        found = [file for file in (stem, stem.with_name(f"{stem.name}.gz")) if file.is_file()]
+    else:
+        found = [file for file in place.iterdir() if _may_be_trace(file) and "trace" in file.name]
+        found.sort(key=lambda file: ("_full_trace" in file.name, file))
+    return found[0] if found else None
 
 
 def _may_be_trace(file: Path) -> bool:
@@ -629,59 +571,30 @@ def _may_be_trace(file: Path) -> bool:
     return file.is_file() and file.name.endswith(_TRACE_ENDINGS) and not hidden and not _OWN_JSON.fullmatch(file.name)
 
 
-def add_place(ranks: dict[int, dict[str, Any]], rank: int, known: Mapping[str, Any]) -> None:
-    """Add to what is known of each rank, as columns of `RANK_COLUMNS`, what else is known of one."""
-    columns = {key: value for key, value in known.items() if key in RANK_COLUMNS and value is not None}
-    ranks.setdefault(rank, {}).update(columns, rank=rank)
-
-
-def place_in_header(path: Path, gaps: list[Gap]) -> dict[str, Any]:
+def _header_of(path: Path, found: SpanSources) -> Mapping[str, Any]:
     """What the first line of a timer's log says of its rank; nothing of a log that is empty, or cannot be read."""
     try:
         with path.open("rb") as lines:
             line = lines.readline(_LONGEST_HEADER)
+        header = json.loads(line)["header"] if line else {}
+        if isinstance(header, dict):
+            return header
     except OSError:  # said where its spans are read
         return {}
-    if not line:
-        return {}
-    try:
-        header = json.loads(line)["header"]
-        return {"rank": _number(header.get("rank")), **place_in_run(header)}
-    except (ValueError, AttributeError, LookupError, TypeError, RecursionError):
-        gaps.append(Gap(f"header of {path.name}", "its first line is not what a timer writes"))
-        return {}
+    except (ValueError, LookupError, TypeError, RecursionError):
+        pass
+    found.miss(f"header of {path.name}", "its first line is not what a timer writes")
+    return {}
 
 
-def place_in_run(run: Mapping[str, Any]) -> dict[str, Any]:
-    """What run.json or a header says of a rank's place."""
+def _place(run: Mapping[str, Any]) -> dict[str, Any]:
+    """What run.json or a header says of a rank's place, as columns of RANK_COLUMNS."""
     coordinates = run.get("coordinates")
     known = {**coordinates} if isinstance(coordinates, Mapping) else {}
     known |= {"stage": run.get("stage", known.get("pp")), **{key: run.get(key) for key in ("world_size", "attempt")}}
+    place = {key: number for key in RANK_COLUMNS if (number := place_number(known.get(key))) is not None}
     host = run.get("host")
-    return {
-        **{key: number for key, value in known.items() if (number := _number(value)) is not None},
-        "host": host if isinstance(host, str) and host else None,
-    }
-
-
-def _number(value: object) -> int | None:
-    """A number as a column of `RANK_COLUMNS` holds it, if it is one."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _GREATEST else None
-
-
-def run_file_in(place: Path, rank: int, gaps: list[Gap]) -> dict[str, Any] | None:
-    """What run.json in a rank's directory says; None where there is none, or none that can be read."""
-    path = place / RUN_FILE
-    try:
-        run = json.loads(path.read_bytes())
-        if isinstance(run, dict):
-            return run
-        raise ValueError("no object")
-    except FileNotFoundError:
-        return None
-    except (ValueError, OSError, RecursionError) as error:
-        gaps.append(Gap(f"description of rank {rank}", f"{path}: {error}", rank))
-        return None
+    return place | ({"host": host} if isinstance(host, str) and host else {})
 
 
 def rank_in_name(name: str) -> int | None:
@@ -691,7 +604,7 @@ def rank_in_name(name: str) -> int | None:
 
 def rank_of_directory(path: Path) -> int | None:
     """`rank3_dp1/` -> 3; None: it is none of a rank."""
-    return _number(rank_number(path.name))
+    return place_number(rank_number(path.name))
 
 
 def digits_in(name: str) -> int:

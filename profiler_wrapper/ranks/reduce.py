@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -10,11 +11,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,23 +23,26 @@ import numpy as np
 
 from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.charges import union
+from profiler_wrapper.analysis.classes import COMMUNICATION
+from profiler_wrapper.analysis.statistics import at, marked, sum_if_all_known
 from profiler_wrapper.analysis.time_rows import exposed_communication
 from profiler_wrapper.analysis.views.collectives import collective_of, element_bytes, payload_bytes_of
 from profiler_wrapper.child import start_child
-from profiler_wrapper.errors import MissingPackage, SeveralProcesses, WrongUse, in_a_line
+from profiler_wrapper.errors import BrokenTrace, SeveralProcesses, WrongUse, imported, in_a_line
 from profiler_wrapper.ranks import from_trace
-from profiler_wrapper.ranks.database import INSTALL, available_cores
+from profiler_wrapper.ranks.database import INSTALL, OUR_COLUMNS, available_cores
 from profiler_wrapper.ranks.from_trace import Row, Steps
 from profiler_wrapper.trace.atomic import replacing
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.reader import read, read_with_shapes
-from profiler_wrapper.trace.recording import DEVICE_CATEGORIES, Bool, Category, CollectiveDetails
+from profiler_wrapper.trace.recording import Bool, Category, CollectiveDetails
 from profiler_wrapper.trace.run_directory import RUN_FILE
+from profiler_wrapper.trace.run_file import run_beside
 from profiler_wrapper.trace.spans import SPAN_COLUMNS, rank_list_text
 
 SCHEMA_VERSION = 3  # of what is made of a trace: a table of another one is made again
 _LATEST_NS = 2**62  # since 1970; what is beyond is no clock
-_GREATEST_RANK = 2**31 - 1
+_GREATEST = 2**31 - 1  # that a column of RANK_COLUMNS holds
 _KEY = b"profiler_wrapper"
 _ARROW = {"INTEGER": "int32", "BIGINT": "int64", "SMALLINT": "int16", "VARCHAR": "string"}
 
@@ -60,14 +64,11 @@ class Reduced(NamedTuple):
     spans: str  # the table; "" if there is none
     rank: int | None = None
     stored_rank: int | None = None  # as the table has it
-    rows: int = 0
     world_size: int | None = None
     host: str | None = None
     steps: tuple[int, ...] = ()
-    on_device: bool = False
     notes: tuple[str, ...] = ()
     failure: str = ""  # why there is no table
-    reused: bool = False
     processes: tuple[str, ...] = ()  # of the file, where none was chosen
 
 
@@ -82,9 +83,17 @@ def reduce_trace(task: Task) -> Reduced:
         return write_spans(Path(task.otherwise), rows, summary)
 
 
+def _there(task: Task) -> Reduced | None:
+    """What was made of the trace as it is now by this version, if it was."""
+    found = (read_summary(Path(place), trace=Path(task.trace)) for place in (task.target, task.otherwise))
+    return next((summary for summary in found if summary is not None), None)
+
+
 def _reduce(trace: Path, rank: int | None, process: str | None) -> tuple[Reduced, list[Row]]:
     recording = read(trace, process=process)
-    run = _run_beside(trace)
+    run: Mapping[str, Any] = {}
+    with suppress(OSError, BrokenTrace):  # the trace is read alone
+        run = run_beside(trace) or {}
     tells_sizes = recording.metadata.get("record_shapes") and not recording.device_mask.any()
     found = attributed(recording, run=run, shapes=read_with_shapes(trace, process=process)[1] if tells_sizes else None)
     base = recording.metadata.get("baseTimeNanoseconds")
@@ -92,8 +101,7 @@ def _reduce(trace: Path, rank: int | None, process: str | None) -> tuple[Reduced
     rows = [row._replace(start_ns=row.start_ns + shift) for row in trace_rows(found)]
     info = recording.metadata.get("distributedInfo")
     info = info if isinstance(info, Mapping) else {}
-    world_size, host = info.get("world_size") or run.get("world_size"), recording.metadata.get("host_name")
-    ranks = [one for one in (recording.rank, rank) if one is not None and 0 <= one <= _GREATEST_RANK]
+    host, in_trace = recording.metadata.get("host_name"), place_number(recording.rank)
     notes = list(recording.warnings)
     if lost := len(found.lost_launches):
         notes.append(f"{lost} launches have no kernel in the trace: device times are lower bounds")
@@ -102,15 +110,18 @@ def _reduce(trace: Path, rank: int | None, process: str | None) -> tuple[Reduced
     summary = Reduced(
         str(trace),
         "",
-        ranks[0] if ranks else None,
-        rows=len(rows),
-        world_size=world_size if isinstance(world_size, int) and 0 < world_size <= _GREATEST_RANK else None,
+        in_trace if in_trace is not None else place_number(rank),
+        world_size=place_number(info.get("world_size") or run.get("world_size")) or None,
         host=host if isinstance(host, str) else None,
         steps=tuple(sorted({row.step for row in rows if row.kind == "step" and row.step is not None})),
-        on_device=found.charges.basis == "device",
         notes=tuple(notes),
     )
     return summary, rows
+
+
+def place_number(value: object) -> int | None:
+    """A number as a column of `RANK_COLUMNS` holds it, if it is one."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _GREATEST else None
 
 
 def trace_rows(found: Attributed) -> list[Row]:
@@ -121,33 +132,20 @@ def trace_rows(found: Attributed) -> list[Row]:
     collective_times = union(*from_trace.bounds([row for row in collectives if row.depth == 0]))
     waits = from_trace.waits_within_events(found)
     on_cpu = from_trace.phases(
-        from_trace.cpu_pieces(found, steps), collective_times, thread=from_trace.main_thread(found)
+        from_trace.cpu_pieces(found, steps), steps, collective_times, thread=from_trace.main_thread(found)
     )
     garbage = from_trace.garbage_rows(found, steps)
     if on_device:
         pieces = from_trace.device_pieces(found, steps)
         compute = from_trace.phases(
-            pieces, collective_times, thread=from_trace.COMPUTE_THREAD, lasting=from_trace.LASTING_ON_DEVICE
+            pieces, steps, collective_times, thread=from_trace.COMPUTE_THREAD, lasting=from_trace.LASTING_ON_DEVICE
         )
         rows = [*from_trace.with_device_time(found, compute), *(row for row in on_cpu if row.kind in from_trace.OF_CPU)]
     else:
         rows = from_trace.without_waits((row for row in on_cpu if row.kind != "communication"), waits)
         at_top = {row.start_ns for row in on_cpu if row.kind == "communication"}
-        collectives = [row._replace(depth=0, parent=None) if row.start_ns in at_top else row for row in collectives]
+        collectives = [row._replace(depth=0) if row.start_ns in at_top else row for row in collectives]
     return [*steps.rows(), *collectives, *rows, *garbage, *from_trace.layer_rows(found, steps, waits)]
-
-
-def _run_beside(trace: Path) -> dict[str, Any]:
-    """What run.json tells of the layers and steps; empty where there is none, or it cannot be read."""
-    try:
-        run = json.loads((trace.parent / RUN_FILE).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    known = run if isinstance(run, dict) else {}
-    layers = known.get("layers")
-    if not (isinstance(layers, list) and all(isinstance(layer, dict) for layer in layers)):
-        known.pop("layers", None)
-    return known
 
 
 # --- files ---
@@ -161,47 +159,40 @@ def write_spans(path: Path, rows: Sequence[Row], summary: Reduced) -> Reduced:
         OSError: it cannot be written.
     """
     arrow, parquet = _arrow()
-    columns = list(zip(*rows, strict=True)) or [()] * len(Row._fields)
-    stored = summary.rank if summary.rank is not None else 0
-    values = {**dict(zip(Row._fields, columns, strict=True)), "rank": [stored] * len(rows)}
-    schema = arrow.schema([(name, getattr(arrow, _ARROW[kind])()) for name, (kind, _) in SPAN_COLUMNS.items()])
-    arrays = [arrow.array(values[name], type=schema.field(name).type) for name in SPAN_COLUMNS]
-    done = summary._replace(spans=str(path), stored_rank=stored)
-    ours = {"schema_version": SCHEMA_VERSION, "columns": list(SPAN_COLUMNS)}
-    metadata = {**done._asdict(), **ours, **_state(Path(summary.trace))}
-    table = arrow.Table.from_arrays(arrays, schema=schema.with_metadata({_KEY: json.dumps(metadata).encode()}))
+    done = summary._replace(spans=str(path), stored_rank=summary.rank or 0)
+    values: dict[str, Sequence[Any]] = dict(zip(Row._fields, zip(*rows, strict=True), strict=False))
+    values["rank"] = [done.stored_rank] * len(rows)
+    columns = {name: arrow.array(values.get(name, ()), _ARROW[kind]) for name, (kind, _) in SPAN_COLUMNS.items()}
+    metadata = json.dumps({**done._asdict(), **_version(Path(summary.trace))}).encode()
     with replacing(path) as beside:
-        parquet.write_table(table, beside, compression="zstd")
+        parquet.write_table(arrow.table(columns, metadata={_KEY: metadata}), beside, compression="zstd")
     return done
 
 
 def read_summary(path: Path, *, trace: Path | None = None) -> Reduced | None:
     """What the metadata of a table of ours say; None where it is none, or was not made from `trace` as it is now."""
-    if not path.is_file():
-        return None
     arrow, parquet = _arrow()
     try:
-        file = parquet.read_metadata(path)
-        known = json.loads((file.metadata or {}).get(_KEY) or b"{}")
+        known = json.loads((parquet.read_metadata(path).metadata or {}).get(_KEY) or b"{}")
+        if any(known.get(name) != value for name, value in _version(trace).items()):
+            return None
     except (OSError, ValueError, arrow.ArrowException):
         return None
-    if known.get("schema_version") != SCHEMA_VERSION or known.get("columns") != list(SPAN_COLUMNS):
-        return None
-    if trace is not None and any(known.get(name) != value for name, value in _state(trace).items()):
-        return None
-    fields = {name: known[name] for name in Reduced._fields if name in known and name != "processes"}
-    fields["trace"] = str(trace) if trace is not None else str(path.parent / str(known.get("trace")))
-    return Reduced(**{**fields, "spans": str(path), "steps": tuple(known["steps"]), "notes": tuple(known["notes"])})
+    fields = {name: known[name] for name in Reduced._fields if name in known}
+    of_lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+    made_from = trace if trace is not None else path.parent / str(known.get("trace"))
+    return Reduced(**{**fields, **of_lists, "trace": str(made_from), "spans": str(path)})
 
 
-def table_rows(path: Path, columns: Iterable[str]) -> int | None:
-    """Rows of a Parquet table that has these columns; None of what is none."""
+def read_alone(path: Path, rank: int | None) -> Reduced:
+    """A table of spans without a trace: one was reduced to it, or somebody else wrote it."""
+    if (summary := read_summary(path)) is not None:
+        return summary if summary.rank is not None else summary._replace(rank=rank)
     arrow, parquet = _arrow()
-    try:
-        metadata = parquet.read_metadata(path)
-    except (OSError, arrow.ArrowException):
-        return None
-    return int(metadata.num_rows) if set(columns) <= set(metadata.schema.names) else None
+    with suppress(OSError, arrow.ArrowException):
+        if set(OUR_COLUMNS) <= set(parquet.read_metadata(path).schema.names):
+            return Reduced(str(path), str(path), rank, stored_rank=rank)
+    return Reduced(str(path), "", rank, failure=f"is no table with the columns {', '.join(OUR_COLUMNS)}")
 
 
 def problem_of_table(path: Path) -> str:
@@ -215,25 +206,20 @@ def problem_of_table(path: Path) -> str:
     return ""
 
 
-def _state(trace: Path) -> dict[str, Any]:
-    """What tells whether a trace, and run.json beside it, are as they were."""
-    state, run = trace.stat(), trace.parent / RUN_FILE
-    return {
-        "trace": trace.name,
-        "trace_bytes": state.st_size,
-        "trace_mtime_ns": state.st_mtime_ns,
-        "run_mtime_ns": run.stat().st_mtime_ns if run.exists() else None,
-    }
+def _version(trace: Path | None) -> dict[str, Any]:
+    """What tells whether a table is of this version, and its trace, and run.json beside it, are as they were."""
+    version: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "columns": list(SPAN_COLUMNS)}
+    if trace is not None:
+        state, run = trace.stat(), trace.parent / RUN_FILE
+        version |= {"trace": trace.name, "trace_bytes": state.st_size, "trace_mtime_ns": state.st_mtime_ns}
+        version["run_mtime_ns"] = run.stat().st_mtime_ns if run.exists() else None
+    return version
 
 
 def _arrow() -> tuple[Any, Any]:
     """pyarrow and its Parquet; raises MissingPackage where it is not installed."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise MissingPackage(f"tables of spans need pyarrow: {INSTALL}") from error
-    return pyarrow, pyarrow.parquet
+    needed = f"tables of spans need pyarrow: {INSTALL}"
+    return imported("pyarrow", needed), imported("pyarrow.parquet", needed)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -246,55 +232,49 @@ def _cpu_collectives(found: Attributed, steps: Steps) -> list[Row]:
     """Collectives as the backend's own threads show them, else as calls; calls beside the former have no number."""
     outermost = from_trace.outermost_of(found, from_trace.collective_calls(found))
     training = from_trace.on_training_threads(found)
-    details = {one.span: one for one in found.recording.collectives}
-    for span, one in list(details.items()):  # events around them are the same collective
-        above = int(found.nesting.parent[span])
-        while above >= 0 and above not in details:
-            details[above] = one
-            above = int(found.nesting.parent[above])
+    top = nearest(found.nesting.parent, outermost)
+    # The event around them is the same collective.
+    details = {int(top[one.span]): one for one in reversed(found.recording.collectives)}
+    details |= {one.span: one for one in found.recording.collectives}
 
     def rows(chosen: Bool, depth: int) -> list[Row]:
         made = []
         for span, step in from_trace.with_steps(found, steps, outermost & chosen):
-            thread = main_thread if depth else from_trace.thread_of(found, span)
+            thread = main_thread if depth else from_trace.thread_of(found, int(found.recording.spans.lane[span]))
             made.append(_collective_row(found, span, step, details.get(span), thread=thread, depth=depth))
         return _with_sequence(made)
 
     main_thread = from_trace.main_thread(found)
     by_backend, by_call = rows(~training, 0), rows(training, 1)
-    if by_backend:
-        by_call = [row._replace(sequence=None, group=None) for row in by_call]
-        by_backend = _with_overlap(found, by_backend)
-    return by_backend + by_call
-
-
-def _with_overlap(found: Attributed, rows: list[Row]) -> list[Row]:
-    """With how long the training threads ran ops beside each, calls that communicate left out."""
+    if not by_backend:
+        return by_call
+    # How long the training threads run ops beside each, calls that communicate left out.
     spans = found.recording.spans
-    is_op = (spans.category == Category.CPU_OP) & from_trace.on_training_threads(found)
-    is_op[list(found.tree.layer_of_span)] = False
-    chosen = is_op & (nearest(found.nesting.parent, from_trace.collective_calls(found)) < 0)
-    computing = union(spans.start_ns[chosen], spans.end_ns[chosen])
-    beside = computing.overlap(*from_trace.bounds(rows)).tolist()
-    return [row._replace(overlapped_ns=overlapped) for row, overlapped in zip(rows, beside, strict=True)]
+    computes = training & (spans.category == Category.CPU_OP) & ~marked(len(spans), found.tree.layer_of_span)
+    computes &= nearest(found.nesting.parent, from_trace.collective_calls(found)) < 0
+    beside = union(spans.start_ns[computes], spans.end_ns[computes]).overlap(*from_trace.bounds(by_backend)).tolist()
+    return [
+        *(row._replace(overlapped_ns=overlapped) for row, overlapped in zip(by_backend, beside, strict=True)),
+        *(row._replace(sequence=None, group=None) for row in by_call),
+    ]
 
 
 def _device_collectives(found: Attributed, steps: Steps) -> list[Row]:
     """Kernels that communicate, each in its stream; of the step that launched it."""
     spans, charges = found.recording.spans, found.charges
-    chosen = np.flatnonzero(charges.work == from_trace.COMMUNICATION)
+    chosen = np.flatnonzero(charges.work == COMMUNICATION)
     if not len(chosen):
         return []
     exposed, _ = exposed_communication(found.recording, charges)
     details = {one.span: one for one in found.recording.collectives}
+    # The innermost event around the launch that knows it.
+    around = at(nearest(found.nesting.parent, marked(len(spans), details)), charges.cpu_span[chosen], -1)
     rows = []
-    columns = (charges.span[chosen].tolist(), charges.cpu_span[chosen].tolist(), exposed[chosen].tolist())
-    for span, around, exposed_ns, step in zip(*columns, steps.numbers_of_charges(chosen), strict=True):
-        while around >= 0 and around not in details:  # the innermost event around the launch that knows it
-            around = int(found.nesting.parent[around])
-        known = details.get(span) or details.get(around)
+    columns = (charges.span[chosen].tolist(), around.tolist(), exposed[chosen].tolist())
+    for span, telling, exposed_ns, step in zip(*columns, steps.numbers(steps.windows.launched_in[chosen]), strict=True):
+        known = details.get(span) or details.get(telling)
         row = _collective_row(found, span, step, known, thread=int(spans.stream[span]), depth=0)
-        rows.append(row._replace(overlapped_ns=row.duration_ns - int(exposed_ns)))
+        rows.append(row._replace(device_ns=row.duration_ns, overlapped_ns=row.duration_ns - exposed_ns))
     return _with_sequence(rows)
 
 
@@ -302,7 +282,6 @@ def _collective_row(
     found: Attributed, span: int, step: int | None, details: CollectiveDetails | None, *, thread: int, depth: int
 ) -> Row:
     spans, name = found.recording.spans, found.recording.name_of(span)
-    on_device = int(spans.category[span]) in DEVICE_CATEGORIES
     plain = (details.name if details is not None else "") or name
     return Row(
         step=step,
@@ -310,7 +289,6 @@ def _collective_row(
         kind="communication",
         start_ns=int(spans.start_ns[span]),
         duration_ns=int(spans.duration_ns[span]),
-        device_ns=int(spans.duration_ns[span]) if on_device else None,
         thread=thread,
         depth=depth,
         sequence=None if details is None else details.sequence,
@@ -321,21 +299,16 @@ def _collective_row(
 
 def _with_sequence(rows: list[Row]) -> list[Row]:
     """Numbered in each step where the trace does not number them: by name and group, in order of start."""
-    seen: dict[tuple[int | None, str, str | None], int] = {}
-    numbered = []
-    for row in sorted(rows, key=lambda row: row.start_ns):
-        key = (row.step, row.name, row.group)
-        count = seen[key] = seen.get(key, -1) + 1
-        numbered.append(row if row.sequence is not None else row._replace(sequence=count))
-    return numbered
+    numbers: defaultdict[tuple[int | None, str, str | None], Iterator[int]] = defaultdict(itertools.count)
+    ordered = sorted(rows, key=lambda row: row.start_ns)
+    numbered = [(row, next(numbers[row.step, row.name, row.group])) for row in ordered]
+    return [row if row.sequence is not None else row._replace(sequence=number) for row, number in numbered]
 
 
 def _group(found: Attributed, details: CollectiveDetails | None) -> str | None:
     """The ranks of the group, else its name; where neither is known, of a job with one group that one."""
-    if details is not None and details.ranks:
-        return rank_list_text(details.ranks)
-    if details is not None and details.group_name:
-        return details.group_name
+    if details is not None and (details.ranks or details.group_name):
+        return rank_list_text(details.ranks) if details.ranks else details.group_name
     info = found.recording.metadata.get("distributedInfo")
     groups = info.get("pg_config") if isinstance(info, Mapping) else None
     if isinstance(groups, list) and len(groups) == 1 and isinstance(groups[0], Mapping):
@@ -352,9 +325,8 @@ def _bytes_of_inputs(found: Attributed, span: int) -> int | None:
     inputs = [
         (math.prod(dims), element_bytes(kind)) for dims, kind in zip(shapes.dims, shapes.types, strict=False) if dims
     ]
-    if not inputs or any(size is None for _, size in inputs):
-        return None
-    return int(sum(elements * (size or 0) for elements, size in inputs))
+    sizes = [None if size is None else elements * size for elements, size in inputs]
+    return sum_if_all_known(sizes) if sizes else None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -362,7 +334,6 @@ def _bytes_of_inputs(found: Attributed, span: int) -> int | None:
 
 Reduce = Callable[[Task], Reduced]
 _KILLED = "the process that reduced it was killed, twice: is there enough memory for it?"
-_NO_MEMORY = "there is not enough memory for it"
 _REDUCE = f"from {__name__} import reduce_each; reduce_each()"
 
 
@@ -439,7 +410,7 @@ def _reduced(reduce: Reduce, task: Task) -> Reduced:
     try:
         return reduce(task)
     except MemoryError:
-        return Reduced(task.trace, "", task.rank, failure=_NO_MEMORY)
+        return Reduced(task.trace, "", task.rank, failure="there is not enough memory for it")
     except SeveralProcesses as error:
         return Reduced(task.trace, "", task.rank, failure=str(error), processes=error.names)
     except Exception as error:
@@ -450,7 +421,6 @@ def _reduced(reduce: Reduce, task: Task) -> Reduced:
 # Traces reduced side by side: by processes here, or by the workers of a Dask cluster.
 
 Done = Callable[[int, int], None]  # how many are done, of how many
-_WORKERS = "PROFILER_WRAPPER_WORKERS"  # for tests and small machines: processes that reduce
 _PATIENCE_S = 30.0  # to reach a scheduler
 
 
@@ -458,7 +428,6 @@ def reduce_traces(
     tasks: Sequence[Task],
     *,
     scheduler: str | None = None,
-    workers: int | None = None,
     done: Done | None = None,
     reduce: Reduce = reduce_trace,
 ) -> tuple[Reduced, ...]:
@@ -473,7 +442,7 @@ def reduce_traces(
         WrongUse: the scheduler cannot be reached.
     """
     found: dict[int, Reduced] = {}
-    for i, reduced in _summaries(tasks, scheduler, workers, reduce):
+    for i, reduced in _summaries(tasks, scheduler, reduce):
         found[i] = reduced
         if done is not None:
             done(len(found), len(tasks))
@@ -485,7 +454,7 @@ def reduce_traces(
     ]
     if parts:
         summaries = [one for one in summaries if not one.processes]
-        summaries += reduce_traces(parts, scheduler=scheduler, workers=workers, done=done, reduce=reduce)
+        summaries += reduce_traces(parts, scheduler=scheduler, done=done, reduce=reduce)
     return tuple(summaries)
 
 
@@ -493,44 +462,27 @@ def _numbered(path: str, number: int) -> str:
     return str(Path(path).with_stem(f"{Path(path).stem}_{number}"))
 
 
-def _summaries(
-    tasks: Sequence[Task], scheduler: str | None, workers: int | None, reduce: Reduce
-) -> Iterator[tuple[int, Reduced]]:
+def _summaries(tasks: Sequence[Task], scheduler: str | None, reduce: Reduce) -> Iterator[tuple[int, Reduced]]:
     there = {i: summary for i, task in enumerate(tasks) if (summary := _there(task)) is not None}
     yield from there.items()  # what is there already needs no process
     left = [i for i in range(len(tasks)) if i not in there]
-    if len(left) == 1 and not scheduler and reduce is reduce_trace:
-        yield left[0], _reduced(reduce, tasks[left[0]])
-    elif left:
-        chosen = [tasks[i] for i in left]
-        in_environment = os.environ.get(_WORKERS, "")
-        count = workers or (int(in_environment) if in_environment.isdecimal() else 0) or available_cores()
-        run = (
-            _on_dask(chosen, scheduler, reduce)
-            if scheduler
-            else reduce_in_workers(chosen, min(count, len(left)), reduce)
-        )
-        for place, reduced in run:
-            yield left[place], reduced
-
-
-def _there(task: Task) -> Reduced | None:
-    """What was made of the trace as it is now by this version, if it was."""
-    with suppress(OSError):  # the trace is gone: reducing it says so
-        for place in (task.target, task.otherwise):
-            if (there := read_summary(Path(place), trace=Path(task.trace))) is not None:
-                return there._replace(reused=True)
-    return None
+    chosen = [tasks[i] for i in left]
+    if scheduler and left:
+        run = _on_dask(chosen, scheduler, reduce)
+    elif len(left) == 1 and reduce is reduce_trace:
+        run = iter([(0, _reduced(reduce, *chosen))])
+    else:
+        in_environment = os.environ.get("PROFILER_WRAPPER_WORKERS", "")  # for tests and small machines
+        count = (int(in_environment) if in_environment.isdecimal() else 0) or available_cores()
+        run = reduce_in_workers(chosen, max(1, min(count, len(left))), reduce)
+    yield from ((left[place], reduced) for place, reduced in run)
 
 
 # --- a cluster ---
 
 
 def _on_dask(tasks: Sequence[Task], scheduler: str, reduce: Reduce) -> Iterator[tuple[int, Reduced]]:
-    try:
-        distributed: Any = import_module("distributed")
-    except ImportError as error:
-        raise MissingPackage("--scheduler needs Dask: pip install dask distributed") from error
+    distributed = imported("distributed", "--scheduler needs Dask: pip install dask distributed")
     try:
         distributed.comm.get_address_host_port(scheduler, strict=True)
         client = distributed.Client(scheduler, timeout=_PATIENCE_S, set_as_default=False)
@@ -545,6 +497,5 @@ def _on_dask(tasks: Sequence[Task], scheduler: str, reduce: Reduce) -> Iterator[
                 yield i, Reduced(*future.result())
             else:
                 raised = future.exception()
-                killed = type(raised).__name__ == "KilledWorker"
-                why = _KILLED if killed else in_a_line(raised)
+                why = _KILLED if type(raised).__name__ == "KilledWorker" else in_a_line(raised)
                 yield i, Reduced(tasks[i].trace, "", tasks[i].rank, failure=why)

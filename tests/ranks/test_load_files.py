@@ -42,7 +42,7 @@ def test_logs_of_timers(tmp_path: Path) -> None:
     assert [log.rank for log in found.logs] == [0, 1]
     assert found.uses == "timers"
     assert found.ranks[1] == {"rank": 1, "world_size": 2, "dp": 1, "pp": 1, "stage": 1, "host": "a", "attempt": 0}
-    assert found.missing == ()
+    assert found.missing == []
 
 
 @pytest.mark.parametrize(

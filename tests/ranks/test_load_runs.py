@@ -251,7 +251,7 @@ def test_layers_have_the_time_of_the_layer_table(name: str, tmp_path: Path) -> N
 @needs_traces
 def test_phases_and_collectives_of_a_checkpointed_model(tmp_path: Path) -> None:
     reduced, rows = reduced_rows("mi300_resnet_checkpointing_training.json.gz", tmp_path)
-    assert (reduced.on_device, reduced.world_size, reduced.steps) == (True, 8, (15, 16, 17))
+    assert (reduced.world_size, reduced.steps) == (8, (15, 16, 17))
     collectives = [row for row in rows if row["kind"] == "communication"]
     assert {row["group"] for row in collectives} == {"0-7"}
     result = load(TRACES / "mi300_resnet_checkpointing_training.json.gz")

@@ -55,7 +55,7 @@ class _Table:
         self.key_of_op = np.searchsorted(self.keys, number).astype(np.int32)
         del number
         self.count = len(self.keys) + len(PHASES)
-        self.outermost = ~called_by_same_key(self.ops, self.key_of_op)
+        self.outermost = ~called_by_same_key(self.ops.around, self.key_of_op)
         levels = levels_of_calls(self.ops)
         charges, cpu_ns = attributed.charges, attributed.cpu_ns
         op_of_charge = at(self.ops.op_of, charges.cpu_span, -1)
