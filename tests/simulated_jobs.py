@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from profiler_wrapper.ranks.account import KINDS, Account, Points, Syncs, Work, sync_each_step
+from profiler_wrapper.ranks.account import KINDS, Account, Points, Work, sync_each_step
 from profiler_wrapper.ranks.excess import Job
 from profiler_wrapper.ranks.graph import build
 from profiler_wrapper.ranks.model import SELF_KINDS, LayerTimes, SelfTimes, Verdict
 from profiler_wrapper.ranks.question import ask
 from profiler_wrapper.ranks.report import RanksReport
+from profiler_wrapper.ranks.syncs import Syncs
 from profiler_wrapper.ranks.times import account, score, steady_steps
 from profiler_wrapper.ranks.verdict import verdict_of
 
@@ -153,7 +154,7 @@ def layer_times(
 def diagnose(own: SelfTimes, layers: LayerTimes | None = None) -> Verdict:
     """The verdict on a job whose ranks meet at the end of each step."""
     nothing = np.empty(0, dtype=np.int64)
-    syncs = Syncs(*[nothing] * 7, nothing > 0, nothing, nothing > 0, nothing.astype(np.float64))
+    syncs = Syncs(*[nothing] * 8, nothing > 0, nothing, nothing > 0, nothing.astype(np.float64))
     own_ns = np.concatenate([own.self_ns, np.zeros((*own.self_ns.shape[:2], len(KINDS) - len(SELF_KINDS)))], axis=2)
     empty = Account(
         ranks=own.ranks,

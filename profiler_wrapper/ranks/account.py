@@ -12,9 +12,10 @@ from typing import Final
 
 import numpy as np
 
-from profiler_wrapper.ranks.clocks import CLOSE_ENDS_NS, ENDS_TO_STARTS, align
+from profiler_wrapper.ranks.clocks import align
 from profiler_wrapper.ranks.database import Database, to_arrays
 from profiler_wrapper.ranks.model import BETWEEN, COMPUTE, SELF_KINDS, Basis, Bool, Clocks, Float, Int, SelfTimes
+from profiler_wrapper.ranks.syncs import NEARLY_ALL, RECEIVES, Syncs, find_launches, find_syncs
 from profiler_wrapper.ranks.times import ON_MAIN, label_key
 from profiler_wrapper.trace.spans import SPAN_KINDS
 
@@ -26,38 +27,11 @@ _BY_PRIORITY: Final = tuple(k for k in sorted(SPAN_KINDS, key=lambda k: k.priori
 _SYNC: Final = len(KINDS)
 _BESIDE: Final = _SYNC + 1
 _WITHIN: Final = _BESIDE + len(KINDS)  # a layer within a phase: where none runs, the phase may wait
-_NEARLY: Final = 0.9  # of the instances of a communication, or of a wait for it
-_RECEIVE: Final = 2  # a role of names
 _SOON_NS: Final = 200_000  # after what it waited for has ended a thread goes on
 _JUMP_NS: Final = 1e6  # and
 _JUMP: Final = 20  # times as far as the clock of a rank is from that of others otherwise: a jump
 _ENOUGH: Final = 20_000  # waits that are looked at, to tell before what a collective is waited for
 LAUNCHES, MEETS, WAITS, ENDS = range(4)  # kinds of points
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Syncs:
-    """Communications that several ranks have: M, and I instances, one for each member."""
-
-    label: Int  # (M,) in the table `labels`
-    step: Int  # (M,) index
-    of: Int  # (I,) its sync
-    rank: Int  # (I,) index
-    start_ns: Int  # (I,) by the rank's own clock
-    end_ns: Int  # (I,)
-    common_ns: Int  # (I,) start by the common clock
-    on_main: Bool  # (I,)
-    thread: Int  # (I,) -1: not known
-    waits: Bool  # (I,) for the last arrival
-    transfer_ns: Float  # (I,)
-
-    @property
-    def begin_ns(self) -> Float:
-        """(M,) the last arrival, by the common clock, as the typical member has it; since the first arrival of all."""
-        base = int(self.common_ns.min()) if len(self.common_ns) else 0  # since the first: exact as floats
-        begin = (self.common_ns - base) + (self.end_ns - self.start_ns) - self.transfer_ns
-        total = np.bincount(self.of, weights=np.where(self.waits, begin, 0.0), minlength=len(self.label))
-        return total / np.maximum(1, np.bincount(self.of, weights=self.waits, minlength=len(self.label)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,7 +117,8 @@ def read_account(database: Database, clocks: Clocks | None, *, on_device: bool =
         begin, end = _windows(rows, rank, step, shape)
         end[:, :-1] = np.where(begin[:, 1:] >= 0, np.minimum(end[:, :-1], begin[:, 1:]), end[:, :-1])
         wall = np.where(begin < 0, np.nan, end - begin).T
-    syncs, instance = _syncs(rows, rank, step, ranks, clocks, one_clock=not on_device)
+    syncs, instance = find_syncs(rows, rank, step, ranks, clocks, one_clock=not on_device)
+    syncs = replace(syncs, launch_ns=find_launches(rows, rank, step, len(steps), instance, syncs))
     rows["start_ns"] = np.maximum(rows["start_ns"], begin[rank, step])
     rows["end_ns"] = np.minimum(rows["end_ns"], end[rank, step])
     code = _codes(rows, instance, syncs)
@@ -153,7 +128,9 @@ def read_account(database: Database, clocks: Clocks | None, *, on_device: bool =
         spans = [np.concatenate(pair) for pair in zip(spans, estimated, strict=True)]
     has_layers = np.zeros(shape, dtype=bool)
     has_layers[rank[code == _WITHIN], step[code == _WITHIN]] = True
-    moments = _sweep(spans[0], spans[1], spans[3], spans[4], begin, end, has_layers, steps)
+    earlier = (syncs.launch_ns >= 0) & (syncs.launch_ns < syncs.start_ns)
+    launches = syncs.rank[earlier], syncs.launch_ns[earlier]
+    moments = _sweep(spans[0], spans[1], spans[3], spans[4], begin, end, launches, has_layers, steps)
     alone = (rows["matched"] == 0) & (rows["label"] >= 0) & (rows["on_main"] == 0)
     seen = _waits(syncs, moments, rank[alone], rows["end_ns"][alone])
     hidden = _hidden_waits(rows, rank, step, shape, instance, syncs, seen)
@@ -243,52 +220,6 @@ def _windows(rows: dict[str, Int], rank: Int, step: Int, shape: tuple[int, int])
     return np.where(begin == most, -1, begin), end
 
 
-def _syncs(
-    rows: dict[str, Int], rank: Int, step: Int, ranks: Int, clocks: Clocks | None, *, one_clock: bool
-) -> tuple[Syncs, Int]:
-    """The syncs, and which instance each row is (-1: none)."""
-    chosen = np.flatnonzero(rows["matched"] & (rows["kind"] >= 0))
-    instance = np.full(len(rank), -1)
-    instance[chosen] = np.arange(len(chosen))
-    keys = np.stack([step[chosen], rows["label"][chosen], rows["sequence"][chosen]])
-    distinct, of = np.unique(keys, axis=1, return_inverse=True)
-    of = of.reshape(-1)
-    start, end, role = rows["start_ns"][chosen], rows["end_ns"][chosen], rows["role"][chosen]
-    common = start if clocks is None else align(clocks, ranks[rank[chosen]], start)
-    last = np.full(distinct.shape[1], np.iinfo(np.int64).min)
-    np.maximum.at(last, of, common)
-    together = not one_clock or _end_together(rows["label"][chosen], rank[chosen], of, start, end)
-    # Or nobody leaves before the last one comes, however late a busy machine lets its threads go on.
-    left = np.full(distinct.shape[1], np.iinfo(np.int64).max)
-    np.minimum.at(left, of, common + (end - start))
-    labels = distinct[1] - distinct[1].min(initial=0)
-    met = np.bincount(labels, weights=left >= last) >= _NEARLY * np.bincount(labels)
-    together |= met[labels[of]]
-    waits = np.asarray(together | (role == _RECEIVE))
-    if not waits.any():  # what is recorded is when ranks waited, not when they came: as if they came then
-        waits = np.ones_like(waits)
-    transfer = rows["shortest_ns"][chosen].astype(np.float64)
-    # Where some do not wait, the shortest span is no transfer: that begins with the last arrival.
-    free = np.zeros(distinct.shape[1], dtype=bool)
-    np.logical_or.at(free, of, ~waits)
-    from_last = common + (end - start) - last[of]
-    transfer = np.where(free[of], np.where(waits, np.maximum(from_last, 0), end - start), transfer)
-    syncs = Syncs(
-        label=distinct[1],
-        step=distinct[0],
-        of=of,
-        rank=rank[chosen],
-        start_ns=start,
-        end_ns=end,
-        common_ns=common,
-        on_main=rows["on_main"][chosen] > 0,
-        thread=rows["thread"][chosen],
-        waits=waits,
-        transfer_ns=transfer,
-    )
-    return syncs, instance
-
-
 def _beside(rows: dict[str, Int], rank: Int, begin: Int, end: Int) -> Bool:
     """(S, R) whether something that is no communication runs beside the main thread in most of a step."""
     found = np.zeros(begin.T.shape, dtype=bool)
@@ -342,31 +273,9 @@ def _jumps(
         over = (end_of[one] - jump)[known[:-1]] - (begin[one] - jump)[known[1:]]  # by how much steps overlap
         most = np.maximum(np.append(over, 0.0), np.append(0.0, over))
         for place, over_ns in zip(known.tolist(), most.tolist(), strict=True):
-            if jump[place] and over_ns <= (1 - _NEARLY) * abs(jump[place]):
+            if jump[place] and over_ns <= (1 - NEARLY_ALL) * abs(jump[place]):
                 found.append((one, place, int(jump[place])))
     return found if len({one for one, *_ in found}) <= len(ranks) / 4 else []
-
-
-def _end_together(label: Int, rank: Int, of: Int, start: Int, end: Int) -> Bool:
-    """Per instance whether members of such a communication end it together: ends differ less than starts do.
-
-    How far clocks are apart does not matter, only how that changes from one to the next, as typical: a thread that
-    comes late once tells nothing.
-    """
-    order = np.lexsort((of, rank, label))
-    same = (np.diff(label[order]) == 0) & (np.diff(rank[order]) == 0)
-    of_change = label[order][1:][same]
-    labels = np.arange(int(label.max(initial=-1)) + 1)
-    first, after = (np.searchsorted(of_change, labels, side) for side in ("left", "right"))
-    typical = []
-    for times in (start, end):
-        apart = (times - times.min(initial=0)).astype(np.float64)
-        apart -= (np.bincount(of, weights=apart) / np.maximum(1, np.bincount(of)))[of]
-        change = np.abs(np.diff(apart[order]))[same]
-        change = np.append(change[np.lexsort((change, of_change))], 0.0)
-        typical.append(np.where(after > first, change[(first + after) // 2], 0.0))
-    starts, ends = typical
-    return np.asarray(((ends < ENDS_TO_STARTS * starts) | (ends < CLOSE_ENDS_NS))[label])
 
 
 def _codes(rows: dict[str, Int], instance: Int, syncs: Syncs) -> Int:
@@ -397,14 +306,23 @@ class _Moments:
 
 
 def _sweep(
-    code: Int, rank: Int, start: Int, end: Int, begin_of: Int, end_of: Int, has_layers: Bool, numbers: Int
+    code: Int,
+    rank: Int,
+    start: Int,
+    end: Int,
+    begin_of: Int,
+    end_of: Int,
+    launches: tuple[Int, Int],
+    has_layers: Bool,
+    numbers: Int,
 ) -> _Moments:
     """Each moment of each rank, from the begin of its first step on, is of one kind: by priority, of those that run."""
     kept = (code >= 0) & (end > start)
     code, rank, start, end = code[kept], rank[kept], start[kept], end[kept]
     there = np.argwhere(begin_of >= 0)
-    edges = np.concatenate([begin_of[begin_of >= 0], end_of[begin_of >= 0]])  # of steps: nothing runs across them
-    of_edges = np.concatenate([there[:, 0], there[:, 0]])
+    # Of steps, across which nothing runs, and where something is launched.
+    edges = np.concatenate([begin_of[begin_of >= 0], end_of[begin_of >= 0], launches[1]])
+    of_edges = np.concatenate([there[:, 0], there[:, 0], launches[0]])
     at = np.concatenate([start, end, edges])
     of = np.concatenate([rank, rank, of_edges])
     what = np.concatenate([code, code, np.full(len(edges), -1)])
@@ -467,7 +385,8 @@ def _points(syncs: Syncs, moments: _Moments, seen: tuple[Int, Int], hidden: tupl
     kind = np.where(syncs.on_main & syncs.waits, MEETS, LAUNCHES)
     ends = np.full(ranks, -1)
     np.maximum.at(ends, moments.rank, moments.end_ns)
-    parts = [(syncs.rank, syncs.start_ns, kind, np.arange(count), kind)]
+    at = np.where(syncs.launch_ns < 0, syncs.start_ns, syncs.launch_ns)
+    parts = [(syncs.rank, at, kind, np.arange(count), kind)]
     # At one moment a thread has waited, launches, then waits for what has ended before.
     for (instance, at), place in ((seen, -1), (hidden, LAUNCHES)):
         of_kind = np.full(len(instance), WAITS)
@@ -491,7 +410,7 @@ def _waits(syncs: Syncs, moments: _Moments, alone: Int, alone_end_ns: Int) -> tu
     stops = np.flatnonzero(moments.exposed & goes_on[: len(moments.exposed)])
     stretch = np.cumsum(np.append(0, goes_on[: len(goes_on) - 1])) if len(moments.rank) else np.empty(0, dtype=np.int64)
     idle = np.bincount(stretch, weights=(moments.end_ns - moments.start_ns) * moments.exposed)[stretch[stops]]
-    soon = np.maximum(_SOON_NS, (1 - _NEARLY) * idle)  # a busy machine may tell of the end later
+    soon = np.maximum(_SOON_NS, (1 - NEARLY_ALL) * idle)  # a busy machine may tell of the end later
     beside = np.flatnonzero(~syncs.on_main & syncs.waits)
     beside = beside[np.lexsort((syncs.end_ns[beside], syncs.rank[beside]))]
     first = np.searchsorted(syncs.rank[beside], np.arange(int(moments.rank.max(initial=0)) + 2))
@@ -557,7 +476,7 @@ def _hidden_waits(
     firsts = np.searchsorted(kind_of, kind_of)
     most = int((np.arange(len(order)) - firsts).max()) + 1
     number_of = kind_of * most + np.arange(len(order)) - firsts
-    received = left[rows["role"][row_of[left]] == _RECEIVE]
+    received = left[rows["role"][row_of[left]] == RECEIVES]
     more, more_at = [], []
     for phase in ("forward", "backward"):
         of_kind = np.flatnonzero(kind_of % len(KINDS) == _PLACE[phase])
@@ -583,7 +502,7 @@ def _hidden_waits(
                 times[kind, place] = times.get((kind, place), 0) + 1
     for key, times in before.items():
         kind, place = max(times, key=lambda each: times[each])
-        mine = left[(keys[left] == key) & (rows["role"][row_of[left]] != _RECEIVE)]
+        mine = left[(keys[left] == key) & (rows["role"][row_of[left]] != RECEIVES)]
         wanted = (syncs.rank[mine] * shape[1] + syncs.step[syncs.of[mine]]) * len(KINDS) + kind
         wanted = wanted * most + place
         where = np.minimum(np.searchsorted(number_of, wanted), len(number_of) - 1)
@@ -671,6 +590,7 @@ def sync_each_step(account: Account, own_ns: Float) -> Account:
         start_ns=arrives,
         end_ns=ends[step],
         common_ns=arrives,
+        launch_ns=arrives,
         on_main=np.ones(count, dtype=bool),
         thread=np.zeros(count, dtype=np.int64),
         waits=np.ones(count, dtype=bool),

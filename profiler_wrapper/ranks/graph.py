@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from profiler_wrapper.ranks.account import ENDS, LAUNCHES, MEETS, WAITS, Account
 from profiler_wrapper.ranks.model import Bool, Float, Int
+from profiler_wrapper.ranks.syncs import before_in_stream
 
 _NUMBERS_AT_ONCE: Final = 8_000_000  # 64 MB: times of nodes, over scenarios
 BEGIN: Final = 0  # the node before all others
@@ -114,12 +115,9 @@ def build(account: Account) -> Graph:
     chain = len(source)
     launches = np.flatnonzero(points.kind == LAUNCHES)
     one = points.instance[launches]
-    # What is queued behind another in its stream was launched before it began: only the order of the stream holds it.
-    behind = _before_in_stream(account)
-    queued = np.zeros(len(syncs.rank), dtype=bool)
+    behind = before_in_stream(syncs)
     has = behind >= 0
-    queued[has] = syncs.start_ns[has] <= syncs.end_ns[behind[has]]
-    free = launches[~queued[one]]
+    free = launches[syncs.launch_ns[one] >= 0]  # else it is held by the order of its stream alone
     one = points.instance[free]
     parts.append((node[free], 1 + syncs.of[one], np.zeros(len(one)), np.full(len(one), -1), syncs.rank[one]))
     later = np.flatnonzero(has)
@@ -148,26 +146,6 @@ def build(account: Account) -> Graph:
         nodes=end + 1,
         end=end,
     )
-
-
-def _before_in_stream(account: Account) -> Int:
-    """Of each communication beside the main thread that which ended last before it in its stream, -1 of the others."""
-    syncs = account.syncs
-    before = np.full(len(syncs.rank), -1)
-    beside = np.flatnonzero(~syncs.on_main)
-    stream = np.unique(np.stack([syncs.rank[beside], syncs.thread[beside]]), axis=1, return_inverse=True)[1]
-    at = np.concatenate([syncs.end_ns[beside], syncs.start_ns[beside]])
-    of = np.concatenate([stream.reshape(-1), stream.reshape(-1)])
-    is_start = np.repeat([False, True], len(beside))
-    takes_no_time = np.tile(syncs.end_ns[beside] <= syncs.start_ns[beside], 2)
-    turn = np.where(is_start, 1, np.where(takes_no_time, 2, 0))  # nothing comes behind itself
-    order = np.lexsort((turn, at, of))
-    last = np.maximum.accumulate(np.where(is_start[order], -1, np.arange(len(order))))
-    starts = np.flatnonzero(is_start[order])
-    which, behind = order[starts] - len(beside), last[starts]
-    known = (behind >= 0) & (of[order[behind]] == of[order[starts]])
-    before[beside[which[known]]] = beside[order[behind[known]]]
-    return before
 
 
 def _levels(source: Int, target: Int, nodes: int) -> Int:

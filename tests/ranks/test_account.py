@@ -368,3 +368,18 @@ def test_computing_is_as_long_as_it_was_drawn(layout: str) -> None:
                 drawn[:, ranks] += job.played.end[number] - job.played.begin[number]
         found = account.own_ns[:, :, KINDS.index(kind)] / MS
         assert np.abs(found - drawn).max() < 1e-3, kind
+
+
+def test_what_was_queued_was_launched_where_it_is_on_other_ranks() -> None:
+    """Rank 0 launches at half of its backward, as it starts; rank 1's is queued till 30, and was launched at 25."""
+    rows = []
+    for rank, backward in enumerate((60, 50)):
+        rows += [row(rank, 0, "step", 0, 100), row(rank, 0, "backward", 0, backward)]
+        first = (0, 25) if rank == 0 else (0, 30)
+        rows += [meet(rank, 0, *first, thread=2), meet(rank, 0, 30, 80, name="reduce_scatter", thread=2)]
+    account = account_of(rows)
+    syncs = account.syncs
+    begins = syncs.start_ns.min()
+    assert ((syncs.start_ns - begins) / MS).tolist() == [0, 30, 0, 30]
+    assert ((syncs.launch_ns - begins) / MS).tolist() == [0, 30, 0, 25]
+    adds_up(account)

@@ -1,0 +1,178 @@
+"""Communications that several ranks have: who takes part, who waits for whom, and when each was launched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from profiler_wrapper.ranks.clocks import CLOSE_ENDS_NS, ENDS_TO_STARTS, align
+from profiler_wrapper.ranks.model import SELF_KINDS, Bool, Clocks, Float, Int
+
+NEARLY_ALL: Final = 0.9  # of the instances of a communication, or of a wait for it
+RECEIVES: Final = 2  # a role of names
+_COMMUNICATION: Final = SELF_KINDS.index("communication")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Syncs:
+    """Communications that several ranks have: M, and I instances, one for each member."""
+
+    label: Int  # (M,) in the table `labels`
+    step: Int  # (M,) index
+    of: Int  # (I,) its sync
+    rank: Int  # (I,) index
+    start_ns: Int  # (I,) by the rank's own clock
+    end_ns: Int  # (I,)
+    common_ns: Int  # (I,) start by the common clock
+    launch_ns: Int  # (I,) start, or earlier, of what was queued behind another in its stream; -1: not known
+    on_main: Bool  # (I,)
+    thread: Int  # (I,) -1: not known
+    waits: Bool  # (I,) for the last arrival
+    transfer_ns: Float  # (I,)
+
+    @property
+    def begin_ns(self) -> Float:
+        """(M,) the last arrival, by the common clock, as the typical member has it; since the first arrival of all."""
+        base = int(self.common_ns.min()) if len(self.common_ns) else 0  # since the first: exact as floats
+        begin = (self.common_ns - base) + (self.end_ns - self.start_ns) - self.transfer_ns
+        total = np.bincount(self.of, weights=np.where(self.waits, begin, 0.0), minlength=len(self.label))
+        return total / np.maximum(1, np.bincount(self.of, weights=self.waits, minlength=len(self.label)))
+
+
+def find_syncs(
+    rows: dict[str, Int], rank: Int, step: Int, ranks: Int, clocks: Clocks | None, *, one_clock: bool
+) -> tuple[Syncs, Int]:
+    """The syncs, and which instance each row is (-1: none)."""
+    chosen = np.flatnonzero(rows["matched"] & (rows["kind"] >= 0))
+    instance = np.full(len(rank), -1)
+    instance[chosen] = np.arange(len(chosen))
+    keys = np.stack([step[chosen], rows["label"][chosen], rows["sequence"][chosen]])
+    distinct, of = np.unique(keys, axis=1, return_inverse=True)
+    of = of.reshape(-1)
+    start, end, role = rows["start_ns"][chosen], rows["end_ns"][chosen], rows["role"][chosen]
+    common = start if clocks is None else align(clocks, ranks[rank[chosen]], start)
+    last = np.full(distinct.shape[1], np.iinfo(np.int64).min)
+    np.maximum.at(last, of, common)
+    together = not one_clock or _end_together(rows["label"][chosen], rank[chosen], of, start, end)
+    # Or nobody leaves before the last one comes, however late a busy machine lets its threads go on.
+    left = np.full(distinct.shape[1], np.iinfo(np.int64).max)
+    np.minimum.at(left, of, common + (end - start))
+    labels = distinct[1] - distinct[1].min(initial=0)
+    met = np.bincount(labels, weights=left >= last) >= NEARLY_ALL * np.bincount(labels)
+    together |= met[labels[of]]
+    waits = np.asarray(together | (role == RECEIVES))
+    if not waits.any():  # what is recorded is when ranks waited, not when they came: as if they came then
+        waits = np.ones_like(waits)
+    transfer = rows["shortest_ns"][chosen].astype(np.float64)
+    # Where some do not wait, the shortest span is no transfer: that begins with the last arrival.
+    free = np.zeros(distinct.shape[1], dtype=bool)
+    np.logical_or.at(free, of, ~waits)
+    from_last = common + (end - start) - last[of]
+    transfer = np.where(free[of], np.where(waits, np.maximum(from_last, 0), end - start), transfer)
+    syncs = Syncs(
+        label=distinct[1],
+        step=distinct[0],
+        of=of,
+        rank=rank[chosen],
+        start_ns=start,
+        end_ns=end,
+        common_ns=common,
+        launch_ns=start,
+        on_main=rows["on_main"][chosen] > 0,
+        thread=rows["thread"][chosen],
+        waits=waits,
+        transfer_ns=transfer,
+    )
+    return syncs, instance
+
+
+def _end_together(label: Int, rank: Int, of: Int, start: Int, end: Int) -> Bool:
+    """Per instance whether members of such a communication end it together: ends differ less than starts do.
+
+    How far clocks are apart does not matter, only how that changes from one to the next, as typical: a thread that
+    comes late once tells nothing.
+    """
+    order = np.lexsort((of, rank, label))
+    same = (np.diff(label[order]) == 0) & (np.diff(rank[order]) == 0)
+    of_change = label[order][1:][same]
+    labels = np.arange(int(label.max(initial=-1)) + 1)
+    first, after = (np.searchsorted(of_change, labels, side) for side in ("left", "right"))
+    typical = []
+    for times in (start, end):
+        apart = (times - times.min(initial=0)).astype(np.float64)
+        apart -= (np.bincount(of, weights=apart) / np.maximum(1, np.bincount(of)))[of]
+        change = np.abs(np.diff(apart[order]))[same]
+        change = np.append(change[np.lexsort((change, of_change))], 0.0)
+        typical.append(np.where(after > first, change[(first + after) // 2], 0.0))
+    starts, ends = typical
+    return np.asarray(((ends < ENDS_TO_STARTS * starts) | (ends < CLOSE_ENDS_NS))[label])
+
+
+def before_in_stream(syncs: Syncs) -> Int:
+    """Of each communication beside the main thread that which ended last before it in its stream, -1 of the others."""
+    before = np.full(len(syncs.rank), -1)
+    beside = np.flatnonzero(~syncs.on_main)
+    stream = np.unique(np.stack([syncs.rank[beside], syncs.thread[beside]]), axis=1, return_inverse=True)[1]
+    at = np.concatenate([syncs.end_ns[beside], syncs.start_ns[beside]])
+    of = np.concatenate([stream.reshape(-1), stream.reshape(-1)])
+    is_start = np.repeat([False, True], len(beside))
+    takes_no_time = np.tile(syncs.end_ns[beside] <= syncs.start_ns[beside], 2)
+    turn = np.where(is_start, 1, np.where(takes_no_time, 2, 0))  # nothing comes behind itself
+    order = np.lexsort((turn, at, of))
+    last = np.maximum.accumulate(np.where(is_start[order], -1, np.arange(len(order))))
+    starts = np.flatnonzero(is_start[order])
+    which, behind = order[starts] - len(beside), last[starts]
+    known = (behind >= 0) & (of[order[behind]] == of[order[starts]])
+    before[beside[which[known]]] = beside[order[behind[known]]]
+    return before
+
+
+def find_launches(rows: dict[str, Int], rank: Int, step: Int, steps: int, instance: Int, syncs: Syncs) -> Int:
+    """When each communication was launched: as it starts, or before that where it was queued in its stream.
+
+    That shows where it was not queued, on other ranks or in other steps: in which span of the main thread, how far on.
+    """
+    behind = before_in_stream(syncs)
+    queued = behind >= 0
+    queued[queued] = syncs.start_ns[queued] <= syncs.end_ns[behind[queued]]
+    launch = np.where(queued, -1, syncs.start_ns)
+    spans = np.flatnonzero((rows["on_main"] > 0) & (rows["kind"] >= 0) & (rows["kind"] != _COMMUNICATION))
+    if not queued.any() or not len(spans):
+        return launch
+    base = min(rows["start_ns"].min(), syncs.start_ns.min())
+    longest = max(rows["end_ns"].max(), syncs.end_ns.max()) - base + 1
+    spans = spans[np.lexsort((rows["start_ns"][spans], rank[spans]))]
+    start, end = rows["start_ns"][spans], rows["end_ns"][spans]
+    # Which span it is: its kind, and its number among those in its step.
+    of_kind = (rank[spans] * steps + step[spans]) * len(SELF_KINDS) + rows["kind"][spans]
+    order = np.argsort(of_kind, kind="stable")
+    number = np.empty(len(spans), dtype=np.int64)
+    number[order] = np.arange(len(spans)) - np.searchsorted(of_kind[order], of_kind[order])
+    most = int(number.max()) + 1
+    at_step = syncs.rank * steps + syncs.step[syncs.of]
+    place = (
+        np.searchsorted(rank[spans] * longest + start - base, syncs.rank * longest + syncs.start_ns - base, "right") - 1
+    )
+    within = (place >= 0) & (of_kind[place] // len(SELF_KINDS) == at_step)
+    part = np.clip((syncs.start_ns - start[place]) / np.maximum(1, end[place] - start[place]), 0.0, 1.0)
+    which = of_kind[place] % len(SELF_KINDS) * most + number[place]
+    row_of = np.flatnonzero(instance >= 0)
+    keys = rows["common"][row_of] * (int(rows["sequence"].max()) + 2) + rows["sequence"][row_of]
+    span_of = of_kind * most + number
+    by_span = np.argsort(span_of)
+    for key in np.unique(keys[queued]).tolist():
+        seen = np.flatnonzero((keys == key) & ~queued & within & ~syncs.on_main)
+        if not len(seen):
+            continue
+        found, counts = np.unique(which[seen], return_counts=True)
+        usual = int(found[counts.argmax()])
+        mine = np.flatnonzero((keys == key) & queued)
+        wanted = (at_step[mine] * len(SELF_KINDS) + usual // most) * most + usual % most
+        there = by_span[np.minimum(np.searchsorted(span_of, wanted, sorter=by_span), len(by_span) - 1)]
+        known = span_of[there] == wanted
+        far = float(np.median(part[seen[which[seen] == usual]]))
+        at = start[there] + (far * (end[there] - start[there])).astype(np.int64)
+        launch[mine[known]] = np.minimum(at, syncs.start_ns[mine])[known]
+    return launch
