@@ -13,13 +13,28 @@ import numpy as np
 
 from profiler_wrapper.analysis.statistics import MAD_TO_SIGMA, grouped, mean, median
 from profiler_wrapper.errors import EmptyRecording
-from profiler_wrapper.ranks import model, times
+from profiler_wrapper.ranks import times
 from profiler_wrapper.ranks.account import KINDS, read_account, sync_each_step
 from profiler_wrapper.ranks.clocks import fit, write_table
 from profiler_wrapper.ranks.database import Database, LoadedSpans, to_rows
 from profiler_wrapper.ranks.excess import LEAST_SHARE_OF_STEP, Job
 from profiler_wrapper.ranks.graph import NoGraph, build
-from profiler_wrapper.ranks.model import Bool, Float, Int, NamedSpan, SelfTimes
+from profiler_wrapper.ranks.model import (
+    Accounting,
+    Arrivals,
+    Basis,
+    Bool,
+    Clocks,
+    CommunicationRow,
+    Float,
+    Int,
+    LayerTimes,
+    NamedSpan,
+    Replay,
+    Scores,
+    SelfTimes,
+    Verdict,
+)
 from profiler_wrapper.ranks.question import ask
 from profiler_wrapper.ranks.replay import what_if
 from profiler_wrapper.ranks.verdict import OUTSIDE, unknown, verdict_of
@@ -41,19 +56,19 @@ class RanksReport:
     """A job of many ranks: what reports draw and `--format json` prints."""
 
     run: str
-    verdict: model.Verdict
+    verdict: Verdict
     own: SelfTimes  # in all steps
-    accounting: model.Accounting  # of `steady`, as are scores
-    scores: model.Scores
+    accounting: Accounting  # of `steady`, as are scores
+    scores: Scores
     judged: SelfTimes | None = None  # in the steady-state steps; None: all steps are
-    arrivals: model.Arrivals | None = None
-    layers: model.LayerTimes | None = None
-    replay: model.Replay | None = None
-    clocks: model.Clocks | None = None
+    arrivals: Arrivals | None = None
+    layers: LayerTimes | None = None
+    replay: Replay | None = None
+    clocks: Clocks | None = None
     coordinates: Mapping[str, Int] = field(default_factory=dict)  # "dp", "tp", "pp", ...: (R,), -1 where not known
     hosts: tuple[str, ...] = ()  # (R,)
     world_size: int | None = None
-    communication: tuple[model.CommunicationRow, ...] = ()
+    communication: tuple[CommunicationRow, ...] = ()
     peak_bytes: Float | None = None  # (R,)
     mfu: Float | None = None  # (R,) 0 to 1
     peak_unknown: str | None = None  # why peaks of memory are not known, of all ranks or of which
@@ -171,7 +186,7 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
     replay = what_if(job)
     verdict = _one_call(database, steady) if basis == "cpu" and loaded.from_timers else None
     verdict = verdict or verdict_of(job, ask(job), notes=notes)
-    if isinstance(replay, model.Replay):
+    if isinstance(replay, Replay):
         verdict = replace(verdict, ms=replay.ms, mw=replay.mw)
     named = named_spans(database, steady)
     verdict = with_name(verdict, named)
@@ -187,7 +202,7 @@ def ranks_report(loaded: LoadedSpans) -> RanksReport:
         scores=times.score(steady),
         arrivals=arrived,
         layers=layers,
-        replay=replay if isinstance(replay, model.Replay) else None,
+        replay=replay if isinstance(replay, Replay) else None,
         replay_unknown=replay if isinstance(replay, str) else None,
         coordinates={name: np.array(of) for name, of in coordinates.items() if max(of) >= 0},
         hosts=hosts if any(hosts) else (),
@@ -212,7 +227,7 @@ def _without_waiting(own: SelfTimes, judged: Bool, own_ns: Float) -> Float:
     return np.asarray(found)
 
 
-def _one_call(database: Database, steady: SelfTimes) -> model.Verdict | None:
+def _one_call(database: Database, steady: SelfTimes) -> Verdict | None:
     """The verdict where one call that is no phase is most of a step of timers that measure the CPU alone."""
     name, kind, taken_ns = database.execute(
         """SELECT name, any_value(kind), sum(duration_ns) / (SELECT count(DISTINCT (rank, step)) FROM spans) AS taken
@@ -229,7 +244,7 @@ def _one_call(database: Database, steady: SelfTimes) -> model.Verdict | None:
     return unknown(name[:_LONGEST], taken_ns, step_ns, len(steady.steps))
 
 
-def _basis(loaded: LoadedSpans) -> model.Basis:
+def _basis(loaded: LoadedSpans) -> Basis:
     """The device's time, where timers measured it; spans of a device's trace are its time already."""
     if not loaded.from_timers:
         return "cpu"
@@ -326,7 +341,7 @@ _DEVIATIONS = 4.0  # beyond the median; less than among steps (`statistics.outli
 _SHARE = 0.1  # and at least this much longer than the median
 
 
-def layers_over_ranks(layers: model.LayerTimes | None) -> list[dict[str, Any]]:
+def layers_over_ranks(layers: LayerTimes | None) -> list[dict[str, Any]]:
     """Each layer and phase over the ranks that have it, in the order of the layers; ms of the median step.
 
     `typical_ms` is the median, of two the quicker; `beyond_ms` what the slowest rank takes longer than that;
@@ -410,7 +425,7 @@ def _per_step(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _lost_dicts(accounting: model.Accounting) -> list[dict[str, Any]]:
+def _lost_dicts(accounting: Accounting) -> list[dict[str, Any]]:
     """Per stage and kind: the mean time a step was held by it, and the rank that held it most."""
     rows = []
     for place, stage in enumerate(accounting.stages):
@@ -479,7 +494,7 @@ def _stage_dicts(report: RanksReport) -> list[dict[str, Any]]:
     return [dict(zip(("stage", "ranks", "own_ms_per_step", "share"), row, strict=True)) for row in rows]
 
 
-def _clock_dict(clocks: model.Clocks) -> dict[str, Any]:
+def _clock_dict(clocks: Clocks) -> dict[str, Any]:
     return {
         "source": clocks.source,
         "events": clocks.events,
@@ -525,7 +540,7 @@ def named_spans(database: Database, own: SelfTimes) -> tuple[NamedSpan, ...]:
     return tuple(sorted((NamedSpan(**row) for row in rows), key=lambda one: (-one.beyond_ns, one.name)))
 
 
-def with_name(verdict: model.Verdict, spans: Sequence[NamedSpan]) -> model.Verdict:
+def with_name(verdict: Verdict, spans: Sequence[NamedSpan]) -> Verdict:
     """The verdict on a rank that is late for no known reason, with the name of the span that takes it most of that."""
     if verdict.cause not in ("other", "late collective") or verdict.lost_ns is None:
         return verdict
