@@ -342,10 +342,12 @@ def _sweep(
         owner[running] = one
         number[running] = np.cumsum((what == one) & (sign > 0))[running]
         taken |= running
+    computes = np.isin(owner, [_PLACE[kind] for kind in COMPUTE])
+    number += np.cumsum((what == _WITHIN) & (sign > 0)) * computes  # each layer is an operation
     length = np.diff(at, append=at[-1:]) if len(at) else at
     lasting = np.append(of[1:] == of[:-1], False) & (length > 0) if len(at) else np.zeros(0, dtype=bool)
     in_layer = np.cumsum(np.where(what == _WITHIN, sign, 0)) > 0
-    hollow = running_beside & ~in_layer & np.isin(owner, [_PLACE[kind] for kind in COMPUTE])
+    hollow = running_beside & ~in_layer & computes
     until = at + length
     at, of, owner, until, number = (each[lasting] for each in (at, of, owner, until, number))
     hollow = hollow[lasting]

@@ -54,10 +54,7 @@ class Graph:
     def times(self, changes: Sequence[Change]) -> Float:
         """When each node comes, (N, B), for each of B changes."""
         times = np.zeros((self.nodes, len(changes)))
-        weights = np.repeat(self.weight_ns[:, None], len(changes), axis=1)
-        for at, change in enumerate(changes):
-            np.subtract.at(weights[:, at], self.edge_of_work[change.rows], change.less_ns)
-            weights[change.edges, at] -= change.edges_less_ns
+        weights = np.stack([self._weights(change) for change in changes], axis=1)
         for first, last in zip(self.levels[:-1].tolist(), self.levels[1:].tolist(), strict=True):
             target = self.target[first:last]
             begins = np.flatnonzero(np.diff(target, prepend=-1))
@@ -65,15 +62,21 @@ class Graph:
             times[target[begins]] = np.maximum.reduceat(arrivals, begins, axis=0)
         return times
 
+    def _weights(self, change: Change) -> Float:
+        weights: Float = self.weight_ns.copy()
+        np.subtract.at(weights, self.edge_of_work[change.rows], change.less_ns)
+        weights[change.edges] -= change.edges_less_ns
+        return weights
+
     def ends(self, changes: Sequence[Change]) -> Float:
         """When the job ends, (B,) nanoseconds from its begin, for each of B changes."""
         batch = max(1, _NUMBERS_AT_ONCE // max(self.nodes, len(self.source)))
         parts = [self.times(changes[at : at + batch])[self.end] for at in range(0, len(changes), batch)]
         return np.concatenate(parts) if parts else np.empty(0)
 
-    def path(self, times: Float) -> Int:
-        """The edges of the critical path, the first one first, of times (N,) as recorded."""
-        reached = times[self.source] + self.weight_ns
+    def path(self, change: Change) -> Int:
+        """The edges of the critical path, the first one first."""
+        reached = self.times([change])[self.source, 0] + self._weights(change)
         order = np.lexsort((reached, self.target))
         last = np.append(np.diff(self.target[order]) != 0, True)
         best = np.full(self.nodes, -1)

@@ -12,7 +12,7 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from profiler_wrapper.trace.spans import KINDS
+from profiler_wrapper.trace.spans import KINDS, ranges
 
 Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]
@@ -199,6 +199,19 @@ class Suspect:
     phase: str | None = None
     first_step: int | None = None  # of those
     last_step: int | None = None
+
+    @property
+    def who(self) -> str:
+        """The ranks, the host, the stage; and the layer."""
+        if self.host is not None:
+            name = f"host {self.host}"
+        elif self.verdict == "stage" and self.stage is not None and self.layer is None:
+            name = f"stage {self.stage}"
+        elif self.named_ranks:
+            name = f"rank{'s' if len(self.named_ranks) > 1 else ''} {ranges(self.named_ranks)}"
+        else:
+            name = "another rank in each step" if self.verdict == "imbalance" else "all ranks"
+        return name if self.layer is None else f"{name}, {self.layer}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,8 @@ from profiler_wrapper.ranks.model import Float
 from profiler_wrapper.ranks.suspects import Suspect, suspects_of, with_layer
 
 _MOST_CAUSES: Final = 3
+_MOST_REPLAYED: Final = 24  # X, each time: those that may gain most
+_AT_ONCE: Final = 4
 _ANYONE: Final = ("uneven", "turns")  # another rank in each step
 
 
@@ -51,21 +53,20 @@ def ask(job: Job) -> Answer:
     less = losses(job, excess)
     recorded = graph.times([NOTHING])[:, 0]
     step_ns = mean_step_ns(job)
-    suspects = suspects_of(job, excess, recorded)
+    suspects = [_where_all_are(job, one) for one in suspects_of(job, excess, recorded)]
     everything = together([*(one.change for one in suspects if one.what not in _ANYONE), change_of(less, less > 0)])
     least_ns, chance_ns = LEAST_SHARE_OF_STEP * step_ns, _chance(job, everything)
     # What recorded ranks wait for others that are not may follow from any cause: it is asked for without that.
     unseen = [one for one in suspects if one.what == "unrecorded"]
     suspects = [one for one in suspects if one.what != "unrecorded"]
     base = together([NOTHING, *(one.change for one in unseen)])
-    ends = graph.ends([NOTHING, everything, base, *(together([base, one.change]) for one in suspects)])
-    whole, unseen_less = float(ends[0] - ends[1]), float(ends[0] - ends[2])
-    lost = whole / max(1, int(job.judged.sum()))
-    first = [_with_gain(one, float(ends[2] - end)) for one, end in zip(suspects, ends[3:], strict=True)]
-    rest = [one for one in first if one.what not in (*_ANYONE, "tied")]
+    as_it_was, without_all, end = graph.ends([NOTHING, everything, base]).tolist()
+    lost = (as_it_was - without_all) / max(1, int(job.judged.sum()))
+    first = _replayed(job, suspects, base, (1 - NEARLY) * least_ns, share=0.0)
+    rest = [one for one in suspects if one.what not in (*_ANYONE, "tied")]
     fixed = _in_turn(job, rest, base, least_ns, chance_ns)
     if not fixed:  # nobody gains anything alone
-        fixed = _in_turn(job, [one for one in first if one.what == "tied"], base, least_ns, chance_ns)
+        fixed = _in_turn(job, [one for one in suspects if one.what == "tied"], base, least_ns, chance_ns)
     anyone = [one for one in first if one.what in _ANYONE]
     greatest = max((one.gain_ns for one in anyone), default=0.0)
     near = (one for one in anyone if one.gain_ns >= NEARLY * greatest)
@@ -81,7 +82,7 @@ def ask(job: Job) -> Answer:
             fixed = [uneven, *_in_turn(job, rest, together([base, uneven.change]), least_ns, chance_ns)]
     if unseen:
         most = max(unseen, key=lambda one: one.excess_ns)
-        most = _with_gain(replace(most, change=base), unseen_less)
+        most = _with_gain(replace(most, change=base), as_it_was - end)
         first.append(most)
         if most.gain_ns >= least_ns:
             fixed = sorted([*fixed, most], key=lambda one: -one.gain_ns)
@@ -97,7 +98,7 @@ def _each_once(suspects: Sequence[Suspect]) -> Iterator[Suspect]:
     """Of the same ranks, or the same communication, the smallest with nearly as much as any."""
     same: dict[tuple[object, ...], list[Suspect]] = {}
     for one in suspects:
-        key = (one.ranks, one.label) if one.ranks else (one.what, one.kinds, one.layer)
+        key = (one.ranks, one.label) if one.ranks else (one.what, () if one.what in _ANYONE else one.kinds, one.layer)
         same.setdefault(key, []).append(one)
     for each in same.values():
         if (smallest := _smallest(each, 0.0)) is not None:
@@ -115,30 +116,74 @@ def _error(job: Job, recorded: Float, step_ns: float) -> float:
     return float(np.percentile(np.abs(there - found), 95)) / step_ns if len(there) and step_ns > 0 else 0.0
 
 
+def _where_all_are(job: Job, one: Suspect) -> Suspect:
+    """An X in the steps that all ranks have, if it hits any: what a rank waits for one that is cut, nothing tells."""
+    account = job.account
+    whole = np.isfinite(account.wall_ns).all(axis=1) & job.judged
+    hit = one.steps & whole
+    if not hit.any() or whole[job.judged].all():
+        return one
+    rows, less_ns, edges, edges_less_ns = one.change
+    kept = whole[account.work.step[rows]]
+    moved = whole[account.syncs.step[account.syncs.of[job.graph.instance[edges]]]]
+    change = Change(rows[kept], less_ns[kept], edges[moved], edges_less_ns[moved])
+    known = one.known_steps * float(hit.sum() / one.steps[job.judged].sum())  # as many of it as it hits there
+    return replace(one, change=change, known_steps=known)
+
+
 def _with_gain(one: Suspect, gain_ns: float) -> Suspect:
-    return replace(one, gain_ns=gain_ns / max(1, one.known_steps))
+    return replace(one, gain_ns=gain_ns / max(1.0, one.known_steps))
+
+
+def _replayed(job: Job, suspects: Sequence[Suspect], base: Change, least_ns: float, *, share: float) -> list[Suspect]:
+    """Those that gain this much at least, and this share of the greatest, with what they gain beside `base`.
+
+    What an X takes of the critical path is the most that it can gain, so only some have to be replayed.
+    """
+    graph = job.graph
+    on_path = np.zeros(len(graph.source), dtype=bool)
+    on_path[graph.path(base)] = True
+
+    def most(one: Suspect) -> float:
+        rows, less_ns, edges, edges_less_ns = one.change
+        taken = less_ns[on_path[graph.edge_of_work[rows]]].sum() + edges_less_ns[on_path[edges]].sum()
+        return float(taken) / max(1, one.known_steps)
+
+    bounds = [most(one) for one in suspects]
+    order = sorted(range(len(suspects)), key=lambda place: -bounds[place])[:_MOST_REPLAYED]
+    found: list[Suspect] = []
+    end = graph.ends([base])[0]
+    for first in range(0, len(order), _AT_ONCE):
+        chosen = [place for place in order[first : first + _AT_ONCE] if bounds[place] > 0]
+        greatest = max((one.gain_ns for one in found), default=0.0)
+        if not chosen or bounds[chosen[0]] < max(least_ns, share * greatest):
+            break
+        without = graph.ends([together([base, suspects[place].change]) for place in chosen])
+        found += [
+            _with_gain(suspects[place], gain) for place, gain in zip(chosen, (end - without).tolist(), strict=True)
+        ]
+    return found
 
 
 def _in_turn(job: Job, suspects: Sequence[Suspect], base: Change, least_ns: float, chance_ns: float) -> list[Suspect]:
     """The one with the greatest gain, then that with the greatest gain without it, and so on."""
     causes: list[Suspect] = []
     while len(causes) < _MOST_CAUSES and suspects:
-        ends = job.graph.ends([base, *(together([base, one.change]) for one in suspects)])
-        suspects = [_with_gain(one, float(ends[0] - end)) for one, end in zip(suspects, ends[1:], strict=True)]
-        found = [one for one in suspects if one.gain_ns >= _least(job, one, least_ns, chance_ns)]
+        replayed = _replayed(job, suspects, base, least_ns, share=NEARLY)
+        found = [one for one in replayed if one.gain_ns >= _least(job, one, least_ns, chance_ns)]
         if not found:
             break
         # The smallest X with nearly the greatest gain; not one that gains it elsewhere: both would gain more.
         greatest = max(found, key=lambda one: one.gain_ns)
         near = [one for one in found if one.gain_ns >= NEARLY * greatest.gain_ns]
-        both = job.graph.ends([together([base, greatest.change, one.change]) for one in near])
+        end, *both = job.graph.ends([base, *(together([base, greatest.change, one.change]) for one in near)])
         same = [
             one
-            for one, end in zip(near, both, strict=True)
-            if NEARLY * _with_gain(greatest, float(ends[0] - end)).gain_ns <= greatest.gain_ns
+            for one, end_without in zip(near, both, strict=True)
+            if NEARLY * _with_gain(greatest, float(end - end_without)).gain_ns <= greatest.gain_ns
         ]
         chosen = min(same, key=lambda one: (one.size, -one.gain_ns))
-        suspects = [one for one in suspects if one is not chosen]
+        suspects = [one for one in suspects if one.change is not chosen.change]
         base = together([base, chosen.change])
         causes.append(chosen)
     return causes

@@ -15,7 +15,7 @@ import numpy as np
 
 from profiler_wrapper.ranks.account import KINDS
 from profiler_wrapper.ranks.excess import Job
-from profiler_wrapper.ranks.graph import Change
+from profiler_wrapper.ranks.graph import NOTHING, Change
 from profiler_wrapper.ranks.model import COMPUTE, Bool, Float, Int, Replay
 
 SLOWEST: Final = 0.03  # of the workers, in M_W
@@ -103,7 +103,7 @@ def _beyond_transfers(job: Job) -> tuple[Int, Float]:
 
 def _by_slowness(job: Job, less: Float, edges: Int, edges_less: Float) -> Int:
     """Indices of ranks: first those that are longest beyond what is typical, on the critical path as recorded."""
-    path = job.graph.path(job.graph.times([Change(edges[:0], edges_less[:0])])[:, 0])
+    path = job.graph.path(NOTHING)
     on_path = np.isin(job.graph.edge_of_work, path)
     count = len(job.account.ranks)
     beyond = np.bincount(job.rank_of_work[on_path], weights=less[on_path], minlength=count)

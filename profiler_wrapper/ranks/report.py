@@ -411,8 +411,11 @@ def _verdict_dict(report: RanksReport) -> dict[str, Any]:
     known = step is not None and ideal is not None
     found["differ_ms_per_step"] = max(0.0, step - ideal) if known else None
     found["slowdown"] = report.replay.slowdown if report.replay else step / ideal if known and ideal else None
+    for name in ("suspects", "causes"):
+        for row, one in zip(found[name], getattr(report.verdict, name), strict=True):
+            row["who"] = one.who
     if len(np.unique(report.own.stages)) < 2:
-        for one in (found, *found["suspects"]):
+        for one in (found, *found["suspects"], *found["causes"]):
             one["stage"] = None
     return found
 

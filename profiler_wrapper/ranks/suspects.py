@@ -55,7 +55,7 @@ class Suspect:
     host: str | None = None
     layer: str | None = None
     gain_ns: float = 0.0  # per step
-    known_steps: int = 1  # in which it was recorded
+    known_steps: float = 1.0  # in which it was recorded
 
     @property
     def size(self) -> tuple[int, int]:
@@ -67,7 +67,7 @@ def suspects_of(job: Job, excess: Excess, recorded: Float) -> list[Suspect]:
     """All of them; `recorded`: when each node of the graph comes."""
     if len(job.account.ranks) < 2:  # nobody waits for it
         return []
-    path, always = job.graph.path(recorded), excess_of(job, in_all_steps)
+    path, always = job.graph.path(NOTHING), excess_of(job, in_all_steps)
     return [
         *_of_ranks(job, excess, losses(job, excess), path),
         *_of_ranks(job, always, losses(job, always), path),
@@ -227,16 +227,17 @@ def _of_parts(job: Job, what: str, parts: Int, quantile: float) -> Iterator[Susp
             )
 
 
-def _shortened(job: Job, members: Int, beyond: Mapping[int, tuple[Bool, float]]) -> tuple[Change, Bool]:
-    """The work of some ranks, each kind in its steps by so many nanoseconds a step; and all these steps."""
+def _shortened(job: Job, members: Int, beyond: Mapping[int, tuple[Bool, Float | float]]) -> tuple[Change, Bool]:
+    """The work of some ranks, each kind in its steps by so many nanoseconds a step, (S, R) or one; and these steps."""
     work, rank = job.account.work, job.rank_of_work
     mine = np.isin(rank, members)
     less = np.zeros(len(work.ns))
     steps = np.zeros(len(job.account.steps), dtype=bool)
     for kind, (hit, ns) in beyond.items():
         rows = np.flatnonzero(mine & (work.kind == kind) & hit[work.step])
-        whole = job.account.own_ns[work.step[rows], rank[rows], kind]
-        less[rows] = work.ns[rows] * np.minimum(1.0, ns / np.maximum(whole, 1.0))
+        at = work.step[rows], rank[rows]
+        whole = job.account.own_ns[:, :, kind]
+        less[rows] = work.ns[rows] * np.minimum(1.0, np.broadcast_to(ns, whole.shape)[at] / np.maximum(whole[at], 1.0))
         steps |= hit
     return change_of(less, less > 0), steps
 
@@ -375,7 +376,7 @@ def _of_all(job: Job) -> Iterator[Suspect]:
                 for place in places:
                     with warnings.catch_warnings():
                         warnings.simplefilter("ignore", RuntimeWarning)
-                        of_kind = np.nanquantile(own[:, :, place], QUICKER, axis=1, method="lower")
+                        of_kind = np.nanmedian(own[:, :, place], axis=1)
                     in_hit, in_rest = np.nanmean(of_kind[hit]), np.nanmean(of_kind[~hit])
                     if in_hit - in_rest > LEAST_SHARE_OF_STEP * mean:  # as little is nobody's, here as elsewhere
                         beyond[place] = hit, float(in_hit - in_rest)
@@ -519,9 +520,11 @@ def _layers(job: Job) -> Iterator[Suspect]:
         names = [layers.layers[sibling] for sibling in siblings]
         if not hit.any() or _beyond_siblings(job, names, place, there, job.judged & ~hit) > beyond.sum() / 2:
             hit = job.judged  # in the other steps, too
-        change, steps = _shortened(
-            job, members, {kind: (hit, ns) for kind, ns in zip(places, beyond.tolist(), strict=True) if ns > 0}
-        )
+        own = account.own_ns[:, :, places]
+        with np.errstate(all="ignore"):  # a layer that is longer differs more, too
+            less = beyond * own / np.nanmean(own[hit][:, members], axis=(0, 1))
+        each = {kind: (hit, less[:, :, at]) for at, kind in enumerate(places) if beyond[at] > 0}
+        change, steps = _shortened(job, members, each)
         yield Suspect(
             what="all",
             kinds=tuple(kind for kind, ns in zip(layers.kinds, beyond.tolist(), strict=True) if ns > 0),

@@ -152,9 +152,8 @@ def find_launches(rows: dict[str, Int], rank: Int, step: Int, steps: int, instan
     number[order] = np.arange(len(spans)) - np.searchsorted(of_kind[order], of_kind[order])
     most = int(number.max()) + 1
     at_step = syncs.rank * steps + syncs.step[syncs.of]
-    place = (
-        np.searchsorted(rank[spans] * longest + start - base, syncs.rank * longest + syncs.start_ns - base, "right") - 1
-    )
+    begun, launched = rank[spans] * longest + start - base, syncs.rank * longest + syncs.start_ns - base
+    place = np.searchsorted(begun, launched) - 1  # where one span begins as another ends: after that
     within = (place >= 0) & (of_kind[place] // len(SELF_KINDS) == at_step)
     part = np.clip((syncs.start_ns - start[place]) / np.maximum(1, end[place] - start[place]), 0.0, 1.0)
     which = of_kind[place] % len(SELF_KINDS) * most + number[place]

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from profiler_wrapper.analysis.statistics import mean
-from profiler_wrapper.ranks.model import CommunicationRow, Float, Suspect
+from profiler_wrapper.ranks.model import CommunicationRow, Float
 from profiler_wrapper.ranks.report import RanksReport, layers_over_ranks
 from profiler_wrapper.ranks.times import SLOW, WINDOWS, largest, typical, waiting_source
 from profiler_wrapper.reports.text import cells, clean, grid, shorten
-from profiler_wrapper.trace.spans import ranges
 from profiler_wrapper.units import file_size
 
 # --------------------------------------------------------------------------------------------------
@@ -195,23 +194,12 @@ def suspects_table(report: RanksReport, width: int) -> str:
     """Everything that was weighed and cost time."""
     found = [one for one in report.verdict.suspects if one.lost_ns > 0 and one.share >= _LEAST_SHARE][:_MOST_SUSPECTS]
     rows = [
-        [_who(one), clean(one.cause), ms(one.lost_ns / 1e6), percent(one.share), str(one.steps or "")] for one in found
+        [shorten(clean(one.who), 40), clean(one.cause), ms(one.lost_ns / 1e6), percent(one.share), str(one.steps or "")]
+        for one in found
     ]
     header = ["suspect", "cause", "ms per step", "of lost time", "steps"]
     notes = ["what the job gains without each; they overlap", "steps: in which it cost time"] if rows else []
     return table("Lost time, by suspect", header, rows, width, notes=notes)
-
-
-def _who(suspect: Suspect) -> str:
-    if suspect.host is not None:
-        name = f"host {suspect.host}"
-    elif suspect.verdict == "stage" and suspect.stage is not None and suspect.layer is None:
-        name = f"stage {suspect.stage}"
-    elif suspect.named_ranks:
-        name = f"rank{'s' if len(suspect.named_ranks) > 1 else ''} {ranges(suspect.named_ranks)}"
-    else:
-        name = "all ranks"
-    return name if suspect.layer is None else f"{name}, {shorten(clean(suspect.layer), 26)}"
 
 
 def stages_table(report: RanksReport, width: int) -> str:

@@ -227,7 +227,7 @@ def _evidence(job: Job, answer: Answer, one: suspects.Suspect) -> tuple[str, ...
     more = _given_more(job, one)
     if more is not None:
         found.append(
-            f"its tokens are {100 * more:.0f} % more than those of others" if more else "at as many tokens as others"
+            f"its tokens are {100 * more:.0f} % more than those of others" if more else "with as many tokens as others"
         )
     for rank in one.ranks[:2] if one.label < 0 and one.what != "stage" else ():
         for kind in one.kinds:

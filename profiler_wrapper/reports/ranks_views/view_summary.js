@@ -4,11 +4,11 @@
   const ms = value => value === null || value === undefined ? null : page.format.us(value * 1000);
 
   function figures(job, element) {
-    const replayed = job.stages.length > 1 && job.ms !== null;
     const place = page.element("div", "figures");
     element.append(place);
     page.figure(place, { label: "A step", value: ms(job.wall_ms_per_step), help: "on the clock, ranks waiting for one another" });
-    if (job.ranks.length > 1) page.figure(place, { label: replayed ? "Replayed" : "The slowest rank is busy", value: ms(job.step_ms_per_step), help: replayed ? "each operation begins as soon as what it needs is there" : "what it does itself in a step" });
+    const busy = job.ranks.map(row => Object.values(row.own_ms_per_step).reduce((sum, value) => sum + value, 0));
+    if (job.ranks.length > 1) page.figure(place, { label: "The slowest rank is busy", value: ms(Math.max(...busy)), help: "what it does itself in a step" });
     page.figure(place, { label: "If all were alike", value: ms(job.ideal_ms_per_step), help: "each rank as quick as the typical one" });
     if (job.verdict !== "none") {
       page.figure(place, { label: "Lost by it", value: ms(job.lost_ms_per_step), help: "per step: what the job gains without it" });
@@ -20,9 +20,17 @@
     if (job.mw !== null) page.figure(place, { label: "Mw", value: job.mw.toFixed(3), help: "part of it due to the slowest few ranks" });
   }
 
-  function who(row) {
-    const name = row.rank !== null ? `rank ${row.rank}` : row.stage !== null ? `stage ${row.stage}` : { data: "data loading", gc: "garbage collection" }[row.verdict] || row.verdict;
-    return row.layer === null ? name : `${name}, ${row.layer}`;
+  function lost(job, element) {
+    if (!job.causes.length) return;
+    const section = page.section(element, "Lost time");
+    const colors = [page.culpritColor(), page.color.kind("backward"), page.color.kind("data")];
+    const each = job.causes.map((row, index) => ({ name: `${row.who}: ${row.cause}`, value: row.lost_ns / 1e6, color: colors[index], help: index ? "without those before it" : "the verdict" }));
+    const rest = job.differ_ms_per_step - each.reduce((sum, part) => sum + part.value, 0);
+    page.shares(section, {
+      title: `${ms(job.differ_ms_per_step)} of a step`,
+      parts: [...each, { name: "spread over all", value: Math.max(0, rest), color: page.color.kind("other"), help: "nobody's" }],
+      format: ms,
+    });
   }
 
   function suspects(job, element) {
@@ -30,7 +38,7 @@
     page.note(section, "What the job gains without each of them, others as they are: they overlap, so shares may add up to more than all.");
     page.table(section, {
       columns: [
-        { key: "who", title: "Who", kind: "text", longest: 60, value: who },
+        { key: "who", title: "Who", kind: "text", longest: 60 },
         { key: "cause", title: "Cause", kind: "text" },
         page.msColumn("lost_ns", "Per step", { of: row => row.lost_ns === null ? null : row.lost_ns / 1e6 }),
         { key: "share", title: "Of the lost time", kind: "share", bar: true },
@@ -87,6 +95,7 @@
       sentence.dataset.verdict = job.verdict;
       element.append(sentence);
       figures(job, element);
+      lost(job, element);
       if (job.ranks.length > 1) page.rankBars(page.section(element, `Each of ${page.format.count(job.ranks.length)} ranks`, "in order; a bar's tooltip names the rank; coloured: an outlier; marked below: named by the verdict"), data);
       list(element, "Evidence", job.evidence);
       suspects(job, element);
