@@ -15,7 +15,7 @@ import numpy as np
 from profiler_wrapper.ranks.clocks import align
 from profiler_wrapper.ranks.database import Database, to_arrays
 from profiler_wrapper.ranks.model import BETWEEN, COMPUTE, SELF_KINDS, Basis, Bool, Clocks, Float, Int, SelfTimes
-from profiler_wrapper.ranks.syncs import NEARLY_ALL, RECEIVES, Syncs, find_launches, find_syncs
+from profiler_wrapper.ranks.syncs import NEARLY_ALL, RECEIVES, Syncs, distinct, find_launches, find_syncs
 from profiler_wrapper.ranks.times import ON_MAIN, label_key
 from profiler_wrapper.trace.spans import SPAN_KINDS
 
@@ -191,7 +191,7 @@ def _split_unmatched(rows: dict[str, Int], rank: Int, step: Int) -> tuple[Int, I
     What one takes beyond the quickest of its rank and name, or the typical transfer of its name; spans are cut to that.
     """
     chosen = np.flatnonzero((rows["matched"] == 0) & (rows["label"] >= 0) & (rows["kind"] >= 0) & (rows["on_main"] > 0))
-    of = np.unique(np.stack([rank[chosen], rows["label"][chosen]]), axis=1, return_inverse=True)[1].reshape(-1)
+    of = distinct(rank[chosen], rows["label"][chosen])[1]
     length = rows["end_ns"][chosen] - rows["start_ns"][chosen]
     least = np.full(int(of.max(initial=-1)) + 1, np.iinfo(np.int64).max)
     np.minimum.at(least, of, length)
@@ -242,40 +242,43 @@ def _jumps(
     late sees so too; but moved back, its steps would overlap.
     """
     chosen = np.flatnonzero((rows["matched"] > 0) & (rows["role"] == 0))
-    keys = np.stack([step[chosen], rows["label"][chosen], rows["sequence"][chosen]])
-    _, of, count = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
-    kept = count[of.reshape(-1)] > 2
-    chosen, of = chosen[kept], np.unique(of.reshape(-1)[kept], return_inverse=True)[1]
+    of = distinct(step[chosen], rows["label"][chosen], rows["sequence"][chosen])[1]
+    kept = np.bincount(of)[of] > 2
+    chosen, of = chosen[kept], of[kept]
     if not len(chosen):
         return []
     end = rows["end_ns"][chosen] if clocks is None else align(clocks, ranks[rank[chosen]], rows["end_ns"][chosen])
-    order = np.lexsort((end, of))
-    first = np.flatnonzero(np.diff(of[order], prepend=-1))
-    middle = end[order][first + np.diff(np.append(first, len(order))) // 2]
-    ahead = np.full((len(first), len(ranks)), np.nan)
-    ahead[of, rank[chosen]] = end - middle[of]
-    at = np.zeros(len(first), dtype=np.int64)
-    at[of] = step[chosen]
+    middle = _middle(of, end)[of]
+    apart, one, at = end - middle, rank[chosen], step[chosen]
+    of_step = np.unique(one * begin.shape[1] + at, return_inverse=True)[1]
+    by_step = _middle(of_step, apart)
+    usual = _middle(one, np.abs(apart - by_step[of_step]))  # by rank
+    first = np.unique(of_step, return_index=True)[1]
+    of, at = one[first], at[first]
+    by_step = by_step - _middle(of, by_step)[of]
+    far = (np.abs(by_step) > np.maximum(_JUMP_NS, _JUMP * usual[of])) & (np.bincount(one)[of] > 2)
     found = []
-    for one in range(len(ranks)):
-        mine = np.isfinite(ahead[:, one])
-        if mine.sum() < 3:
-            continue
-        apart, of_step = ahead[mine, one], at[mine]
-        there = np.unique(of_step)
-        by_step = np.array([np.median(apart[of_step == each]) for each in there.tolist()])
-        usual = float(np.median(np.abs(apart - by_step[np.searchsorted(there, of_step)])))
-        by_step -= np.quantile(by_step, 0.5, method="lower")
+    for one_rank in np.unique(of[far]).tolist():
         jump = np.zeros(begin.shape[1])
-        far = np.abs(by_step) > max(_JUMP_NS, _JUMP * usual)
-        jump[there[far]] = by_step[far]
-        known = np.flatnonzero(begin[one] >= 0)
-        over = (end_of[one] - jump)[known[:-1]] - (begin[one] - jump)[known[1:]]  # by how much steps overlap
+        mine = far & (of == one_rank)
+        jump[at[mine]] = by_step[mine]
+        known = np.flatnonzero(begin[one_rank] >= 0)
+        # By how much steps overlap.
+        over = (end_of[one_rank] - jump)[known[:-1]] - (begin[one_rank] - jump)[known[1:]]
         most = np.maximum(np.append(over, 0.0), np.append(0.0, over))
         for place, over_ns in zip(known.tolist(), most.tolist(), strict=True):
             if jump[place] and over_ns <= (1 - NEARLY_ALL) * abs(jump[place]):
-                found.append((one, place, int(jump[place])))
-    return found if len({one for one, *_ in found}) <= len(ranks) / 4 else []
+                found.append((one_rank, place, int(jump[place])))
+    return found if len({of_rank for of_rank, *_ in found}) <= len(ranks) / 4 else []
+
+
+def _middle(of: Int, values: Int) -> Int:
+    """The lower median of the values of each number from 0 on; 0 of those without any."""
+    order = np.lexsort((values, of))
+    count = np.bincount(of)
+    first = np.cumsum(count) - count
+    middle = np.minimum(first + (count - 1) // 2, max(0, len(order) - 1))
+    return np.where(count > 0, values[order][middle], 0)
 
 
 def _codes(rows: dict[str, Int], instance: Int, syncs: Syncs) -> Int:
@@ -551,9 +554,8 @@ def _work(syncs: Syncs, points: Points, moments: _Moments, shape: tuple[int, int
     key = (moments.rank[counted] * steps + moments.step[counted]) * len(KINDS) + kind
     passed = np.append(0, np.cumsum(points.kind == MEETS))[point]
     number = _numbers(key, moments.number[counted], passed)
-    of_row = np.stack([point, moments.step[counted], kind, number])
-    (point, step, kind, number), place = np.unique(of_row, axis=1, return_inverse=True)
-    ns = np.bincount(place.reshape(-1), weights=length[counted]).astype(np.float64)
+    (point, step, kind, number), place = distinct(point, moments.step[counted], kind, number)
+    ns = np.bincount(place, weights=length[counted]).astype(np.float64)
     return Work(point, step, kind, ns, number), own, waiting
 
 

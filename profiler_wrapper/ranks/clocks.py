@@ -7,6 +7,7 @@ the ends of their steps.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -221,12 +222,13 @@ class _Fit:
 
     def join(self, others: list[_Fit], group: SharedEvents) -> None:
         """Add the others, each shifted as a whole, as far as their clocks are not known: by common events."""
-        common = self._common_of(group)
+        place = {clock: at for at, clock in enumerate(group.ranks.tolist())}
+        common = self._common_of(group, place)
         if not self.lines:  # the one with most events; a median of clocks of different rates is none of an even rate
             common = group.ends[:, np.isfinite(group.ends).sum(axis=0).argmax()]
         self.events += len(common)
         for other in (one for one in others if not one.lines.keys() & self.lines.keys()):
-            own = other._common_of(group)
+            own = other._common_of(group, place)
             both = np.isfinite(own) & np.isfinite(common)
             if not both.any():
                 continue
@@ -237,9 +239,9 @@ class _Fit:
                 self.residual_ns[clock] = float(np.median(np.abs(left)))
             self.events += other.events
 
-    def _common_of(self, group: SharedEvents) -> Float:
+    def _common_of(self, group: SharedEvents, place: Mapping[int, int]) -> Float:
         """When events ended by the common time: the median of the clocks that are known."""
-        known = [at for at, clock in enumerate(group.ranks.tolist()) if clock in self.lines]
+        known = [place[clock] for clock in self.lines if clock in place]
         if not known:
             return np.full(len(group.ends), np.nan)
         lines = np.array([self.lines[clock] for clock in group.ranks[known].tolist()])

@@ -70,12 +70,12 @@ def mean_step_ns(job: Job) -> float:
     return float(np.nan_to_num(largest(mean(whole[job.judged]))))
 
 
-def excess_of(job: Job, of: Callable[[Float, Float], Hits] | None = None) -> Excess:
+def excess_of(job: Job, in_some: Excess | None = None) -> Excess:
     """Each rank and kind against the quicker ranks of its role: of its stage in what it computes, else of all.
 
-    `of` says in which steps something is beyond its like, and by how much: `hits` or `in_all_steps`.
+    `in_some`: what they are in some steps, so that what they are in all steps, these and others, is asked for.
     """
-    of = of or hits
+    of = hits if in_some is None else in_all_steps
     account = job.account
     own = np.where(job.judged[:, None, None], account.own_ns, np.nan)
     hit = np.zeros(own.shape, dtype=bool)
@@ -94,6 +94,8 @@ def excess_of(job: Job, of: Callable[[Float, Float], Hits] | None = None) -> Exc
             times = own[:, members, kind]
             like = np.zeros(len(times)) if name in WITHOUT else like_of(times)
             for at, rank in enumerate(members.tolist()):
+                if in_some is not None and not in_some.mean_ns[rank, kind]:
+                    continue
                 found = of(times[:, at] - like, times[:, at])
                 if found[0].mean() * found[1] < least_ns:
                     continue

@@ -22,7 +22,6 @@ from profiler_wrapper.ranks.excess import (
     Job,
     excess_of,
     hits,
-    in_all_steps,
     losses,
     mean_step_ns,
 )
@@ -67,7 +66,7 @@ def suspects_of(job: Job, excess: Excess, recorded: Float) -> list[Suspect]:
     """All of them; `recorded`: when each node of the graph comes."""
     if len(job.account.ranks) < 2:  # nobody waits for it
         return []
-    path, always = job.graph.path(NOTHING), excess_of(job, in_all_steps)
+    path, always = job.graph.path(NOTHING), excess_of(job, excess)
     return [
         *_of_ranks(job, excess, losses(job, excess), path),
         *_of_ranks(job, always, losses(job, always), path),

@@ -41,6 +41,16 @@ class Syncs:
         return total / np.maximum(1, np.bincount(self.of, weights=self.waits, minlength=len(self.label)))
 
 
+def distinct(*columns: Int) -> tuple[list[Int], Int]:
+    """The distinct rows of columns, in order, and the number of each row among them."""
+    key = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        least = column.min(initial=0)
+        key = key * (int(column.max(initial=0)) - least + 1) + column - least
+    _, first, of = np.unique(key, return_index=True, return_inverse=True)
+    return [column[first] for column in columns], of
+
+
 def find_syncs(
     rows: dict[str, Int], rank: Int, step: Int, ranks: Int, clocks: Clocks | None, *, one_clock: bool
 ) -> tuple[Syncs, Int]:
@@ -48,18 +58,16 @@ def find_syncs(
     chosen = np.flatnonzero(rows["matched"] & (rows["kind"] >= 0))
     instance = np.full(len(rank), -1)
     instance[chosen] = np.arange(len(chosen))
-    keys = np.stack([step[chosen], rows["label"][chosen], rows["sequence"][chosen]])
-    distinct, of = np.unique(keys, axis=1, return_inverse=True)
-    of = of.reshape(-1)
+    (step_of, label_of, _), of = distinct(step[chosen], rows["label"][chosen], rows["sequence"][chosen])
     start, end, role = rows["start_ns"][chosen], rows["end_ns"][chosen], rows["role"][chosen]
     common = start if clocks is None else align(clocks, ranks[rank[chosen]], start)
-    last = np.full(distinct.shape[1], np.iinfo(np.int64).min)
+    last = np.full(len(step_of), np.iinfo(np.int64).min)
     np.maximum.at(last, of, common)
     together = not one_clock or _end_together(rows["label"][chosen], rank[chosen], of, start, end)
     # Or nobody leaves before the last one comes, however late a busy machine lets its threads go on.
-    left = np.full(distinct.shape[1], np.iinfo(np.int64).max)
+    left = np.full(len(step_of), np.iinfo(np.int64).max)
     np.minimum.at(left, of, common + (end - start))
-    labels = distinct[1] - distinct[1].min(initial=0)
+    labels = label_of - label_of.min(initial=0)
     met = np.bincount(labels, weights=left >= last) >= NEARLY_ALL * np.bincount(labels)
     together |= met[labels[of]]
     waits = np.asarray(together | (role == RECEIVES))
@@ -67,13 +75,13 @@ def find_syncs(
         waits = np.ones_like(waits)
     transfer = rows["shortest_ns"][chosen].astype(np.float64)
     # Where some do not wait, the shortest span is no transfer: that begins with the last arrival.
-    free = np.zeros(distinct.shape[1], dtype=bool)
+    free = np.zeros(len(step_of), dtype=bool)
     np.logical_or.at(free, of, ~waits)
     from_last = common + (end - start) - last[of]
     transfer = np.where(free[of], np.where(waits, np.maximum(from_last, 0), end - start), transfer)
     syncs = Syncs(
-        label=distinct[1],
-        step=distinct[0],
+        label=label_of,
+        step=step_of,
         of=of,
         rank=rank[chosen],
         start_ns=start,
@@ -114,9 +122,9 @@ def before_in_stream(syncs: Syncs) -> Int:
     """Of each communication beside the main thread that which ended last before it in its stream, -1 of the others."""
     before = np.full(len(syncs.rank), -1)
     beside = np.flatnonzero(~syncs.on_main)
-    stream = np.unique(np.stack([syncs.rank[beside], syncs.thread[beside]]), axis=1, return_inverse=True)[1]
+    stream = distinct(syncs.rank[beside], syncs.thread[beside])[1]
     at = np.concatenate([syncs.end_ns[beside], syncs.start_ns[beside]])
-    of = np.concatenate([stream.reshape(-1), stream.reshape(-1)])
+    of = np.concatenate([stream, stream])
     is_start = np.repeat([False, True], len(beside))
     takes_no_time = np.tile(syncs.end_ns[beside] <= syncs.start_ns[beside], 2)
     turn = np.where(is_start, 1, np.where(takes_no_time, 2, 0))  # nothing comes behind itself
