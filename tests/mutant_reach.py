@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import base64
+import configparser
 import hashlib
 import importlib.util
 import json
@@ -42,6 +43,14 @@ if "{plugin.BITS}" in os.environ:
 else:
     reached = bytearray(%d).__setitem__
 '''
+
+
+def import_mode(root: Path) -> list[str]:
+    """How pytest imports the tests of a checkout, of the options that it has there: else files of one name collide."""
+    config = configparser.ConfigParser()
+    config.read(root / "setup.cfg")
+    options = config.get("tool:pytest", "addopts", fallback="")
+    return [option for option in options.split() if option.startswith("--import-mode")]
 
 
 def compile_to(path: Path, text: str | ast.Module) -> None:
@@ -313,7 +322,8 @@ def _run(
         "PYTHONPATH": os.pathsep.join([str(tree), str(out)]),
     }
     command = [sys.executable, "-m", "pytest", "-q", "--tb=line", "-p", plugin.__name__, "-p", "no:cacheprovider"]
-    command += ["-n", str(jobs), "--dist", "worksteal", "-o", "addopts=", f"--basetemp={scratch / 'pytest'}"]
+    command += ["-n", str(jobs), "--dist", "worksteal", "-o", "addopts=", *import_mode(tree)]
+    command += [f"--basetemp={scratch / 'pytest'}"]
     log = scratch / "reach.log"
     with log.open("w") as file:
         code = subprocess.run([*command, *files], cwd=tree, env=environment, stdout=file, stderr=file).returncode

@@ -40,7 +40,7 @@ import pytest
 import house
 from mutant_changes import Mutant, draw
 from mutant_plugin import import_what_is_slow
-from mutant_reach import PACKAGE, Case, Reach, compile_to, find_reach, read_modules
+from mutant_reach import PACKAGE, Case, Reach, compile_to, find_reach, import_mode, read_modules
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SCORES = Path(__file__).with_name("mutant_scores.json")
@@ -298,7 +298,7 @@ def _be_pytest(run: _Run, slot: Path) -> None:
         os.environ["PYTHONPATH"] = str(slot)
         os.chdir(slot)
         files = dict.fromkeys(test.name.split("::")[0] for test in run.tests)
-        options = ["-q", "--tb=line", "-p", "no:cacheprovider", "-o", "addopts=", "-o", "timeout=0"]
+        options = ["-q", "--tb=line", "-p", "no:cacheprovider", "-o", "addopts=", "-o", "timeout=0", *import_mode(slot)]
         options += [] if run.mutant is None else ["-x"]
         options += ["-c", str(slot / "setup.cfg"), f"--basetemp={slot.parent / 'pytest'}"]
         chosen = _Chosen([test.name for test in run.tests], _failures(slot))

@@ -18,7 +18,7 @@ import pytest
 import mutant_plugin
 import mutants
 from mutant_changes import MARK, Module, Mutant, draw
-from mutant_reach import Case, Numbers, Reach, compile_to, read_modules
+from mutant_reach import Case, Numbers, Reach, compile_to, import_mode, read_modules
 from mutants import Runner, Score, lower, read_scores, write_scores
 
 Key = tuple[str, str, str]
@@ -397,3 +397,8 @@ def test_scores_of_other_rooms_and_draws_stay(tmp_path: Path) -> None:
 def test_every_room_has_a_name() -> None:
     assert mutants.room_name("") == "top"
     assert mutants.room_name("analysis") == "analysis"
+
+
+def test_tests_are_imported_as_their_checkout_imports_them(tmp_path: Path) -> None:
+    assert import_mode(Path(__file__).parents[2]) == ["--import-mode=importlib"], "several files have one name"
+    assert import_mode(tmp_path) == []
