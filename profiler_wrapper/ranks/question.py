@@ -18,7 +18,6 @@ from profiler_wrapper.ranks.excess import (
     LEAST_SHARE_OF_STEP,
     NEARLY,
     WITHOUT,
-    Excess,
     Job,
     excess_of,
     losses,
@@ -42,7 +41,6 @@ class Answer:
     suspects: tuple[Suspect, ...]  # each by itself, the greatest gain first
     step_ns: float  # on the clock
     lost_ns: float
-    excess: Excess
     error: float  # of the graph: how far syncs begin from where it has them, the 95th percentile, of a step
 
 
@@ -88,10 +86,12 @@ def ask(job: Job) -> Answer:
             fixed = sorted([*fixed, most], key=lambda one: -one.gain_ns)
     causes = [with_layer(job, one) for one in fixed]
     layers = {(one.ranks, one.kinds): one.layer for one in causes}
+    named = [one.what for one in causes]
+    first = [one for one in first if one.what not in _ANYONE or one.what in named]  # they hold what others are
     each = (replace(one, layer=layers.get((one.ranks, one.kinds), one.layer)) for one in _each_once(first))
     order = sorted(each, key=lambda one: -one.gain_ns)
     lost = max([lost, *(one.gain_ns for one in causes[:1])])
-    return Answer(tuple(causes), tuple(order), step_ns, lost, excess, _error(job, recorded, step_ns))
+    return Answer(tuple(causes), tuple(order), step_ns, lost, _error(job, recorded, step_ns))
 
 
 def _each_once(suspects: Sequence[Suspect]) -> Iterator[Suspect]:

@@ -192,7 +192,7 @@ def _suspect(job: Job, answer: Answer, one: suspects.Suspect) -> model.Suspect:
         share=min(1.0, one.gain_ns / lost) if lost > 0 else 0.0,
         lost_ns=one.gain_ns,
         steps=len(numbers),
-        evidence=_evidence(job, answer, one),
+        evidence=_evidence(job, one),
         named_ranks=named if one.what != "all" else (),
         host=one.host,
         group=group,
@@ -217,8 +217,9 @@ def _given_more(job: Job, one: suspects.Suspect) -> float | None:
     return more if more > longer / 2 else 0.0  # most of what they take longer
 
 
-def _evidence(job: Job, answer: Answer, one: suspects.Suspect) -> tuple[str, ...]:
-    account, excess = job.account, answer.excess
+def _evidence(job: Job, one: suspects.Suspect) -> tuple[str, ...]:
+    account, work, rank_of_work = job.account, job.account.work, job.rank_of_work
+    rows, less_ns = one.change.rows, one.change.less_ns
     found = []
     if one.label >= 0:
         found.append(f"its transfer takes {ms(one.typical_ns + one.excess_ns)} a step, {ms(one.typical_ns)} is typical")
@@ -232,12 +233,15 @@ def _evidence(job: Job, answer: Answer, one: suspects.Suspect) -> tuple[str, ...
     for rank in one.ranks[:2] if one.label < 0 and one.what != "stage" else ():
         for kind in one.kinds:
             place = KINDS.index(kind)
-            hit = excess.hit[:, rank, place]
-            if hit.any() and excess.mean_ns[rank, place] > 0:
-                taken = float(account.own_ns[hit, rank, place].mean())
+            mine = (rank_of_work[rows] == rank) & (work.kind[rows] == place)
+            if mine.any():
+                steps = np.unique(work.step[rows[mine]])
+                taken, more_ns = (
+                    float(account.own_ns[steps, rank, place].mean()),
+                    float(less_ns[mine].sum()) / len(steps),
+                )
                 found.append(
-                    f"{kind} of rank {account.ranks[rank]}: {ms(taken)} a step, {ms(excess.mean_ns[rank, place])} more "
-                    "than typical"
+                    f"{kind} of rank {account.ranks[rank]}: {ms(taken)} a step, {ms(more_ns)} more than typical"
                 )
     judged = int(job.judged.sum())
     if 0 < one.steps.sum() < judged:
