@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from profiler_wrapper.ranks.database import open_database
-from profiler_wrapper.ranks.model import SELF_KINDS, Arrivals, SelfTimes
+from profiler_wrapper.ranks.model import SELF_KINDS, Arrivals, LayerTimes, SelfTimes
 from profiler_wrapper.trace.spans import RANK_COLUMNS, SPAN_COLUMNS
 
 Row = dict[str, Any]
@@ -109,6 +109,23 @@ def arrivals(rows: Iterable[Row]) -> Arrivals | None:
             [sum(by for each, by in zip(times, shorter, strict=True) if each[0][1] == rank) for rank in ranks]
         ),
     )
+
+
+def layer_times(rows: Iterable[Row]) -> LayerTimes | None:
+    """Medians over steps."""
+    sums: dict[tuple[int, str, str], dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    for row in rows:
+        if row.get("layer"):
+            sums[row["rank"], row["layer"], row["kind"]][row["step"]] += row["duration_ns"]
+    if not sums:
+        return None
+    ranks = sorted({key[0] for key in sums})
+    layers = sorted({key[1] for key in sums}, key=lambda name: (len(name), name))
+    kinds = tuple(kind for kind in ("forward", "recompute", "backward") if any(key[2] == kind for key in sums))
+    own = np.full((len(ranks), len(layers), len(kinds)), np.nan)
+    for (rank, layer, kind), values in sums.items():
+        own[ranks.index(rank), layers.index(layer), kinds.index(kind)] = np.median(list(values.values()))
+    return LayerTimes(ranks=np.array(ranks), layers=tuple(layers), kinds=kinds, self_ns=own)
 
 
 @contextmanager
