@@ -239,7 +239,7 @@ def _jumps(
 
     The ends of communications of three or more ranks are shared: in those steps the rank sees all of them later, or
     sooner, than it does in others, by much more than they differ within a step. A thread that a busy machine lets go on
-    late sees so too; but moved back, its steps would overlap.
+    late sees so too; but moved back, its step would not follow the one before and precede the next as steps do.
     """
     chosen = np.flatnonzero((rows["matched"] > 0) & (rows["role"] == 0))
     of = distinct(step[chosen], rows["label"][chosen], rows["sequence"][chosen])[1]
@@ -263,12 +263,12 @@ def _jumps(
         mine = far & (of == one_rank)
         jump[at[mine]] = by_step[mine]
         known = np.flatnonzero(begin[one_rank] >= 0)
-        # By how much steps overlap.
-        over = (end_of[one_rank] - jump)[known[:-1]] - (begin[one_rank] - jump)[known[1:]]
-        most = np.maximum(np.append(over, 0.0), np.append(0.0, over))
-        for place, over_ns in zip(known.tolist(), most.tolist(), strict=True):
-            if jump[place] and over_ns <= (1 - NEARLY_ALL) * abs(jump[place]):
-                found.append((one_rank, place, int(jump[place])))
+        gap = (begin[one_rank] - jump)[known[1:]] - (end_of[one_rank] - jump)[known[:-1]]
+        apart = np.abs(gap - np.median(gap)) if len(gap) else gap
+        most = np.maximum(np.append(0.0, apart), np.append(apart, 0.0))
+        moved = known[(jump[known] != 0) & (most <= (1 - NEARLY_ALL) * np.abs(jump[known]))]
+        if np.isin(moved, known[1:-1]).any():  # the first and the last step have one neighbour, which tells little
+            found += [(one_rank, place, int(jump[place])) for place in moved.tolist()]
     return found if len({of_rank for of_rank, *_ in found}) <= len(ranks) / 4 else []
 
 

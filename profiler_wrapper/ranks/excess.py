@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -108,14 +107,12 @@ def like_of(times: Float) -> Float:
 
     Where half of them are slow, the others are still like one another; the very quickest are so by chance.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        means = np.nanmean(times, axis=0)
-        order = np.argsort(np.where(np.isfinite(means), means, np.inf), kind="stable")
-        count = len(order)
-        middle = order[count // 8 : max(1, 3 * count // 8 + (count > 3))]  # about the first quartile
-        like = np.fmin(np.nanmean(times[:, middle], axis=1), np.nanmedian(times, axis=1))  # each may be slow once
-        return np.asarray(np.where(np.isfinite(like), like, np.nanmean(like)))
+    means = np.nanmean(times, axis=0)
+    order = np.argsort(np.where(np.isfinite(means), means, np.inf), kind="stable")
+    count = len(order)
+    middle = order[count // 8 : max(1, 3 * count // 8 + (count > 3))]  # about the first quartile
+    like = np.fmin(np.nanmean(times[:, middle], axis=1), np.nanmedian(times, axis=1))  # each may be slow once
+    return np.asarray(np.where(np.isfinite(like), like, np.nanmean(like)))
 
 
 Hits = tuple[Bool, float, float]

@@ -7,6 +7,7 @@ the graph. What is named is the smallest X with nearly the greatest gain, then t
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -46,6 +47,12 @@ class Answer:
 
 def ask(job: Job) -> Answer:
     """The causes of a job."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # what is typical of nothing is not known: nan
+        return _answer(job)
+
+
+def _answer(job: Job) -> Answer:
     graph = job.graph
     excess = excess_of(job)
     less = losses(job, excess)
@@ -60,7 +67,7 @@ def ask(job: Job) -> Answer:
     base = together([NOTHING, *(one.change for one in unseen)])
     as_it_was, without_all, end = graph.ends([NOTHING, everything, base]).tolist()
     lost = (as_it_was - without_all) / max(1, int(job.judged.sum()))
-    first = _replayed(job, suspects, base, (1 - NEARLY) * least_ns, share=0.0)
+    first = _replayed(job, suspects, base, 0.0, 0.0, share=0.0)
     rest = [one for one in suspects if one.what not in (*_ANYONE, "tied")]
     fixed = _in_turn(job, rest, base, least_ns, chance_ns)
     if not fixed:  # nobody gains anything alone
@@ -135,8 +142,10 @@ def _with_gain(one: Suspect, gain_ns: float) -> Suspect:
     return replace(one, gain_ns=gain_ns / max(1.0, one.known_steps))
 
 
-def _replayed(job: Job, suspects: Sequence[Suspect], base: Change, least_ns: float, *, share: float) -> list[Suspect]:
-    """Those that gain this much at least, and this share of the greatest, with what they gain beside `base`.
+def _replayed(
+    job: Job, suspects: Sequence[Suspect], base: Change, least_ns: float, chance_ns: float, *, share: float
+) -> list[Suspect]:
+    """Those that gain this much, and this share of the greatest, or more, with what they gain beside `base`.
 
     What an X takes of the critical path is the most that it can gain, so only some have to be replayed.
     """
@@ -159,9 +168,8 @@ def _replayed(job: Job, suspects: Sequence[Suspect], base: Change, least_ns: flo
         if not chosen or bounds[chosen[0]] < max(least_ns, share * greatest):
             break
         without = graph.ends([together([base, suspects[place].change]) for place in chosen])
-        found += [
-            _with_gain(suspects[place], gain) for place, gain in zip(chosen, (end - without).tolist(), strict=True)
-        ]
+        each = [_with_gain(suspects[place], gain) for place, gain in zip(chosen, (end - without).tolist(), strict=True)]
+        found += [one for one in each if one.gain_ns >= _least(job, one, least_ns, chance_ns)]
     return found
 
 
@@ -169,8 +177,7 @@ def _in_turn(job: Job, suspects: Sequence[Suspect], base: Change, least_ns: floa
     """The one with the greatest gain, then that with the greatest gain without it, and so on."""
     causes: list[Suspect] = []
     while len(causes) < _MOST_CAUSES and suspects:
-        replayed = _replayed(job, suspects, base, least_ns, share=NEARLY)
-        found = [one for one in replayed if one.gain_ns >= _least(job, one, least_ns, chance_ns)]
+        found = _replayed(job, suspects, base, least_ns, chance_ns, share=NEARLY)
         if not found:
             break
         # The smallest X with nearly the greatest gain; not one that gains it elsewhere: both would gain more.

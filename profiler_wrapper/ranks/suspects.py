@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -159,8 +158,7 @@ def _of_ranks(job: Job, excess: Excess, less: Float, path: Int) -> Iterator[Susp
             members = np.flatnonzero(hosts == hosts[one])
             if 1 < len(members) < len(hosts):
                 common = np.quantile(per_step[members], QUICKER, axis=0, method="lower")  # what nearly all of them have
-                with np.errstate(all="ignore"):
-                    part = np.nan_to_num(np.minimum(1.0, common[None, :] / per_step))
+                part = np.nan_to_num(np.minimum(1.0, common[None, :] / per_step))
                 if found := suspect("host", kinds, members, part[rank, work.kind]):
                     yield found
         turns = excess.hit[job.judged][:, :, places].any(axis=2)
@@ -201,11 +199,9 @@ def _of_parts(job: Job, what: str, parts: Int, quantile: float) -> Iterator[Susp
     for place, mine in enumerate(members):
         beyond: dict[int, tuple[Bool, float]] = {}
         for kind in map(KINDS.index, COMPUTES):
-            with np.errstate(all="ignore"), warnings.catch_warnings():
-                warnings.simplefilter("ignore", RuntimeWarning)
-                times = np.stack([np.nanmedian(own[:, each, kind], axis=1) for each in members], axis=1)
-                times[:, place] = np.nanquantile(own[:, mine, kind], quantile, axis=1)
-                like = np.nanmedian(np.delete(times, place, axis=1), axis=1)
+            times = np.stack([np.nanmedian(own[:, each, kind], axis=1) for each in members], axis=1)
+            times[:, place] = np.nanquantile(own[:, mine, kind], quantile, axis=1)
+            like = np.nanmedian(np.delete(times, place, axis=1), axis=1)
             if not np.nansum(times):
                 continue
             hit, mean, _ = hits(times[:, place] - like, times[:, place])
@@ -360,9 +356,7 @@ def _of_all(job: Job) -> Iterator[Suspect]:
             beyond = {places[0]: (hit, np.inf)}
             mean = float(np.nan_to_num(times).max(axis=1)[hit].mean()) if hit.any() else 0.0
         else:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", RuntimeWarning)
-                usual = np.nanquantile(times, QUICKER, axis=1, method="lower")
+            usual = np.nanquantile(times, QUICKER, axis=1, method="lower")
             level = float(np.nanquantile(usual, QUICKER))
             hit, mean, _ = hits(usual - level, usual)
             if kinds == ("data",) and level >= DATA_SHARE_OF_STEP * mean_step_ns(job):
@@ -373,9 +367,7 @@ def _of_all(job: Job) -> Iterator[Suspect]:
             else:
                 beyond = {}
                 for place in places:
-                    with warnings.catch_warnings():
-                        warnings.simplefilter("ignore", RuntimeWarning)
-                        of_kind = np.nanmedian(own[:, :, place], axis=1)
+                    of_kind = np.nanmedian(own[:, :, place], axis=1)
                     in_hit, in_rest = np.nanmean(of_kind[hit]), np.nanmean(of_kind[~hit])
                     if in_hit - in_rest > LEAST_SHARE_OF_STEP * mean:  # as little is nobody's, here as elsewhere
                         beyond[place] = hit, float(in_hit - in_rest)
@@ -490,9 +482,7 @@ def _layers(job: Job) -> Iterator[Suspect]:
     if layers is None or not layers.self_ns.size:
         return
     times = np.nan_to_num(layers.self_ns)  # (R, L, K)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        quick = np.nanquantile(layers.self_ns, QUICKER, axis=0)  # (L, K): of the quicker ranks, too
+    quick = np.nanquantile(layers.self_ns, QUICKER, axis=0)  # (L, K): of the quicker ranks, too
     blocks: dict[str, list[int]] = {}
     for place, name in enumerate(layers.layers):
         pattern, number = split_number(name)
@@ -511,17 +501,15 @@ def _layers(job: Job) -> Iterator[Suspect]:
         there = np.flatnonzero(times[:, siblings[place]].sum(axis=1) > 0)
         members = np.searchsorted(account.ranks, layers.ranks[there])
         places = [KINDS.index(kind) for kind in layers.kinds]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
-            phases = account.own_ns[:, members][:, :, places].sum(axis=2)
-            phases = np.where(job.judged, np.nanquantile(phases, QUICKER, axis=1, method="lower"), np.nan)
+        phases = account.own_ns[:, members][:, :, places].sum(axis=2)
+        phases = np.where(job.judged, np.nanquantile(phases, QUICKER, axis=1, method="lower"), np.nan)
         hit = hits(phases - np.nanquantile(phases, 0.1), phases)[0]
         names = [layers.layers[sibling] for sibling in siblings]
         if not hit.any() or _beyond_siblings(job, names, place, there, job.judged & ~hit) > beyond.sum() / 2:
             hit = job.judged  # in the other steps, too
         own = account.own_ns[:, :, places]
-        with np.errstate(all="ignore"):  # a layer that is longer differs more, too
-            less = beyond * own / np.nanmean(own[hit][:, members], axis=(0, 1))
+        # A layer that is longer differs more, too.
+        less = beyond * own / np.nanmean(own[hit][:, members], axis=(0, 1))
         each = {kind: (hit, less[:, :, at]) for at, kind in enumerate(places) if beyond[at] > 0}
         change, steps = _shortened(job, members, each)
         yield Suspect(

@@ -383,3 +383,18 @@ def test_what_was_queued_was_launched_where_it_is_on_other_ranks() -> None:
     assert ((syncs.start_ns - begins) / MS).tolist() == [0, 30, 0, 30]
     assert ((syncs.launch_ns - begins) / MS).tolist() == [0, 30, 0, 25]
     adds_up(account)
+
+
+@pytest.mark.parametrize(("late", "jumps"), [((4,), []), ((2,), [2]), ((2, 4), [2])])
+def test_one_late_step_at_the_end_is_no_clock_that_jumps(late: tuple[int, ...], jumps: list[int]) -> None:
+    """Rank 2 sees steps 30 ms later than the others: a clock comes back, a thread that is late at the end may not."""
+    rows = []
+    for rank in range(5):
+        for step in range(5):
+            begin = 100 * step + 30 * (rank == 2 and step in late)
+            rows += [
+                row(rank, step, "step", begin, begin + 60),
+                row(rank, step, "forward", begin, begin + 40),
+                meet(rank, step, begin + 40, begin + 50),
+            ]
+    assert account_of(rows).jumped.tolist() == jumps
