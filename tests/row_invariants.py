@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 import checkout  # noqa: F401
-from profiler_wrapper.analysis.model import Analysis, LayerRow
+from profiler_wrapper.analysis.model import FORWARD_PHASES, Analysis, LayerRow
 from profiler_wrapper.comparison.compare import compare
 from profiler_wrapper.reports.result_json import LISTS, csv_text, from_dict, to_dict
 
@@ -577,7 +577,8 @@ def experts_make_their_layer(result: Analysis) -> Broken:
         if rows and layer.experts is not None:
             yield from above(f"experts of {layer.layer}", len(rows), layer.experts)
     for row in result.adapters:
-        spent = sum(one.time_ns for one in result.layers if one.layer in row.adapters and one.phase != "optimizer")
+        phases = (*FORWARD_PHASES, "recompute", "backward")  # those of the row: gradients are added up apart
+        spent = sum(one.time_ns for one in result.layers if one.layer in row.adapters and one.phase in phases)
         if not any(one.shared for one in result.layers):
             yield from above(f"adapters of {row.layer}", spent, row.adapter_time_ns)  # which has the sum of both too
 

@@ -74,7 +74,7 @@ class ExpertLayerRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterRow:
-    """The adapters that one layer calls beside what they adapt, all phases but the optimizer. Times as in `layers`."""
+    """Adapters that one layer calls beside what they adapt: forward, recompute and backward. Times as in `layers`."""
 
     layer: str  # that has them: `model.layers.0.self_attn.q_proj`
     adapters: tuple[str, ...]  # their layers, also those that other layers call too
