@@ -154,7 +154,7 @@ def layer_times(
 def diagnose(own: SelfTimes, layers: LayerTimes | None = None) -> Verdict:
     """The verdict on a job whose ranks meet at the end of each step."""
     nothing = np.empty(0, dtype=np.int64)
-    syncs = Syncs(*[nothing] * 8, nothing > 0, nothing, nothing > 0, nothing.astype(np.float64))
+    syncs = Syncs(*[nothing] * 10, nothing > 0, nothing, nothing > 0, nothing.astype(np.float64))
     own_ns = np.concatenate([own.self_ns, np.zeros((*own.self_ns.shape[:2], len(KINDS) - len(SELF_KINDS)))], axis=2)
     empty = Account(
         ranks=own.ranks,

@@ -15,7 +15,16 @@ import numpy as np
 from profiler_wrapper.ranks.clocks import align
 from profiler_wrapper.ranks.database import Database, to_arrays
 from profiler_wrapper.ranks.model import BETWEEN, COMPUTE, SELF_KINDS, Basis, Bool, Clocks, Float, Int, SelfTimes
-from profiler_wrapper.ranks.syncs import NEARLY_ALL, RECEIVES, Syncs, distinct, find_launches, find_syncs
+from profiler_wrapper.ranks.syncs import (
+    NEARLY_ALL,
+    RECEIVES,
+    MainSpans,
+    Syncs,
+    distinct,
+    find_launches,
+    find_syncs,
+    number_spans,
+)
 from profiler_wrapper.ranks.times import ON_MAIN, label_key
 from profiler_wrapper.trace.spans import SPAN_KINDS
 
@@ -118,7 +127,8 @@ def read_account(database: Database, clocks: Clocks | None, *, on_device: bool =
         end[:, :-1] = np.where(begin[:, 1:] >= 0, np.minimum(end[:, :-1], begin[:, 1:]), end[:, :-1])
         wall = np.where(begin < 0, np.nan, end - begin).T
     syncs, instance = find_syncs(rows, rank, step, ranks, clocks, one_clock=not on_device)
-    syncs = replace(syncs, launch_ns=find_launches(rows, rank, step, len(steps), instance, syncs))
+    main = number_spans(rows, rank, step, len(steps))
+    syncs = replace(syncs, launch_ns=find_launches(rows, main, len(steps), syncs))
     rows["start_ns"] = np.maximum(rows["start_ns"], begin[rank, step])
     rows["end_ns"] = np.minimum(rows["end_ns"], end[rank, step])
     code = _codes(rows, instance, syncs)
@@ -133,7 +143,7 @@ def read_account(database: Database, clocks: Clocks | None, *, on_device: bool =
     moments = _sweep(spans[0], spans[1], spans[3], spans[4], begin, end, launches, has_layers, steps)
     alone = (rows["matched"] == 0) & (rows["label"] >= 0) & (rows["on_main"] == 0)
     seen = _waits(syncs, moments, rank[alone], rows["end_ns"][alone])
-    hidden = _hidden_waits(rows, rank, step, shape, instance, syncs, seen)
+    hidden = _hidden_waits(rows, main, shape, instance, syncs, seen)
     points = _points(syncs, moments, seen, hidden, len(ranks))
     work, own, waiting = _work(syncs, points, moments, shape)
     own[begin.T < 0] = waiting[begin.T < 0] = np.nan
@@ -455,8 +465,7 @@ def _hands_over(syncs: Syncs, moments: _Moments) -> Bool:
 
 def _hidden_waits(
     rows: dict[str, Int],
-    rank: Int,
-    step: Int,
+    main: MainSpans,
     shape: tuple[int, int],
     instance: Int,
     syncs: Syncs,
@@ -465,27 +474,19 @@ def _hidden_waits(
     """The waits that took no time, since what is waited for had ended before.
 
     What is received is there before what is computed next in its direction. Of a collective the main thread waits
-    before that span
-    before which it was seen to wait for the same one, in other steps or on other ranks.
+    before that span before which it was seen to wait for the same one, in other steps or on other ranks.
     """
     found, at_ns = seen
     row_of = np.flatnonzero(instance >= 0)  # by instance
     left = np.setdiff1d(np.flatnonzero(~syncs.on_main & syncs.waits), found)
-    spans = np.flatnonzero((rows["on_main"] > 0) & (rows["kind"] >= 0) & (rows["kind"] != _PLACE["communication"]))
-    if not len(left) or not len(spans):
+    if not len(left) or not len(main.row):
         return found[:0], at_ns[:0]
-    # The spans of main threads, by rank, step and kind, in order: of each its number.
-    kind_of = (rank[spans] * shape[1] + step[spans]) * len(KINDS) + rows["kind"][spans]
-    order = np.lexsort((rows["start_ns"][spans], kind_of))
-    kind_of, start = kind_of[order], rows["start_ns"][spans][order]
-    firsts = np.searchsorted(kind_of, kind_of)
-    most = int((np.arange(len(order)) - firsts).max()) + 1
-    number_of = kind_of * most + np.arange(len(order)) - firsts
+    kinds, start = len(SELF_KINDS), rows["start_ns"][main.row]
     received = left[rows["role"][row_of[left]] == RECEIVES]
     more, more_at = [], []
     for phase in ("forward", "backward"):
-        of_kind = np.flatnonzero(kind_of % len(KINDS) == _PLACE[phase])
-        whose = kind_of[of_kind] // (len(KINDS) * shape[1])
+        of_kind = np.flatnonzero(main.of % kinds == _PLACE[phase])
+        whose = main.of[of_kind] // (kinds * shape[1])
         bounds = np.searchsorted(whose, np.arange(shape[0] + 1))
         going = received[rows["forward"][row_of[received]] == (phase == "forward")]
         for one in np.unique(syncs.rank[going]).tolist():
@@ -495,23 +496,20 @@ def _hidden_waits(
             more.append(mine[place < len(own)])
             more_at.append(own[place[place < len(own)]])
     # Before which span each collective was waited for, by its name and number.
-    keys = rows["common"][row_of] * (int(rows["sequence"].max()) + 1) + rows["sequence"][row_of]
+    at_step = (syncs.rank * shape[1] + syncs.step[syncs.of]) * kinds
     before: dict[int, dict[tuple[int, int], int]] = {}
     for one, at in zip(found[:: _every(found)].tolist(), at_ns[:: _every(found)].tolist(), strict=True):
-        base = (syncs.rank[one] * shape[1] + syncs.step[syncs.of[one]]) * len(KINDS)
-        for kind in range(len(KINDS)):
-            first, last = np.searchsorted(kind_of, (base + kind, base + kind + 1))
+        for kind in range(kinds):
+            first, last = np.searchsorted(main.of, (at_step[one] + kind, at_step[one] + kind + 1))
             place = int(np.searchsorted(start[first:last], at - _SOON_NS))
             if place < last - first and start[first + place] <= at + _SOON_NS:
-                times = before.setdefault(int(keys[one]), {})
+                times = before.setdefault(int(syncs.same[one]), {})
                 times[kind, place] = times.get((kind, place), 0) + 1
-    for key, times in before.items():
+    for same, times in before.items():
         kind, place = max(times, key=lambda each: times[each])
-        mine = left[(keys[left] == key) & (rows["role"][row_of[left]] != RECEIVES)]
-        wanted = (syncs.rank[mine] * shape[1] + syncs.step[syncs.of[mine]]) * len(KINDS) + kind
-        wanted = wanted * most + place
-        where = np.minimum(np.searchsorted(number_of, wanted), len(number_of) - 1)
-        known = (number_of[where] == wanted) & (start[where] >= syncs.end_ns[mine] - _SOON_NS)
+        mine = left[(syncs.same[left] == same) & (rows["role"][row_of[left]] != RECEIVES)]
+        where, known = main.find(at_step[mine] + kind, place)
+        known &= start[where] >= syncs.end_ns[mine] - _SOON_NS
         more.append(mine[known])
         more_at.append(start[where[known]])
     return np.concatenate([found[:0], *more]), np.concatenate([at_ns[:0], *more_at])
@@ -595,6 +593,8 @@ def sync_each_step(account: Account, own_ns: Float) -> Account:
         end_ns=ends[step],
         common_ns=arrives,
         launch_ns=arrives,
+        same=step,
+        behind=np.full(count, -1),
         on_main=np.ones(count, dtype=bool),
         thread=np.zeros(count, dtype=np.int64),
         waits=np.ones(count, dtype=bool),

@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from profiler_wrapper.ranks.account import ENDS, LAUNCHES, MEETS, WAITS, Account
 from profiler_wrapper.ranks.model import Bool, Float, Int
-from profiler_wrapper.ranks.syncs import before_in_stream
 
 _NUMBERS_AT_ONCE: Final = 8_000_000  # 64 MB: times of nodes, over scenarios
 BEGIN: Final = 0  # the node before all others
@@ -74,9 +73,9 @@ class Graph:
         parts = [self.times(changes[at : at + batch])[self.end] for at in range(0, len(changes), batch)]
         return np.concatenate(parts) if parts else np.empty(0)
 
-    def path(self, change: Change) -> Int:
-        """The edges of the critical path, the first one first."""
-        reached = self.times([change])[self.source, 0] + self._weights(change)
+    def path(self, change: Change, times: Float) -> Int:
+        """The edges of the critical path, the first one first; times (N,): when each node comes with that change."""
+        reached = times[self.source] + self._weights(change)
         order = np.lexsort((reached, self.target))
         last = np.append(np.diff(self.target[order]) != 0, True)
         best = np.full(self.nodes, -1)
@@ -118,14 +117,12 @@ def build(account: Account) -> Graph:
     chain = len(source)
     launches = np.flatnonzero(points.kind == LAUNCHES)
     one = points.instance[launches]
-    behind = before_in_stream(syncs)
-    has = behind >= 0
     free = launches[syncs.launch_ns[one] >= 0]  # else it is held by the order of its stream alone
     one = points.instance[free]
     parts.append((node[free], 1 + syncs.of[one], np.zeros(len(one)), np.full(len(one), -1), syncs.rank[one]))
-    later = np.flatnonzero(has)
-    of_stream = 1 + syncs.of[behind[later]], 1 + syncs.of[later]
-    parts.append((*of_stream, np.zeros(len(later)), behind[later], syncs.rank[later]))
+    later = np.flatnonzero(syncs.behind >= 0)
+    behind = syncs.behind[later]
+    parts.append((1 + syncs.of[behind], 1 + syncs.of[later], np.zeros(len(later)), behind, syncs.rank[later]))
     waits = np.flatnonzero(points.kind == WAITS)
     one = points.instance[waits]
     parts.append((1 + syncs.of[one], node[waits], np.zeros(len(one)), one, points.rank[waits]))
@@ -176,7 +173,8 @@ def _levels(source: Int, target: Int, nodes: int) -> Int:
     return level
 
 
-def change_of(less: Float, chosen: Bool, part: Float | float = 1.0) -> Change:
+def change_of(less: Float, chosen: Bool | bool = True, part: Float | float = 1.0) -> Change:
+    """What rows of work (W,) lose, those that lose something; of the chosen ones a part."""
     rows = np.flatnonzero(chosen & (less > 0))
     return Change(rows, less[rows] * (part[rows] if isinstance(part, np.ndarray) else part))
 

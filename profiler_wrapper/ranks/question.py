@@ -58,8 +58,8 @@ def _answer(job: Job) -> Answer:
     less = losses(job, excess)
     recorded = graph.times([NOTHING])[:, 0]
     step_ns = mean_step_ns(job)
-    suspects = [_where_all_are(job, one) for one in suspects_of(job, excess, recorded)]
-    everything = together([*(one.change for one in suspects if one.what not in _ANYONE), change_of(less, less > 0)])
+    suspects = [_where_all_are(job, one) for one in suspects_of(job, excess, less, recorded)]
+    everything = together([*(one.change for one in suspects if one.what not in _ANYONE), change_of(less)])
     least_ns, chance_ns = LEAST_SHARE_OF_STEP * step_ns, _chance(job, everything)
     # What recorded ranks wait for others that are not may follow from any cause: it is asked for without that.
     unseen = [one for one in suspects if one.what == "unrecorded"]
@@ -151,7 +151,8 @@ def _replayed(
     """
     graph = job.graph
     on_path = np.zeros(len(graph.source), dtype=bool)
-    on_path[graph.path(base)] = True
+    times = graph.times([base])[:, 0]
+    on_path[graph.path(base, times)] = True
 
     def most(one: Suspect) -> float:
         rows, less_ns, edges, edges_less_ns = one.change
@@ -161,7 +162,7 @@ def _replayed(
     bounds = [most(one) for one in suspects]
     order = sorted(range(len(suspects)), key=lambda place: -bounds[place])[:_MOST_REPLAYED]
     found: list[Suspect] = []
-    end = graph.ends([base])[0]
+    end = times[graph.end]
     for first in range(0, len(order), _AT_ONCE):
         chosen = [place for place in order[first : first + _AT_ONCE] if bounds[place] > 0]
         greatest = max((one.gain_ns for one in found), default=0.0)

@@ -103,7 +103,7 @@ def _beyond_transfers(job: Job) -> tuple[Int, Float]:
 
 def _by_slowness(job: Job, less: Float, edges: Int, edges_less: Float) -> Int:
     """Indices of ranks: first those that are longest beyond what is typical, on the critical path as recorded."""
-    path = job.graph.path(NOTHING)
+    path = job.graph.path(NOTHING, job.graph.times([NOTHING])[:, 0])
     on_path = np.isin(job.graph.edge_of_work, path)
     count = len(job.account.ranks)
     beyond = np.bincount(job.rank_of_work[on_path], weights=less[on_path], minlength=count)

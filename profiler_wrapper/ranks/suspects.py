@@ -61,13 +61,13 @@ class Suspect:
         return (len(self.ranks) or 1 << 30, 0 if self.what == "background" else len(self.kinds))
 
 
-def suspects_of(job: Job, excess: Excess, recorded: Float) -> list[Suspect]:
-    """All of them; `recorded`: when each node of the graph comes."""
+def suspects_of(job: Job, excess: Excess, less: Float, recorded: Float) -> list[Suspect]:
+    """All of them; `less`: the losses by that excess, `recorded`: when each node of the graph comes."""
     if len(job.account.ranks) < 2:  # nobody waits for it
         return []
-    path, always = job.graph.path(NOTHING), excess_of(job, excess)
+    path, always = job.graph.path(NOTHING, recorded), excess_of(job, excess)
     return [
-        *_of_ranks(job, excess, losses(job, excess), path),
+        *_of_ranks(job, excess, less, path),
         *_of_ranks(job, always, losses(job, always), path),
         *_of_stages(job),
         *_of_syncs(job, recorded),
@@ -176,10 +176,9 @@ def _of_ranks(job: Job, excess: Excess, less: Float, path: Int) -> Iterator[Susp
 
 def _host_numbers(job: Job) -> Int:
     """A number for each host; ranks whose host is not known, or which are all on one, have one of their own."""
-    alone = np.arange(len(job.stages))
-    if len(set(job.hosts)) < 2:
-        return alone
-    return np.array([hash(host) if host else rank for rank, host in enumerate(job.hosts)], dtype=np.int64)
+    names, number = np.unique(job.hosts, return_inverse=True)
+    alone = len(names) + np.arange(len(job.hosts))
+    return alone if len(names) < 2 else np.where(np.array(job.hosts) == "", alone, number)
 
 
 def _of_stages(job: Job) -> Iterator[Suspect]:
@@ -187,8 +186,8 @@ def _of_stages(job: Job) -> Iterator[Suspect]:
     if len(np.unique(job.stages)) < 2:
         return
     yield from _of_parts(job, "stage", job.stages, 0.5)
-    if all(job.hosts):
-        yield from _of_parts(job, "host", np.unique(job.hosts, return_inverse=True)[1], QUICKER)
+    if all(job.hosts) and len(set(job.hosts)) > 1:
+        yield from _of_parts(job, "host", _host_numbers(job), QUICKER)
 
 
 def _of_parts(job: Job, what: str, parts: Int, quantile: float) -> Iterator[Suspect]:
@@ -196,15 +195,17 @@ def _of_parts(job: Job, what: str, parts: Int, quantile: float) -> Iterator[Susp
     account, numbers = job.account, np.unique(parts)
     own = np.where(job.judged[:, None, None], account.own_ns, np.nan)
     members = [np.flatnonzero(parts == number) for number in numbers]
+    typical = {
+        kind: np.stack([np.nanmedian(own[:, each, kind], axis=1) for each in members], axis=1)
+        for kind in map(KINDS.index, COMPUTES)
+        if np.nansum(own[:, :, kind])
+    }
     for place, mine in enumerate(members):
         beyond: dict[int, tuple[Bool, float]] = {}
-        for kind in map(KINDS.index, COMPUTES):
-            times = np.stack([np.nanmedian(own[:, each, kind], axis=1) for each in members], axis=1)
-            times[:, place] = np.nanquantile(own[:, mine, kind], quantile, axis=1)
+        for kind, times in typical.items():
             like = np.nanmedian(np.delete(times, place, axis=1), axis=1)
-            if not np.nansum(times):
-                continue
-            hit, mean, _ = hits(times[:, place] - like, times[:, place])
+            taken = np.nanquantile(own[:, mine, kind], quantile, axis=1)
+            hit, mean, _ = hits(taken - like, taken)
             if hit.any():
                 beyond[kind] = hit, mean
         if beyond and len(mine) < len(parts):
@@ -234,7 +235,7 @@ def _shortened(job: Job, members: Int, beyond: Mapping[int, tuple[Bool, Float | 
         whole = job.account.own_ns[:, :, kind]
         less[rows] = work.ns[rows] * np.minimum(1.0, np.broadcast_to(ns, whole.shape)[at] / np.maximum(whole[at], 1.0))
         steps |= hit
-    return change_of(less, less > 0), steps
+    return change_of(less), steps
 
 
 def _of_syncs(job: Job, recorded: Float) -> Iterator[Suspect]:
@@ -431,7 +432,7 @@ def _uneven(job: Job) -> Iterator[Suspect]:
     own = np.where(job.judged[:, None, None], account.own_ns, np.nan)
     ahead = own[:, :, KINDS.index("forward")]
     behind = own[:, :, KINDS.index("backward")] + own[:, :, KINDS.index("recompute")]
-    behind_both = own[:, :, KINDS.index("optimizer")]
+    optimizer = own[:, :, KINDS.index("optimizer")]
     more, longest = np.zeros(ahead.shape), np.zeros(len(ahead))
     for stage in np.unique(job.stages):
         mine = np.flatnonzero(job.stages == stage)
@@ -450,16 +451,15 @@ def _uneven(job: Job) -> Iterator[Suspect]:
         known = np.isfinite(one) & np.isfinite(other)
         cov, var = np.cov(one[known], other[known])[0, 1], np.var(both[known])
         by_chance = np.std(one[known]) * np.std(other[known]) / known.sum() ** 0.5
-        if np.nansum(speed := behind_both[:, mine]) > 0:
+        if np.nansum(speed := optimizer[:, mine]) > 0:
             cov -= max(0.0, np.cov(both[known], speed[known] / np.nanmean(speed))[0, 1])
         if var > 0 and cov > max(var / 2, ERRORS * by_chance):  # most of what differs
             more[:, mine] = np.nan_to_num(np.maximum(min(1.0, cov / var) * both, 0.0))
             lost = np.nan_to_num(whole) * more[:, mine] / (1 + more[:, mine])
             longest = np.maximum(longest, lost.max(axis=1))
     typical = longest[job.judged].mean() if job.judged.any() else 0.0
-    first = np.unique(
-        more.argmax(axis=1)[job.judged & (longest > typical / 2)]
-    )  # where few ranks ever are, they are slower
+    # Where few ranks are ever first, they are slower.
+    first = np.unique(more.argmax(axis=1)[job.judged & (longest > typical / 2)])
     if typical < LEAST_SHARE_OF_STEP * mean_step_ns(job) or len(first) <= min(len(more.T), int(job.judged.sum())) / 2:
         return
     work, rank = account.work, job.rank_of_work
@@ -470,7 +470,7 @@ def _uneven(job: Job) -> Iterator[Suspect]:
         what="uneven",
         kinds=COMPUTE,
         ranks=(),
-        change=change_of(less, less > 0),
+        change=change_of(less),
         steps=job.judged,
         known_steps=int(job.judged.sum()),
     )
@@ -567,7 +567,8 @@ def with_layer(job: Job, one: Suspect) -> Suspect:
                 of[rank] = of.get(rank, 0.0) + ns
         return {layer: float(np.median(list(of.values()))) for layer, of in values.items()}
 
-    beyond = {layer: ns - by_layer(usual).get(layer, ns) for layer, ns in by_layer(there).items()}
+    like = by_layer(usual)
+    beyond = {layer: ns - like.get(layer, ns) for layer, ns in by_layer(there).items()}
     parts = [layer for layer in beyond if not _holds_most(layer, beyond)]
     most = [layer for layer in parts if beyond[layer] >= TIED * one.excess_ns]
     if not most:

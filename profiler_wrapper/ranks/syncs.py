@@ -27,6 +27,8 @@ class Syncs:
     end_ns: Int  # (I,)
     common_ns: Int  # (I,) start by the common clock
     launch_ns: Int  # (I,) start, or earlier, of what was queued behind another in its stream; -1: not known
+    same: Int  # (I,) a number for its name and its place in the sequence, whatever the group
+    behind: Int  # (I,) that which ended last before it in its stream; -1: none, or on the main thread
     on_main: Bool  # (I,)
     thread: Int  # (I,) -1: not known
     waits: Bool  # (I,) for the last arrival
@@ -79,6 +81,7 @@ def find_syncs(
     np.logical_or.at(free, of, ~waits)
     from_last = common + (end - start) - last[of]
     transfer = np.where(free[of], np.where(waits, np.maximum(from_last, 0), end - start), transfer)
+    on_main, thread = rows["on_main"][chosen] > 0, rows["thread"][chosen]
     syncs = Syncs(
         label=label_of,
         step=step_of,
@@ -88,8 +91,10 @@ def find_syncs(
         end_ns=end,
         common_ns=common,
         launch_ns=start,
-        on_main=rows["on_main"][chosen] > 0,
-        thread=rows["thread"][chosen],
+        same=distinct(rows["common"][chosen], rows["sequence"][chosen])[1],
+        behind=_before_in_stream(rank[chosen], thread, np.flatnonzero(~on_main), start, end),
+        on_main=on_main,
+        thread=thread,
         waits=waits,
         transfer_ns=transfer,
     )
@@ -118,15 +123,14 @@ def _end_together(label: Int, rank: Int, of: Int, start: Int, end: Int) -> Bool:
     return np.asarray(((ends < ENDS_TO_STARTS * starts) | (ends < CLOSE_ENDS_NS))[label])
 
 
-def before_in_stream(syncs: Syncs) -> Int:
+def _before_in_stream(rank: Int, thread: Int, beside: Int, start: Int, end: Int) -> Int:
     """Of each communication beside the main thread that which ended last before it in its stream, -1 of the others."""
-    before = np.full(len(syncs.rank), -1)
-    beside = np.flatnonzero(~syncs.on_main)
-    stream = distinct(syncs.rank[beside], syncs.thread[beside])[1]
-    at = np.concatenate([syncs.end_ns[beside], syncs.start_ns[beside]])
+    before = np.full(len(rank), -1)
+    stream = distinct(rank[beside], thread[beside])[1]
+    at = np.concatenate([end[beside], start[beside]])
     of = np.concatenate([stream, stream])
     is_start = np.repeat([False, True], len(beside))
-    takes_no_time = np.tile(syncs.end_ns[beside] <= syncs.start_ns[beside], 2)
+    takes_no_time = np.tile(end[beside] <= start[beside], 2)
     turn = np.where(is_start, 1, np.where(takes_no_time, 2, 0))  # nothing comes behind itself
     order = np.lexsort((turn, at, of))
     last = np.maximum.accumulate(np.where(is_start[order], -1, np.arange(len(order))))
@@ -137,49 +141,64 @@ def before_in_stream(syncs: Syncs) -> Int:
     return before
 
 
-def find_launches(rows: dict[str, Int], rank: Int, step: Int, steps: int, instance: Int, syncs: Syncs) -> Int:
+@dataclass(frozen=True, slots=True, eq=False)
+class MainSpans:
+    """Spans of main threads that are no communication, by rank, step and kind, in order. N of them."""
+
+    row: Int  # (N,)
+    of: Int  # (N,) (its rank * steps + its step) * kinds + its kind
+    number: Int  # (N,) among those of its rank, step and kind
+    most: int  # above all numbers
+
+    def find(self, of: Int, number: Int | int) -> tuple[Int, Bool]:
+        """The places of spans, and whether they are there."""
+        keys, wanted = self.of * self.most + self.number, of * self.most + number
+        place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+        return place, keys[place] == wanted
+
+
+def number_spans(rows: dict[str, Int], rank: Int, step: Int, steps: int) -> MainSpans:
+    """The spans, each with its number."""
+    row = np.flatnonzero((rows["on_main"] > 0) & (rows["kind"] >= 0) & (rows["kind"] != _COMMUNICATION))
+    of = (rank[row] * steps + step[row]) * len(SELF_KINDS) + rows["kind"][row]
+    order = np.lexsort((rows["start_ns"][row], of))
+    row, of = row[order], of[order]
+    number = np.arange(len(row)) - np.searchsorted(of, of)
+    return MainSpans(row, of, number, int(number.max(initial=0)) + 1)
+
+
+def find_launches(rows: dict[str, Int], spans: MainSpans, steps: int, syncs: Syncs) -> Int:
     """When each communication was launched: as it starts, or before that where it was queued in its stream.
 
     That shows where it was not queued, on other ranks or in other steps: in which span of the main thread, how far on.
     """
-    behind = before_in_stream(syncs)
-    queued = behind >= 0
-    queued[queued] = syncs.start_ns[queued] <= syncs.end_ns[behind[queued]]
+    queued = syncs.behind >= 0
+    queued[queued] = syncs.start_ns[queued] <= syncs.end_ns[syncs.behind[queued]]
     launch = np.where(queued, -1, syncs.start_ns)
-    spans = np.flatnonzero((rows["on_main"] > 0) & (rows["kind"] >= 0) & (rows["kind"] != _COMMUNICATION))
-    if not queued.any() or not len(spans):
+    if not queued.any() or not len(spans.row):
         return launch
+    start, end = rows["start_ns"][spans.row], rows["end_ns"][spans.row]
     base = min(rows["start_ns"].min(), syncs.start_ns.min())
     longest = max(rows["end_ns"].max(), syncs.end_ns.max()) - base + 1
-    spans = spans[np.lexsort((rows["start_ns"][spans], rank[spans]))]
-    start, end = rows["start_ns"][spans], rows["end_ns"][spans]
-    # Which span it is: its kind, and its number among those in its step.
-    of_kind = (rank[spans] * steps + step[spans]) * len(SELF_KINDS) + rows["kind"][spans]
-    order = np.argsort(of_kind, kind="stable")
-    number = np.empty(len(spans), dtype=np.int64)
-    number[order] = np.arange(len(spans)) - np.searchsorted(of_kind[order], of_kind[order])
-    most = int(number.max()) + 1
+    begun = spans.of // (len(SELF_KINDS) * steps) * longest + start - base
+    in_time = np.lexsort((spans.row, begun))
+    launched = syncs.rank * longest + syncs.start_ns - base
+    # Where one span begins as another ends: after that.
+    place = in_time[np.searchsorted(begun, launched, sorter=in_time) - 1]
     at_step = syncs.rank * steps + syncs.step[syncs.of]
-    begun, launched = rank[spans] * longest + start - base, syncs.rank * longest + syncs.start_ns - base
-    place = np.searchsorted(begun, launched) - 1  # where one span begins as another ends: after that
-    within = (place >= 0) & (of_kind[place] // len(SELF_KINDS) == at_step)
+    within = (start[place] < syncs.start_ns) & (spans.of[place] // len(SELF_KINDS) == at_step)
     part = np.clip((syncs.start_ns - start[place]) / np.maximum(1, end[place] - start[place]), 0.0, 1.0)
-    which = of_kind[place] % len(SELF_KINDS) * most + number[place]
-    row_of = np.flatnonzero(instance >= 0)
-    keys = rows["common"][row_of] * (int(rows["sequence"].max()) + 2) + rows["sequence"][row_of]
-    span_of = of_kind * most + number
-    by_span = np.argsort(span_of)
-    for key in np.unique(keys[queued]).tolist():
-        seen = np.flatnonzero((keys == key) & ~queued & within & ~syncs.on_main)
+    which = spans.of[place] % len(SELF_KINDS) * spans.most + spans.number[place]
+    for same in np.unique(syncs.same[queued]).tolist():
+        seen = np.flatnonzero((syncs.same == same) & ~queued & within & ~syncs.on_main)
         if not len(seen):
             continue
         found, counts = np.unique(which[seen], return_counts=True)
         usual = int(found[counts.argmax()])
-        mine = np.flatnonzero((keys == key) & queued)
-        wanted = (at_step[mine] * len(SELF_KINDS) + usual // most) * most + usual % most
-        there = by_span[np.minimum(np.searchsorted(span_of, wanted, sorter=by_span), len(by_span) - 1)]
-        known = span_of[there] == wanted
         far = float(np.median(part[seen[which[seen] == usual]]))
+        mine = np.flatnonzero((syncs.same == same) & queued)
+        kind, number = divmod(usual, spans.most)
+        there, known = spans.find(at_step[mine] * len(SELF_KINDS) + kind, number)
         at = start[there] + (far * (end[there] - start[there])).astype(np.int64)
         launch[mine[known]] = np.minimum(at, syncs.start_ns[mine])[known]
     return launch

@@ -180,7 +180,8 @@ def _suspect(job: Job, answer: Answer, one: suspects.Suspect) -> model.Suspect:
         if cause == "backward"
         else None
     )
-    if (more := _given_more(job, one)) is not None and more > 0:
+    more_tokens = _more_tokens(job, one)
+    if more_tokens:
         verdict, cause = "imbalance", "data imbalance"
     lost = answer.lost_ns
     return model.Suspect(
@@ -192,7 +193,7 @@ def _suspect(job: Job, answer: Answer, one: suspects.Suspect) -> model.Suspect:
         share=min(1.0, one.gain_ns / lost) if lost > 0 else 0.0,
         lost_ns=one.gain_ns,
         steps=len(numbers),
-        evidence=_evidence(job, one),
+        evidence=_evidence(job, one, more_tokens),
         named_ranks=named if one.what != "all" else (),
         host=one.host,
         group=group,
@@ -202,7 +203,7 @@ def _suspect(job: Job, answer: Answer, one: suspects.Suspect) -> model.Suspect:
     )
 
 
-def _given_more(job: Job, one: suspects.Suspect) -> float | None:
+def _more_tokens(job: Job, one: suspects.Suspect) -> float | None:
     """By which share ranks that compute longer have more tokens than others; 0: they are slower; None: not known."""
     places = [KINDS.index(kind) for kind in one.kinds if kind in COMPUTES]
     others = np.delete(np.arange(len(job.stages)), one.ranks)
@@ -217,7 +218,7 @@ def _given_more(job: Job, one: suspects.Suspect) -> float | None:
     return more if more > longer / 2 else 0.0  # most of what they take longer
 
 
-def _evidence(job: Job, one: suspects.Suspect) -> tuple[str, ...]:
+def _evidence(job: Job, one: suspects.Suspect, more_tokens: float | None) -> tuple[str, ...]:
     account, work, rank_of_work = job.account, job.account.work, job.rank_of_work
     rows, less_ns = one.change.rows, one.change.less_ns
     found = []
@@ -225,24 +226,17 @@ def _evidence(job: Job, one: suspects.Suspect) -> tuple[str, ...]:
         found.append(f"its transfer takes {ms(one.typical_ns + one.excess_ns)} a step, {ms(one.typical_ns)} is typical")
     if one.what == "stage":
         found.append(f"what its ranks compute takes {ms(one.excess_ns)} a step more than that of other stages")
-    more = _given_more(job, one)
-    if more is not None:
-        found.append(
-            f"its tokens are {100 * more:.0f} % more than those of others" if more else "with as many tokens as others"
-        )
+    if more_tokens is not None:
+        more = f"its tokens are {100 * more_tokens:.0f} % more than those of others"
+        found.append(more if more_tokens else "with as many tokens as others")
     for rank in one.ranks[:2] if one.label < 0 and one.what != "stage" else ():
         for kind in one.kinds:
             place = KINDS.index(kind)
             mine = (rank_of_work[rows] == rank) & (work.kind[rows] == place)
             if mine.any():
                 steps = np.unique(work.step[rows[mine]])
-                taken, more_ns = (
-                    float(account.own_ns[steps, rank, place].mean()),
-                    float(less_ns[mine].sum()) / len(steps),
-                )
-                found.append(
-                    f"{kind} of rank {account.ranks[rank]}: {ms(taken)} a step, {ms(more_ns)} more than typical"
-                )
+                taken, more = ms(account.own_ns[steps, rank, place].mean()), ms(less_ns[mine].sum() / len(steps))
+                found.append(f"{kind} of rank {account.ranks[rank]}: {taken} a step, {more} more than typical")
     judged = int(job.judged.sum())
     if 0 < one.steps.sum() < judged:
         found.append(f"in {int(one.steps.sum())} of {judged} steps: {ranges(account.steps[one.steps].tolist())}")

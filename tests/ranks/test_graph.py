@@ -92,7 +92,7 @@ def test_of_two_slow_ranks_at_one_meeting_the_slower_one_alone_costs() -> None:
 def test_the_critical_path_is_that_of_the_last_rank() -> None:
     account = three_ranks(10, 40, 55)
     graph = build(account)
-    path = graph.path(NOTHING)
+    path = graph.path(NOTHING, graph.times([NOTHING])[:, 0])
     assert graph.source[path[0]] == BEGIN and graph.target[path[-1]] == graph.end
     assert graph.rank[path[0]] == 2
     assert graph.weight_ns[path].tolist() == [55 * MS, 15 * MS]
