@@ -18,7 +18,7 @@ from profiler_wrapper.errors import BrokenTrace, WrongUse, first_few
 from profiler_wrapper.ranks import database as db
 from profiler_wrapper.ranks.database import Database, LoadedSpans
 from profiler_wrapper.ranks.reduce import Done, Reduced, Task, place_number, problem_of_table, read_alone, reduce_traces
-from profiler_wrapper.ranks.report import RanksReport, ranks_report
+from profiler_wrapper.ranks.report import LONGEST_NAME, RanksReport, ranks_report
 from profiler_wrapper.trace.run_directory import RUN_FILE, rank_number
 from profiler_wrapper.trace.run_file import read_json
 from profiler_wrapper.trace.spans import DIRECTORY as TIMERS
@@ -267,7 +267,7 @@ def _one_per_step(reduced: list[Reduced], sources: SpanSources) -> list[Reduced]
 # --- logs of timers ---
 
 
-_LONGEST_HEADER, _LONGEST_NAME = 1 << 16, 80
+_LONGEST_HEADER = 1 << 16
 _NOT_CLOSED = "its log is not closed: its process runs, or was killed"
 
 
@@ -388,10 +388,8 @@ def _find_steps(database: Database) -> str | None:
         SELECT rank, step, 'step' AS name, 'step' AS kind, begin_ns AS start_ns, end_ns - begin_ns AS duration_ns,
             0::SMALLINT AS depth, thread FROM step_cuts"""
     )
-    how = f"steps were found by the repetition of {first[:_LONGEST_NAME]}"
-    how += (
-        f": each begins with the first one after {closing[:_LONGEST_NAME]}" if closing else ", with which each begins"
-    )
+    how = f"steps were found by the repetition of {first[:LONGEST_NAME]}"
+    how += f": each begins with the first one after {closing[:LONGEST_NAME]}" if closing else ", with which each begins"
     return f"{how}; global_timer.step() tells them"
 
 

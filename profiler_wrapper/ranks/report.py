@@ -241,7 +241,7 @@ def _one_call(database: Database, steady: SelfTimes) -> Verdict | None:
         return None
     if not 0 < step_ns / 2 <= taken_ns:
         return None
-    return unknown(name[:_LONGEST], taken_ns, step_ns, len(steady.steps))
+    return unknown(name[:LONGEST_NAME], taken_ns, step_ns, len(steady.steps))
 
 
 def _basis(loaded: LoadedSpans) -> Basis:
@@ -514,7 +514,7 @@ def _clock_dict(clocks: Clocks) -> dict[str, Any]:
 
 _MOST_NAMES = 64  # those with the most time
 _MOST_OF_IT = 0.6  # of what the job loses by a rank
-_LONGEST = 80  # of a name, in a sentence
+LONGEST_NAME = 80  # letters of it, in a sentence
 
 
 def named_spans(database: Database, own: SelfTimes) -> tuple[NamedSpan, ...]:
@@ -551,4 +551,4 @@ def with_name(verdict: Verdict, spans: Sequence[NamedSpan]) -> Verdict:
     most = max(mine, key=lambda one: one.beyond_ns, default=None)
     if most is None or most.beyond_ns < _MOST_OF_IT * verdict.lost_ns:
         return verdict
-    return replace(verdict, sentence=verdict.sentence.replace(OUTSIDE, f"its {most.name[:_LONGEST]}"))
+    return replace(verdict, sentence=verdict.sentence.replace(OUTSIDE, f"its {most.name[:LONGEST_NAME]}"))
