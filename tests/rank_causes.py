@@ -85,6 +85,7 @@ class Cause:
     changes: tuple[Change, ...] = ()
     transfers: tuple[SlowTransfer, ...] = ()
     tokens: Float | None = None  # (S, R) of a step, as shares of the usual
+    otherwise: tuple[Change, ...] = ()  # what is there without it
 
     @property
     def phases(self) -> tuple[str, ...]:
@@ -118,7 +119,7 @@ class Job:
         variants = [self.causes]
         for place, cause in enumerate(self.causes):
             before, behind = self.causes[:place], self.causes[place + 1 :]
-            variants.append(before + behind)
+            variants.append((*before, *behind, replace(cause, changes=cause.otherwise, transfers=())))
             variants += [(*before, cause.without(phase), *behind) for phase in cause.phases]
         lengths = [
             _stacked([_length(self.program, number, base, causes) for causes in variants])
@@ -340,8 +341,10 @@ def _slow(
     touches = narrow if phase or layer else _computes
     everyone = range(job.shape.ranks)
     more = _size_ms(step_ms, hit, random) / _base_ms(job, (ranks or everyone)[0], touches)
-    named = Planted(kind=kind, ranks=tuple(ranks), steps=_listed(hit), **about)
-    return Cause(planted=named, changes=(Change(touches, _on(job, hit, ranks or everyone), more),))
+    named, amount = Planted(kind=kind, ranks=tuple(ranks), steps=_listed(hit), **about), _on(job, hit, ranks or everyone)
+    # What all data take in all steps has no like: the question is what a step takes without loading any.
+    otherwise = (Change(touches, amount, -1.0),) if kind == "data" and hit.all() else ()
+    return Cause(planted=named, changes=(Change(touches, amount, more),), otherwise=otherwise)
 
 
 def _who(kind: str, job: Job, random: np.random.Generator) -> tuple[list[int], dict[str, Any]]:

@@ -64,9 +64,10 @@ class Excess:
 
 
 def mean_step_ns(job: Job) -> float:
-    """The mean step on the clock: from begin to begin, of the rank whose steps take longest."""
-    whole = job.account.wall_ns + np.nan_to_num(job.account.own_ns[:, :, KINDS.index(BETWEEN)])
-    return float(np.nan_to_num(largest(mean(whole[job.judged]))))
+    """The mean step on the clock: from begin to begin, of the rank whose steps take longest, of those with most steps."""
+    whole = (job.account.wall_ns + np.nan_to_num(job.account.own_ns[:, :, KINDS.index(BETWEEN)]))[job.judged]
+    steps = np.isfinite(whole).sum(axis=0)
+    return float(np.nan_to_num(largest(mean(whole[:, steps == steps.max(initial=0)]))))
 
 
 def excess_of(job: Job, in_some: Excess | None = None) -> Excess:

@@ -354,7 +354,7 @@ def _of_all(job: Job) -> Iterator[Suspect]:
             continue
         if kinds[0] in WITHOUT:
             hit = np.nan_to_num(times).max(axis=1) > 0
-            beyond = {places[0]: (hit, np.inf)}
+            beyond: dict[int, tuple[Bool, Float | float]] = {places[0]: (hit, np.inf)}
             mean = float(np.nan_to_num(times).max(axis=1)[hit].mean()) if hit.any() else 0.0
         else:
             usual = np.nanquantile(times, QUICKER, axis=1, method="lower")
@@ -362,7 +362,7 @@ def _of_all(job: Job) -> Iterator[Suspect]:
             hit, mean, _ = hits(usual - level, usual)
             if kinds == ("data",) and level >= DATA_SHARE_OF_STEP * mean_step_ns(job):
                 hit, mean = np.isfinite(usual), level
-                beyond = {places[0]: (hit, level)}  # what all have of it
+                beyond = {places[0]: (hit, np.inf)}  # without any
             elif not hit.any() or hit[np.isfinite(usual)].all():
                 continue
             else:
@@ -371,7 +371,8 @@ def _of_all(job: Job) -> Iterator[Suspect]:
                     of_kind = np.nanmedian(own[:, :, place], axis=1)
                     in_hit, in_rest = np.nanmean(of_kind[hit]), np.nanmean(of_kind[~hit])
                     if in_hit - in_rest > LEAST_SHARE_OF_STEP * mean:  # as little is nobody's, here as elsewhere
-                        beyond[place] = hit, float(in_hit - in_rest)
+                        # What is longer differs more, too.
+                        beyond[place] = hit, own[:, :, place] * (1 - in_rest / in_hit)
         change, steps = _shortened(job, everyone, beyond)
         yield Suspect(
             what="all",
@@ -440,27 +441,27 @@ def _uneven(job: Job) -> Iterator[Suspect]:
         if len(mine) < 2:
             continue
         whole = ahead[:, mine] + behind[:, mine]
-        # Of each rank against its own: what is always longer is no matter of one step.
-        one, other, both = (
-            times / np.nanquantile(times, QUICKER, axis=0) - 1 for times in (ahead[:, mine], behind[:, mine], whole)
-        )
-        # What all do alike is nobody's.
-        one, other, both = (
-            each - np.nanquantile(each, QUICKER, axis=1, keepdims=True, method="lower") for each in (one, other, both)
-        )
-        known = np.isfinite(one) & np.isfinite(other)
-        cov, var = np.cov(one[known], other[known])[0, 1], np.var(both[known])
-        by_chance = np.std(one[known]) * np.std(other[known]) / known.sum() ** 0.5
-        if np.nansum(speed := optimizer[:, mine]) > 0:
-            cov -= max(0.0, np.cov(both[known], speed[known] / np.nanmean(speed))[0, 1])
-        if var > 0 and cov > max(var / 2, ERRORS * by_chance):  # most of what differs
-            more[:, mine] = np.nan_to_num(np.maximum(min(1.0, cov / var) * both, 0.0))
-            lost = np.nan_to_num(whole) * more[:, mine] / (1 + more[:, mine])
-            longest = np.maximum(longest, lost.max(axis=1))
-    typical = longest[job.judged].mean() if job.judged.any() else 0.0
-    # Where few ranks are ever first, they are slower.
-    first = np.unique(more.argmax(axis=1)[job.judged & (longest > typical / 2)])
-    if typical < LEAST_SHARE_OF_STEP * mean_step_ns(job) or len(first) <= min(len(more.T), int(job.judged.sum())) / 2:
+        is_more = np.zeros(whole.shape, dtype=bool)
+        for quantile in (QUICKER, 0.5):  # then of those that are not known to have more
+            one, other, both = (
+                _beyond_usual(times, is_more, quantile) for times in (ahead[:, mine], behind[:, mine], whole)
+            )
+            known = np.isfinite(one) & np.isfinite(other)
+            cov, var = np.cov(one[known], other[known])[0, 1], np.var(both[known])
+            by_chance = np.std(one[known]) * np.std(other[known]) / known.sum() ** 0.5
+            if np.nansum(speed := optimizer[:, mine]) > 0:
+                cov -= max(0.0, np.cov(both[known], speed[known] / np.nanmean(speed))[0, 1])
+            if not cov > ERRORS * by_chance:
+                is_more[:] = False
+                break
+            is_more = known & (both > ERRORS * max(0.0, var - cov) ** 0.5)
+        lost = np.where(is_more, whole * both / (1 + both), 0.0)
+        most = lost.max(axis=1)
+        first = np.unique(lost.argmax(axis=1)[job.judged & (most > most[job.judged].mean() / 2)])
+        if len(first) > min(len(mine), int(job.judged.sum())) / 2:  # else few ranks are ever first: they are slower
+            more[:, mine] = np.where(is_more, both, 0.0)
+            longest = np.maximum(longest, most)
+    if longest[job.judged].sum() < LEAST_SHARE_OF_STEP * mean_step_ns(job) * job.judged.sum():
         return
     work, rank = account.work, job.rank_of_work
     chosen = np.isin(work.kind, [KINDS.index(kind) for kind in COMPUTE])
@@ -471,9 +472,17 @@ def _uneven(job: Job) -> Iterator[Suspect]:
         kinds=COMPUTE,
         ranks=(),
         change=change_of(less),
-        steps=job.judged,
+        steps=np.asarray(job.judged & (longest > longest[job.judged].mean() / 2)),
         known_steps=int(job.judged.sum()),
     )
+
+
+def _beyond_usual(times: Float, is_more: Bool, quantile: float) -> Float:
+    """(S, R) by which share each is beyond what its rank usually takes, and all ranks in the step."""
+    usual = np.where(is_more, np.nan, times)
+    share = times / np.nanquantile(usual, quantile, axis=0) - 1
+    usual = np.where(is_more, np.nan, share)
+    return np.asarray(share - np.nanquantile(usual, quantile, axis=1, keepdims=True, method="lower"))
 
 
 def _layers(job: Job) -> Iterator[Suspect]:
@@ -508,7 +517,6 @@ def _layers(job: Job) -> Iterator[Suspect]:
         if not hit.any() or _beyond_siblings(job, names, place, there, job.judged & ~hit) > beyond.sum() / 2:
             hit = job.judged  # in the other steps, too
         own = account.own_ns[:, :, places]
-        # A layer that is longer differs more, too.
         less = beyond * own / np.nanmean(own[hit][:, members], axis=(0, 1))
         each = {kind: (hit, less[:, :, at]) for at, kind in enumerate(places) if beyond[at] > 0}
         change, steps = _shortened(job, members, each)

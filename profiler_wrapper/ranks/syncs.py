@@ -27,7 +27,7 @@ class Syncs:
     end_ns: Int  # (I,)
     common_ns: Int  # (I,) start by the common clock
     launch_ns: Int  # (I,) start, or earlier, of what was queued behind another in its stream; -1: not known
-    same: Int  # (I,) a number for its name and its place in the sequence, whatever the group
+    same: Int  # (I,) a number for its name, its role and its place in the sequence, whatever the group
     behind: Int  # (I,) that which ended last before it in its stream; -1: none, or on the main thread
     on_main: Bool  # (I,)
     thread: Int  # (I,) -1: not known
@@ -91,7 +91,7 @@ def find_syncs(
         end_ns=end,
         common_ns=common,
         launch_ns=start,
-        same=distinct(rows["common"][chosen], rows["sequence"][chosen])[1],
+        same=distinct(rows["common"][chosen], role, rows["sequence"][chosen])[1],
         behind=_before_in_stream(rank[chosen], thread, np.flatnonzero(~on_main), start, end),
         on_main=on_main,
         thread=thread,
