@@ -236,7 +236,7 @@ def _line(kind: str, jobs: Sequence[Judged]) -> None:
     if not jobs:
         return
     counts = Counter(each.outcome for each in jobs)
-    right = [each for each in jobs if each.was_named and each.error_ms is not None]
+    right = [each for each in jobs if each.outcome == "right" and each.error_ms is not None]
     gain = f"{sum(each.gain_is_right for each in right)} of {len(right)}"
     print(f"{kind:18}{len(jobs):6}", *(f"{counts[name] or '-':>12}" for name in OUTCOMES), f"{gain:>12}", sep="")
 
