@@ -385,6 +385,24 @@ def test_what_was_queued_was_launched_where_it_is_on_other_ranks() -> None:
     adds_up(account)
 
 
+def test_a_send_was_launched_as_sends_are_and_not_as_receives() -> None:
+    """Rank 0 sends after each of two backwards; the second send of step 0 is queued behind a slow one."""
+    rows = []
+    for begin, first_ms in ((0, 40), (100, 1)):
+        step, sent, received = begin // 100, begin + 20 + first_ms, begin + 25 + first_ms
+        ends = max(begin + 40, received) + 10
+        rows += [row(0, step, "step", begin, begin + 90), row(1, step, "step", begin, begin + 90)]
+        rows += [row(0, step, "backward", begin, begin + 20), row(0, step, "backward", begin + 20, begin + 40)]
+        rows += [row(1, step, "forward", sent, received)]
+        for rank, name, starts in ((0, "send", (begin + 20, max(begin + 40, sent))), (1, "recv", (begin, received))):
+            for place, (start, end) in enumerate(zip(starts, (sent, ends), strict=True)):
+                rows.append(meet(rank, step, start, end, name=name, thread=2, sequence=place))
+    account = account_of(rows)
+    mine = account.syncs.rank == 0
+    launched = (account.syncs.launch_ns[mine] - account.syncs.start_ns.min()) / MS
+    assert sorted(launched.tolist()) == [20, 40, 120, 140]
+
+
 @pytest.mark.parametrize(("late", "jumps"), [((4,), []), ((2,), [2]), ((2, 4), [2])])
 def test_one_late_step_at_the_end_is_no_clock_that_jumps(late: tuple[int, ...], jumps: list[int]) -> None:
     """Rank 2 sees steps 30 ms later than the others: a clock comes back, a thread that is late at the end may not."""

@@ -90,6 +90,24 @@ def test_hard_jobs(seed: int) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    [("uneven work", 308), ("uneven work", 316), ("uneven work", 345), ("data", 300), ("data", 309)],
+)
+def test_what_is_another_rank_in_each_step_or_all_ranks_costs(kind: str, seed: int) -> None:
+    job = judge(seed, {"kind": kind, "causes": 1}, None)
+    assert job.outcome == "right" and job.gain_is_right, told(job)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", [292, 305])
+def test_what_a_slow_stage_and_a_slow_link_of_a_pipeline_cost(seed: int) -> None:
+    """What is sent is queued behind what was sent before."""
+    job = judge(seed, {}, None)
+    assert job.outcome == "right" and job.gain_is_right, told(job)
+
+
+@pytest.mark.full
 def test_of_a_hundred_jobs_nearly_all_are_right() -> None:
     """Up to three causes of any kind, recorded in any way."""
     jobs = [judge(seed, {"ranks": 8}, None) for seed in range(9000, 9100)]
