@@ -161,8 +161,75 @@ def _loss(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
 
 
+# --- communication by hand ---
+
+
+def _reduced_in_background(case: models.Case) -> Job:
+    """Each gradient is reduced as soon as it is there, and waited for before the optimizer."""
+    works: list[dist.Work] = []
+    for parameter in case.model.parameters():
+        parameter.register_post_accumulate_grad_hook(
+            lambda one: works.append(dist.all_reduce(one.grad, async_op=True))  # type: ignore[arg-type,func-returns-value]
+        )
+
+    def reduce() -> None:
+        while works:
+            works.pop(0).wait()
+
+    return _data_parallel(case, reduce)
+
+
+class Experts(nn.Module):
+    """An expert of each rank: tokens go to them and come back, another number from each rank to each."""
+
+    def __init__(self, expert: nn.Module) -> None:
+        super().__init__()
+        self.expert = expert
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rank, tokens = dist.get_rank(), x.flatten(0, 1)
+        shares = [len(tokens) * part // 16 for part in (1, 3, 5, 7)]  # of four ranks
+        there = [shares[(rank + other) % 4] for other in range(4)]  # and back: as many to each as from it
+        arrived = self._exchange(tokens, there)
+        return self._exchange(self.expert(arrived), there).view_as(x)
+
+    def _exchange(self, tokens: torch.Tensor, there: list[int]) -> torch.Tensor:
+        from torch.distributed.nn.functional import all_to_all_single
+
+        return all_to_all_single(torch.empty_like(tokens), tokens.contiguous(), there, there)  # type: ignore[no-any-return]
+
+
+def _experts(case: models.Case) -> Job:
+    for block in variants.blocks_of(case):
+        block.mlp = Experts(block.mlp)  # type: ignore[arg-type]
+    shared = [parameter for name, parameter in case.model.named_parameters() if ".expert." not in name]
+
+    def reduce() -> None:
+        for parameter in shared:
+            dist.all_reduce(parameter.grad)
+
+    return _data_parallel(case, reduce)
+
+
+def _data_parallel(case: models.Case, reduce: Callable[[], None]) -> Job:
+    """Each rank its own batches; `reduce` is called between backward and optimizer."""
+    optimizer = torch.optim.SGD(case.model.parameters(), lr=0.1)
+
+    def step(seed: int) -> None:
+        case.loss(case.model, case.batch(1000 * dist.get_rank() + seed)).backward()
+        reduce()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Job(case.model, case.model, step)
+
+
 # --- all of them ---
 
+BY_HAND: dict[str, Callable[[models.Case], Job]] = {
+    "async all-reduce": _reduced_in_background,
+    "experts": _experts,
+}
 PIPELINES: dict[str, Callable[[models.Case], Job]] = {
     "gpipe": lambda case: _pipeline(case, "GPipe"),
     "1f1b": lambda case: _pipeline(case, "1F1B"),
@@ -193,8 +260,8 @@ def build(kind: str, name: str = "llama", *, pause: Callable[[nn.ModuleList], No
     case = models.build(name, SIZE, layers=layers, **({"attention": "sdpa"} if name == "llama" else {}))
     if pause is not None:
         pause(variants.blocks_of(case))
-    if kind in PIPELINES:
-        return PIPELINES[kind](case)
+    if kind in PIPELINES or kind in BY_HAND:
+        return (PIPELINES | BY_HAND)[kind](case)
     model = OTHERS[kind](case)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     share = _share_of_data(kind)

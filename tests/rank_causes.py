@@ -341,7 +341,10 @@ def _slow(
     touches = narrow if phase or layer else _computes
     everyone = range(job.shape.ranks)
     more = _size_ms(step_ms, hit, random) / _base_ms(job, (ranks or everyone)[0], touches)
-    named, amount = Planted(kind=kind, ranks=tuple(ranks), steps=_listed(hit), **about), _on(job, hit, ranks or everyone)
+    named, amount = (
+        Planted(kind=kind, ranks=tuple(ranks), steps=_listed(hit), **about),
+        _on(job, hit, ranks or everyone),
+    )
     # What all data take in all steps has no like: the question is what a step takes without loading any.
     otherwise = (Change(touches, amount, -1.0),) if kind == "data" and hit.all() else ()
     return Cause(planted=named, changes=(Change(touches, amount, more),), otherwise=otherwise)

@@ -1,4 +1,4 @@
-"""A layer of one rank that is slow, in jobs that wait within their layers: FSDP2, tensor parallel, pipelines, DDP."""
+"""A layer of one rank that is slow, in jobs that wait within their layers, or beside them: FSDP2, pipelines, experts."""
 
 from __future__ import annotations
 
@@ -39,6 +39,10 @@ JOBS = (
     ("ddp", "layer timer"),
     ("1f1b", "layer timer"),
     ("1f1b", "profiler"),
+    ("async all-reduce", "profiler"),
+    ("experts", "layer timer"),
+    ("experts", "profiler"),
+    ("ddp", "profiler"),
 )
 
 
@@ -79,4 +83,8 @@ def said(plan: SlowLayer, verdict: Verdict) -> bool:
     if is_pipeline(plan):  # a rank alone in its stage cannot be told from it
         return (verdict.verdict, verdict.stage, verdict.rank) == ("stage", SLOW, SLOW)
     layer = f"model.layers.{SLOW}"
-    return (verdict.verdict, verdict.rank) == ("rank", SLOW) and verdict.layer in (layer, f"{layer}.mlp")
+    return (verdict.verdict, verdict.rank) == ("rank", SLOW) and verdict.layer in (
+        layer,
+        f"{layer}.mlp",
+        f"{layer}.mlp.expert",
+    )

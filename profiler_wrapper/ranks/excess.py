@@ -64,7 +64,7 @@ class Excess:
 
 
 def mean_step_ns(job: Job) -> float:
-    """The mean step on the clock: from begin to begin, of the rank whose steps take longest, of those with most steps."""
+    """The mean step on the clock, from begin to begin: of ranks with as many steps as any, the longest."""
     whole = (job.account.wall_ns + np.nan_to_num(job.account.own_ns[:, :, KINDS.index(BETWEEN)]))[job.judged]
     steps = np.isfinite(whole).sum(axis=0)
     return float(np.nan_to_num(largest(mean(whole[:, steps == steps.max(initial=0)]))))

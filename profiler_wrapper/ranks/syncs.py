@@ -10,7 +10,7 @@ import numpy as np
 from profiler_wrapper.ranks.clocks import CLOSE_ENDS_NS, ENDS_TO_STARTS, align
 from profiler_wrapper.ranks.model import SELF_KINDS, Bool, Clocks, Float, Int
 
-NEARLY_ALL: Final = 0.9  # of the instances of a communication, or of a wait for it
+NEARLY_ALL: Final = 0.9  # of a wait, of a jump, of what members of a communication come apart
 RECEIVES: Final = 2  # a role of names
 _COMMUNICATION: Final = SELF_KINDS.index("communication")
 
@@ -67,10 +67,12 @@ def find_syncs(
     np.maximum.at(last, of, common)
     together = not one_clock or _end_together(rows["label"][chosen], rank[chosen], of, start, end)
     # Or nobody leaves before the last one comes, however late a busy machine lets its threads go on.
-    left = np.full(len(step_of), np.iinfo(np.int64).max)
+    first, left = np.full((2, len(step_of)), np.iinfo(np.int64).max)
+    np.minimum.at(first, of, common)
     np.minimum.at(left, of, common + (end - start))
     labels = label_of - label_of.min(initial=0)
-    met = np.bincount(labels, weights=left >= last) >= NEARLY_ALL * np.bincount(labels)
+    early, apart = (np.bincount(labels, weights=each) for each in (np.maximum(last - left, 0), last - first))
+    met = early <= (1 - NEARLY_ALL) * apart
     together |= met[labels[of]]
     waits = np.asarray(together | (role == RECEIVES))
     if not waits.any():  # what is recorded is when ranks waited, not when they came: as if they came then
