@@ -1,4 +1,4 @@
-"""A layer of one rank that is slow, in jobs that wait within their layers, or beside them: FSDP2, pipelines, experts."""
+"""A layer of one rank that is slow, in jobs that wait within their layers or beside them: FSDP2, pipelines, experts."""
 
 from __future__ import annotations
 

@@ -115,18 +115,18 @@ def test_a_send_that_nobody_waits_for_is_no_meeting_of_its_sender() -> None:
 def test_members_meet_though_a_busy_machine_shows_the_last_one_late() -> None:
     """In half of the steps the others have left when rank 2, which came last, is seen to wait."""
     rows = []
-    for step, (came, seen) in enumerate(((25, 26), (60, 62), (28, 31), (80, 80))):
-        begin = 100 * step
+    for step, (came, seen) in enumerate(((22, 26), (24, 25), (23, 28), (25, 26), (22, 29), (160, 160))):
+        begin = 200 * step
         for rank in range(3):
-            start, end = (seen, seen + 0.1) if rank == 2 else (20, came + 2)
+            start, end = (seen, seen + 0.1) if rank == 2 else (20, came + 1)
             rows += [
-                row(rank, step, "step", begin, begin + 100),
+                row(rank, step, "step", begin, begin + 200),
                 row(rank, step, "forward", begin, begin + start),
                 meet(rank, step, begin + start, begin + end, name="all_to_all"),
             ]
     account = account_of(rows)
     assert account.syncs.waits.all()
-    assert [round(own_ms(account, 0, step)["waiting"]) for step in range(4)] == [7, 42, 10, 62]
+    assert [round(own_ms(account, 0, step)["waiting"]) for step in range(6)] == [3, 5, 4, 6, 3, 141]
 
 
 # --- communication beside the main thread ---
