@@ -123,6 +123,7 @@ def test_members_meet_though_a_busy_machine_shows_the_last_one_late() -> None:
                 row(rank, step, "step", begin, begin + 200),
                 row(rank, step, "forward", begin, begin + start),
                 meet(rank, step, begin + start, begin + end, name="all_to_all"),
+                meet(rank, step, begin + 190, begin + 191),
             ]
     account = account_of(rows)
     assert account.syncs.waits.all()
