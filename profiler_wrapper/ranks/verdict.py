@@ -26,6 +26,19 @@ _CAUSES: dict[str, Cause] = {
     "optimizer": "optimizer",
     "checkpoint": "checkpoint",
 }
+# What a suspect is called, and the cause of it; None: that of its kinds.
+_CALLED: dict[str, tuple[model.VerdictName, Cause | None]] = {
+    "host": ("host", None),
+    "stage": ("stage", "slow stage"),
+    "link": ("link", "communication"),
+    "group": ("group", "communication"),
+    "unrecorded": ("unrecorded", "late collective"),
+    "background": ("save", "checkpoint"),
+    "uneven": ("imbalance", "data imbalance"),
+    "turns": ("imbalance", None),
+    "all": ("steps", None),
+}
+_CALLED_BY_KIND: dict[tuple[str, ...], model.VerdictName] = {("data",): "data", ("gc",): "gc", ("checkpoint",): "save"}
 OUTSIDE = "what it does outside its phases"
 MOST_ERROR = 0.05  # of a step, by which the graph may miss when communications begin
 _DOES = {"other": OUTSIDE, BETWEEN: "what it does between steps", "checkpoint": "its saving"}
@@ -137,49 +150,13 @@ def _suspect(job: Job, answer: Answer, one: suspects.Suspect) -> model.Suspect:
     named = tuple(int(account.ranks[at]) for at in one.ranks)
     numbers = account.steps[one.steps].tolist()
     group = job.label_groups[one.label] if one.label >= 0 else None
-    kinds = set(one.kinds)
-    verdict: model.VerdictName = "rank"
-    cause: Cause = "other"
-    if len(one.kinds) == 1:
-        cause = _CAUSES.get(one.kinds[0], "other")
-    elif kinds <= {"recompute", "backward"}:
-        cause = "backward"
-    elif kinds & set(COMPUTE):
-        cause = "compute"
-    if one.what == "unrecorded":
-        verdict, cause = "unrecorded", "late collective"
-    elif one.what in ("link", "group"):
-        verdict, cause = one.what, "communication"  # type: ignore[assignment]
-    elif one.what == "background":
-        verdict, cause = "save", "checkpoint"
-    elif one.what == "host":
-        verdict = "host"
-    elif one.what == "stage":
-        verdict, cause = "stage", "slow stage"
-    elif kinds == {"data"}:
-        verdict = "data"
-    elif kinds == {"gc"}:
-        verdict = "gc"
-    elif kinds == {"checkpoint"}:
-        verdict = "save"
-    elif one.what == "uneven":
-        verdict, cause = "imbalance", "data imbalance"
-    elif one.what == "turns":
-        verdict = "imbalance"
-    elif one.what == "all":
-        verdict = "steps"
+    verdict, called = _CALLED.get(one.what, ("rank", None))
+    cause = called or _cause_of(one.kinds)
+    if one.what not in _CALLED or one.what == "all":
+        verdict = _CALLED_BY_KIND.get(one.kinds, verdict)
     if one.layer is not None:
-        cause = "slow layer"
-        verdict = "stage" if one.what == "all" else verdict
-    phase = (
-        None
-        if one.layer or one.what == "background"
-        else one.kinds[0]
-        if len(one.kinds) == 1 and one.label < 0
-        else "backward"
-        if cause == "backward"
-        else None
-    )
+        verdict, cause = "stage" if one.what == "all" else verdict, "slow layer"
+    phase = one.kinds[0] if len(one.kinds) == 1 and one.label < 0 else "backward" if cause == "backward" else None
     more_tokens = _more_tokens(job, one)
     if more_tokens:
         verdict, cause = "imbalance", "data imbalance"
@@ -197,10 +174,18 @@ def _suspect(job: Job, answer: Answer, one: suspects.Suspect) -> model.Suspect:
         named_ranks=named if one.what != "all" else (),
         host=one.host,
         group=group,
-        phase=phase,
+        phase=None if one.layer or one.what == "background" else phase,
         first_step=numbers[0] if numbers else None,
         last_step=numbers[-1] if numbers else None,
     )
+
+
+def _cause_of(kinds: tuple[str, ...]) -> Cause:
+    if len(kinds) == 1:
+        return _CAUSES.get(kinds[0], "other")
+    if set(kinds) <= {"recompute", "backward"}:
+        return "backward"
+    return "compute" if set(kinds) & set(COMPUTE) else "other"
 
 
 def _more_tokens(job: Job, one: suspects.Suspect) -> float | None:
