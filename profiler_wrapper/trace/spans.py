@@ -257,3 +257,9 @@ RANK_COLUMNS: Final = {
 
 # Of a run's directory, or that of an attempt in it: the files of the ranks' timers, `timer_rank<k>.log` and `.jsonl`.
 DIRECTORY = "timers"
+_GREATEST = 2**31 - 1  # that a column of RANK_COLUMNS holds
+
+
+def place_number(value: object) -> int | None:
+    """A number as a column of `RANK_COLUMNS` holds it, if it is one."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _GREATEST else None

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from profiler_wrapper.errors import BrokenTrace, WrongUse
-from profiler_wrapper.ranks.load import find_sources, load_ranks, rank_in_name
+from profiler_wrapper.ranks.load import load_ranks
+from profiler_wrapper.trace.rank_files import find_sources, rank_in_name
 from profiler_wrapper.trace.spans import absent_ranks, parse_ranks, ranges
 
 

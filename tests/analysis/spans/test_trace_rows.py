@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.ranks.from_trace import Row
-from profiler_wrapper.ranks.reduce import trace_rows
+from profiler_wrapper.analysis.spans.row import Row
+from profiler_wrapper.analysis.spans.trace_rows import trace_rows
 from profiler_wrapper.trace.marks import GARBAGE
 from profiler_wrapper.trace.reader import read, read_with_shapes
 from profiler_wrapper.trace.recording import Category
