@@ -65,7 +65,7 @@ def _is_there(process: int) -> bool:
 
 
 def _answer(connection: socket.socket) -> None:
-    """Run the program that is asked for in a child, and say its process and how it ended. Never returns."""
+    """Run the program that is asked for in a child, say its process, how it ended, its CPU seconds. Never returns."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     text, streams, _, _ = socket.recv_fds(connection, _LONGEST_REQUEST, 3)
     while not text.endswith(b"\n"):
@@ -77,8 +77,8 @@ def _answer(connection: socket.socket) -> None:
     for stream in streams:
         os.close(stream)
     connection.sendall(b"%d\n" % program)
-    _, status = os.waitpid(program, 0)
-    connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+    _, status, used = os.wait4(program, 0)
+    connection.sendall(b"%d %f\n" % (os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime))
     os._exit(0)
 
 

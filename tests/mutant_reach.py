@@ -31,7 +31,7 @@ import mutant_plugin as plugin
 from mutant_changes import Function, Module, Mutant, Place, changes_of
 
 PACKAGE = "profiler_wrapper"
-MOST_S = 8.0  # CPU of the tests of one mutant
+MOST_S = 3.0  # CPU of the tests of one mutant
 _COUNTING = f'''"""Counts what is evaluated, for the run of mutant_reach.py."""
 
 import mmap

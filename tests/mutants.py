@@ -49,7 +49,7 @@ _START_S = 2.0  # CPU of pytest before its first test
 _SLOWER = 5  # times the CPU time that tests need without a mutant: it does not end
 _TWICE_S = 0.5  # what a test with so much CPU time says is asked again: it may run live
 _NOTHING_HAPPENS_S = 90  # without CPU time: it waits for ever
-_MOST_OF_A_PROGRAM_S = 300  # CPU
+_MOST_OF_A_PROGRAM_S = 20  # CPU
 _MOST_BYTES = 12 << 30  # a list may grow for ever, too
 
 

@@ -20,6 +20,7 @@ from profiler_wrapper.errors import ProfilerWrapperWarning
 
 TESTS = Path(__file__).parent
 LONGEST_S = 300
+cpu_s = 0.0  # of the programs that this process has waited for
 
 _SERVER = TESTS / "fork_server.py"
 OWNER = "FORK_SERVER_OWNER"  # the process of pytest that workers belong to, by which they find one server
@@ -71,10 +72,16 @@ class Forked:
             os.kill(self.pid, signal.SIGKILL)
             self._server.settimeout(None)
             self._answers = self._server.makefile()
-            self.returncode = int(self._answers.readline())
+            self._end(self._answers.readline())
             raise subprocess.TimeoutExpired(self.arguments, timeout_s, *self._read()) from None
-        self.returncode = int(answer)
         self.stdout, self.stderr = self._read()
+        return self._end(answer)
+
+    def _end(self, answer: str) -> int:
+        global cpu_s
+        code, its_cpu_s = answer.split()
+        self.returncode = int(code)
+        cpu_s += float(its_cpu_s)
         return self.returncode
 
     def _read(self) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import programs
 from programs import OWNER, Forked, run_program, server_folder
 
 BODIES = {
@@ -56,6 +57,12 @@ def test_a_fork_that_goes_on_too_long_is_killed() -> None:
     with pytest.raises(subprocess.TimeoutExpired) as told:
         program.wait(0.3)
     assert program.returncode == -9 and told.value.cmd[0] == "-c"
+
+
+def test_the_cpu_time_of_a_fork_is_known() -> None:
+    before = programs.cpu_s
+    run_program("-c", "import time\nwhile time.process_time() < 0.2: pass")
+    assert programs.cpu_s - before >= 0.2
 
 
 def test_a_fork_may_end_before_it_is_asked_anything_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -231,15 +231,15 @@ def test_tests_that_reach_a_mutant_are_asked_the_cheapest_first() -> None:
     reach = Reach(
         numbers,
         [
-            line("dear", 3.0, numbers, reached),
+            line("dear", 1.0, numbers, reached),
             line("cheap", 0.1, numbers, reached),
             line("elsewhere", 0.1, numbers, numbers.of(by_change["> -> >="])),
             line("skipped", 0.1, numbers, reached, skipped=True),
             line("broken", 0.2, numbers, reached),
             line("too dear", 9.0, numbers, reached),
-            line("of a fixture", 0.1, numbers, reached, fixtures={"its fixture": 4.0}),
-            line("of it, too", 0.2, numbers, reached, fixtures={"its fixture": 4.0}),
-            line("no more time", 1.0, numbers, reached, fixtures={"another": 3.5}),
+            line("of a fixture", 0.1, numbers, reached, fixtures={"its fixture": 1.5}),
+            line("of it, too", 0.2, numbers, reached, fixtures={"its fixture": 1.5}),
+            line("no more time", 0.4, numbers, reached, fixtures={"another": 1.4}),
         ],
     )
     found = [test.name for test in reach.tests_of(mutant, broken={"broken"})]
