@@ -420,7 +420,10 @@ def _save(kind: str, job: Job, random: np.random.Generator, step_ms: float) -> C
 
 
 def _slow_group(kind: str, job: Job, random: np.random.Generator, step_ms: float) -> Cause:
-    """The transfers of one group of several alike; of a link, which two ranks have, in one direction or in both."""
+    """The transfers of a group, or of a link, which two ranks have, in one direction or in both.
+
+    A group that is the only one of its kind is slow in some steps: it has no like but itself in others.
+    """
     meetings = [each for each in job.program.meetings if len(each.groups) > 1]
     sends = kind == "link" and job.shape.stages > 1
     if kind == "link":
@@ -436,7 +439,7 @@ def _slow_group(kind: str, job: Job, random: np.random.Generator, step_ms: float
             return name == group or (both and "send" in other.like and tuple(sorted(other.groups[name])) == ranks)
         return other.like == meeting.like and name == group
 
-    hit = _when(job.steps, random)
+    hit = _when(job.steps, random, always=0.6 if len(meeting.groups) > 1 else 0.0)
     times = sum(touches(other, name) for other in job.program.meetings for name in other.groups)
     planted = Planted(kind=kind, ranks=ranks, group=group, steps=_listed(hit))
     return Cause(planted=planted, transfers=(SlowTransfer(touches, hit, _size_ms(step_ms, hit, random) / times),))
