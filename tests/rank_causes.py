@@ -439,7 +439,8 @@ def _slow_group(kind: str, job: Job, random: np.random.Generator, step_ms: float
             return name == group or (both and "send" in other.like and tuple(sorted(other.groups[name])) == ranks)
         return other.like == meeting.like and name == group
 
-    hit = _when(job.steps, random, always=0.6 if len(meeting.groups) > 1 else 0.0)
+    alike = {name for each in job.program.meetings if each.like == meeting.like for name in each.groups}
+    hit = _when(job.steps, random, always=0.6 if len(alike) > 1 else 0.0)
     times = sum(touches(other, name) for other in job.program.meetings for name in other.groups)
     planted = Planted(kind=kind, ranks=ranks, group=group, steps=_listed(hit))
     return Cause(planted=planted, transfers=(SlowTransfer(touches, hit, _size_ms(step_ms, hit, random) / times),))

@@ -303,6 +303,9 @@ def _of_syncs(job: Job, recorded: Float) -> Iterator[Suspect]:
         hit, mean, factor = hits(by_step[label] - like, by_step[label])
         if not hit.any() or factor >= 1:
             continue
+        # Without peers a group is told by its other steps: those that are slow stand apart from these, all alike.
+        if len(peers) == 1 and not unseen and mean < ERRORS * float(np.std(by_step[label][hit])):
+            continue
         recorded_in = np.isfinite(job.account.wall_ns[:, members[label]]).all(axis=1)
         own = edges[by_edge[bounds[label] : bounds[label + 1]]]
         own = own[hit[syncs.step[of_edge[own]]] & whole[of_edge[own]]]

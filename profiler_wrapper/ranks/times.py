@@ -24,8 +24,8 @@ from profiler_wrapper.trace.spans import sends_forward
 # - `labels_of_names`: key, label, role (1 of a send, 2 of a receive, else 0), common (a number for each name, whatever
 #   the group), forward: of each name in each group as spans have it.
 # - `communications`: rank, step, label, sequence, start_ns, duration_ns, bytes, overlapped_ns.
-# - `matched`: label, step, sequence of each collective, send or receive that two ranks or more have; size,
-#   shortest_ns, shorter_by_ns, shortest_rank.
+# - `matched`: label, step, sequence of each collective that two ranks or more have, and each send with its receive;
+#   size, shortest_ns, shorter_by_ns, shortest_rank.
 #
 # Rows are added up there, so that an answer has the size of ranks times steps, never that of the spans.
 
@@ -71,10 +71,15 @@ def prepare(database: Database) -> None:
         WHERE s.kind = 'communication' AND s.step IS NOT NULL"""
     )
     database.execute(
+        # A send within more than two ranks does not say to whom, nor one within two that both send and receive.
         """CREATE OR REPLACE TABLE matched AS
         SELECT label, step, sequence, count(*) AS size, min(duration_ns) AS shortest_ns,
             median(duration_ns) - min(duration_ns) AS shorter_by_ns, arg_min(rank, (duration_ns, rank)) AS shortest_rank
-        FROM communications WHERE sequence IS NOT NULL GROUP BY label, step, sequence HAVING count(*) > 1"""
+        FROM communications ANTI JOIN (
+            SELECT label FROM communications SEMI JOIN (SELECT label FROM labels_of_names WHERE role <> 0) USING (label)
+            GROUP BY label HAVING count(DISTINCT rank) > 2) USING (label)
+        WHERE sequence IS NOT NULL GROUP BY label, step, sequence
+        HAVING count(*) > 1 AND count(*) = count(DISTINCT rank)"""
     )
 
 
