@@ -303,8 +303,8 @@ def _of_syncs(job: Job, recorded: Float) -> Iterator[Suspect]:
         hit, mean, factor = hits(by_step[label] - like, by_step[label])
         if not hit.any() or factor >= 1:
             continue
-        # Without peers a group is told by its other steps: those that are slow stand apart from these, all alike.
-        if len(peers) == 1 and not unseen and mean < ERRORS * float(np.std(by_step[label][hit])):
+        # Without peers a group is told by its own steps: those that are slow stand apart from the others.
+        if len(peers) == 1 and not unseen and _gap(by_step[label], hit) < mean / 2:
             continue
         recorded_in = np.isfinite(job.account.wall_ns[:, members[label]]).all(axis=1)
         own = edges[by_edge[bounds[label] : bounds[label + 1]]]
@@ -332,6 +332,12 @@ def _of_syncs(job: Job, recorded: Float) -> Iterator[Suspect]:
                 excess_ns=sum(one.excess_ns for one in both),
                 typical_ns=sum(one.typical_ns for one in both),
             )
+
+
+def _gap(times: Float, hit: Bool) -> float:
+    """How far nearly all of some steps (S,) are above nearly all others; 0 without others."""
+    others = times[~hit & np.isfinite(times)]
+    return float(np.quantile(times[hit], 1 - NEARLY) - np.quantile(others, NEARLY)) if len(others) else 0.0
 
 
 def _unseen(begin: Float, transfer: Float) -> bool:

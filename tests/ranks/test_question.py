@@ -315,3 +315,12 @@ def test_a_long_transfer_is_no_sign_of_a_rank_that_was_not_recorded() -> None:
         )
     )
     assert "unrecorded" not in [one.what for one in answer.causes]
+
+
+def test_a_lone_group_whose_transfers_differ_from_step_to_step_is_not_slow_in_some() -> None:
+    """On a busy machine they are as long as it lets them; a group that is slow in four steps stands apart."""
+    drawn = np.random.default_rng(7).permutation(np.linspace(0, 30, STEPS))
+    assert "group" not in {one.what for one in ask(job_of(transfer_ms=lambda group, step: 8 + drawn[step])).causes}
+    slow = ask(job_of(transfer_ms=lambda group, step: 8 + 15 * (step % 3 == 1) + drawn[step] / 20))
+    assert [one.what for one in slow.causes] == ["group"]
+    assert slow.causes[0].gain_ns == pytest.approx(5 * MS, rel=0.1)

@@ -236,3 +236,16 @@ def test_no_layers_and_no_collectives() -> None:
         assert layer_times(database) is None
         assert match_collectives(database) is None
         assert communication(database) == ()
+
+
+def test_a_send_is_matched_where_it_says_to_whom() -> None:
+    """In a group of two; not within three, nor where a rank sends and receives under one name."""
+    rows = []
+    for group, ends in {"0-1": ("send", "recv"), "0-2": ("send", "recv", "recv"), "1-2": ("both", "both")}.items():
+        for rank, end in zip(range(int(group[0]), int(group[2]) + 1), ends, strict=True):
+            for name in ("send", "recv") if end == "both" else (end,):
+                rows.append(span(rank, 0, "communication", 0, 10, name=name, group=group, sequence=0))
+    with span_database(rows) as database:
+        prepare(database)
+        found = database.execute('SELECT "group", size FROM matched JOIN labels USING (label)').fetchall()
+    assert found == [("0-1", 2)]
