@@ -125,10 +125,20 @@ def test_spans_that_take_no_time(tmp_path: Path) -> None:
 
 
 def test_a_job_recorded_twice_in_one_table_is_read(tmp_path: Path) -> None:
-    """Several operations have one number, so that they are numbered anew: that is done twice."""
+    """Several operations have one number, so nothing tells which of them meet."""
     rows = job(slow=2)
     report = load_ranks(write_parquet([*rows, *rows], tmp_path / "spans.parquet"))
     assert report.own.ranks.tolist() == [0, 1, 2, 3]
+    assert report.verdict.sentence.startswith("Rank 2 is the straggler: its forward takes longer;")
+    assert report.verdict.confidence == "medium" and "waiting is estimated" in " ".join(report.verdict.evidence)
+
+
+def test_collectives_that_wait_for_one_another_are_no_order(tmp_path: Path) -> None:
+    """Rank 1 is said to reduce before it gathers, the others after."""
+    rows = job(slow=2)
+    meets = [row for row in rows if row["kind"] == "communication"]
+    rows += [{**row, "name": "all_gather", "start_ns": row["start_ns"] + (-1) ** row["rank"]} for row in meets]
+    report = load_ranks(write_parquet(rows, tmp_path / "spans.parquet"))
     assert report.verdict.sentence.startswith("Most likely: Rank 2 is the straggler: its forward takes longer;")
     assert any("depend on one another in a circle" in note for note in report.verdict.evidence), report.verdict
 
