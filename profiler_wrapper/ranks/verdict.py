@@ -77,7 +77,7 @@ def verdict_of(job: Job, answer: Answer, *, notes: Sequence[str] = ()) -> model.
             "what the job would gain is at most this",
         )
     if not job.measured and ranks > 1:
-        notes = (*notes, "no communication was recorded: waiting is estimated, and what is slow on all may be one rank")
+        notes = (*notes, "nothing tells who meets whom: waiting is estimated, and what is slow on all may be one rank")
     found = _each_once(_suspect(job, answer, one) for one in answer.suspects if one.gain_ns > 0)
     causes = tuple(_suspect(job, answer, one) for one in answer.causes)
     verdict = model.Verdict(
