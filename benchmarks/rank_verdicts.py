@@ -139,7 +139,6 @@ class Judged:
     truth: Truth
     said: Named
     outcome: str  # one of OUTCOMES
-    was_named: bool  # surely or not
     error_ms: float | None  # of what a step would be shorter, where it is right
     simulated_s: float
     judged_s: float
@@ -194,7 +193,6 @@ def judge(seed: int, asked: Mapping[str, Any], way: str | None) -> Judged:
         truth=truth,
         said=said,
         outcome=outcome,
-        was_named=bool(found),
         error_ms=said.gain_ms - found[0].gain_ms if found and said.gain_ms is not None else None,
         simulated_s=written - started,
         judged_s=judged_s,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,13 +21,6 @@ from parallel_models import Job
 SIZE = models.Size(layers=4, hidden=32, heads=8, vocabulary=64, batch=4, tokens=8)
 LAYERS_WHEN_INTERLEAVED = 8
 MICROBATCHES = 4
-
-
-class Prepared(NamedTuple):
-    """What a kind makes of a model: what is called, and what is given to the profiler."""
-
-    model: nn.Module
-    profiled: Any = None
 
 
 # --- data parallel ---
@@ -161,10 +154,10 @@ def _loss(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
 
 
-# --- communication by hand ---
+# --- gradients that are reduced by hand, between backward and optimizer ---
 
 
-def _reduced_in_background(case: models.Case) -> Job:
+def reduced_in_background(case: models.Case) -> Callable[[], None]:
     """Each gradient is reduced as soon as it is there, and waited for before the optimizer."""
     works: list[dist.Work] = []
     for parameter in case.model.parameters():
@@ -176,7 +169,7 @@ def _reduced_in_background(case: models.Case) -> Job:
         while works:
             works.pop(0).wait()
 
-    return _data_parallel(case, reduce)
+    return reduce
 
 
 class Experts(nn.Module):
@@ -199,7 +192,7 @@ class Experts(nn.Module):
         return all_to_all_single(torch.empty_like(tokens), tokens.contiguous(), there, there)  # type: ignore[no-any-return]
 
 
-def _experts(case: models.Case) -> Job:
+def experts(case: models.Case) -> Callable[[], None]:
     for block in variants.blocks_of(case):
         block.mlp = Experts(block.mlp)  # type: ignore[arg-type]
     shared = [parameter for name, parameter in case.model.named_parameters() if ".expert." not in name]
@@ -208,27 +201,14 @@ def _experts(case: models.Case) -> Job:
         for parameter in shared:
             dist.all_reduce(parameter.grad)
 
-    return _data_parallel(case, reduce)
-
-
-def _data_parallel(case: models.Case, reduce: Callable[[], None]) -> Job:
-    """Each rank its own batches; `reduce` is called between backward and optimizer."""
-    optimizer = torch.optim.SGD(case.model.parameters(), lr=0.1)
-
-    def step(seed: int) -> None:
-        case.loss(case.model, case.batch(1000 * dist.get_rank() + seed)).backward()
-        reduce()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return Job(case.model, case.model, step)
+    return reduce
 
 
 # --- all of them ---
 
-BY_HAND: dict[str, Callable[[models.Case], Job]] = {
-    "async all-reduce": _reduced_in_background,
-    "experts": _experts,
+REDUCED_BY_HAND: dict[str, Callable[[models.Case], Callable[[], None]]] = {
+    "async all-reduce": reduced_in_background,
+    "experts": experts,
 }
 PIPELINES: dict[str, Callable[[models.Case], Job]] = {
     "gpipe": lambda case: _pipeline(case, "GPipe"),
@@ -260,9 +240,10 @@ def build(kind: str, name: str = "llama", *, pause: Callable[[nn.ModuleList], No
     case = models.build(name, SIZE, layers=layers, **({"attention": "sdpa"} if name == "llama" else {}))
     if pause is not None:
         pause(variants.blocks_of(case))
-    if kind in PIPELINES or kind in BY_HAND:
-        return (PIPELINES | BY_HAND)[kind](case)
-    model = OTHERS[kind](case)
+    if kind in PIPELINES:
+        return PIPELINES[kind](case)
+    reduce = REDUCED_BY_HAND[kind](case) if kind in REDUCED_BY_HAND else None
+    model = case.model if reduce is not None else OTHERS[kind](case)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     share = _share_of_data(kind)
     accumulates = kind == "ddp accumulated"
@@ -272,6 +253,8 @@ def build(kind: str, name: str = "llama", *, pause: Callable[[nn.ModuleList], No
             last = not accumulates or micro == 1
             with nullcontext() if last else model.no_sync():  # type: ignore[operator]
                 case.loss(model, case.batch(1000 * share + 2 * seed + micro)).backward()
+        if reduce is not None:
+            reduce()
         optimizer.step()
         optimizer.zero_grad()
 

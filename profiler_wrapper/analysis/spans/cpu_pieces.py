@@ -11,7 +11,7 @@ from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.attribution import Role, role_of
 from profiler_wrapper.analysis.layer_tree import is_named_block
 from profiler_wrapper.analysis.spans.phases import OF_CPU, Pieces
-from profiler_wrapper.analysis.spans.row import KIND_OF_PHASE, Row
+from profiler_wrapper.analysis.spans.row import Row, kinds_of_places
 from profiler_wrapper.analysis.spans.steps import Steps, with_steps
 from profiler_wrapper.analysis.spans.threads import is_step, main_thread, on_training_threads, outermost_of
 from profiler_wrapper.analysis.statistics import marked
@@ -49,8 +49,7 @@ def cpu_pieces(found: Attributed, steps: Steps) -> Pieces:
     outermost = outermost_of(found, counts & (spans.category <= Category.MODULE) & ~starts_step & training)
     makes_node = np.flatnonzero(marked(len(spans), found.attribution.forward_op))
     runs_forward = is_layer | marked(len(spans), nearest(parent, outermost)[makes_node])
-    kinds_of_places = np.array([KIND_OF_PHASE.get(place.phase, "") for place in found.attribution.places])
-    in_phase = kinds_of_places[found.attribution.place_of]
+    in_phase = kinds_of_places(found)[found.attribution.place_of]
     of_reducer = recording.named(lambda name: name.startswith("torch.distributed.ddp.reducer"))
     kinds: list[tuple[Bool, Any]] = [  # the first that is
         (np.isin(blocks, OF_CPU), blocks),

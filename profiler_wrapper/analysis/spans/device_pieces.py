@@ -7,7 +7,7 @@ import numpy as np
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.classes import COMMUNICATION
 from profiler_wrapper.analysis.spans.phases import Pieces
-from profiler_wrapper.analysis.spans.row import KIND_OF_PHASE, Row, bounds
+from profiler_wrapper.analysis.spans.row import Row, bounds, kinds_of_places
 from profiler_wrapper.analysis.spans.steps import Steps
 from profiler_wrapper.analysis.statistics import at, marked
 from profiler_wrapper.trace.nesting import nearest
@@ -21,7 +21,7 @@ def device_pieces(found: Attributed, steps: Steps) -> Pieces:
     spans, charges = found.recording.spans, found.charges
     chosen = _computes(found)
     span, launch = charges.span[chosen], charges.cpu_span[chosen]
-    kind = np.array([KIND_OF_PHASE.get(place.phase, "") for place in found.attribution.places])[charges.place[chosen]]
+    kind = kinds_of_places(found)[charges.place[chosen]]
     makes_node = nearest(found.nesting.parent, marked(len(spans), found.attribution.forward_op))
     kind = np.where((kind == "") & (at(makes_node, launch, -1) >= 0), "forward", kind)
     return Pieces(spans.start_ns[span], spans.end_ns[span], kind, steps.windows.launched_in[chosen], kind)

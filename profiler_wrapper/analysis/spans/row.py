@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.model import FORWARD_PHASES
 from profiler_wrapper.trace.recording import Int64
 
@@ -40,6 +42,11 @@ class Row(NamedTuple):
     bytes: int | None = None
     overlapped_ns: int | None = None
     tokens: int | None = None
+
+
+def kinds_of_places(found: Attributed) -> npt.NDArray[Any]:
+    """Of each place of an attributed recording the kind of what runs there; "" where it has none."""
+    return np.array([KIND_OF_PHASE.get(place.phase, "") for place in found.attribution.places])
 
 
 def bounds(rows: Sequence[Row]) -> tuple[Int64, Int64]:
