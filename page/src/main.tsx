@@ -1,0 +1,26 @@
+/** The page: reads its data and draws the frame. */
+import { render } from "preact";
+import { Frame } from "./frame";
+import { type PageData, readData } from "./page_data";
+import { followAddress } from "./state";
+import { followTheme } from "./theme";
+import "./style.css";
+
+function start(): void {
+  followTheme();
+  followAddress();
+  const root = document.getElementById("root") ?? document.body.appendChild(document.createElement("div"));
+  let data: PageData;
+  try {
+    data = readData(document.getElementById("data")?.textContent ?? "");
+  } catch (error) {
+    console.error(error);
+    render(<p class="notice">The data of this page cannot be read ({String(error)}): is the file whole?</p>, root);
+    return;
+  }
+  render(<Frame data={data} />, root);
+  document.documentElement.dataset["ready"] = "true";
+  requestAnimationFrame(() => setTimeout(() => performance.mark("drawn"))); // for who measures how long it takes
+}
+
+start();

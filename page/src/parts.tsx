@@ -1,0 +1,61 @@
+/** Small parts that every place uses: text that is cut, links that select, buttons that copy. */
+import type { ComponentChildren, JSX } from "preact";
+import { useState } from "preact/hooks";
+import { cut, full } from "./format";
+import { address, isSame, type Place, selection, type Selection } from "./state";
+
+/** Text of the run, cleaned and cut, the whole of it as its tooltip. */
+export function Text({ of, longest = 240, class: className }: { of: unknown; longest?: number; class?: string }): JSX.Element {
+  const shown = cut(of, longest);
+  return <span class={className ?? "name"} title={shown === String(of) ? undefined : full(of)}>{shown}</span>;
+}
+
+/** A link that goes to a place and selects something there: a real address, for a new tab too. */
+export function Go({ to, select, children, title, class: className }: { to: Place; select?: Selection; children: ComponentChildren; title?: string; class?: string }): JSX.Element {
+  const current = select && isSame(select, selection.value) ? "true" : undefined;
+  return <a href={address(to, select ?? null)} title={title} class={className} aria-current={current}>{children}</a>;
+}
+
+/** A name with its colour before it. */
+export function Marked({ color, children }: { color: string; children: ComponentChildren }): JSX.Element {
+  return <span><span class="mark" style={{ background: color }} />{children}</span>;
+}
+
+export function CopyButton({ text, label = "Copy", title }: { text: string; label?: string; title?: string }): JSX.Element {
+  const [copied, setCopied] = useState(false);
+  const copy = async () => {
+    await copyText(text);
+    setCopied(true);
+    setTimeout(() => setCopied(false), 1200);
+  };
+  return <button type="button" class="small" title={title} onClick={copy}>{copied ? "Copied" : label}</button>;
+}
+
+async function copyText(text: string): Promise<void> {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    const area = document.createElement("textarea"); // where the browser gives no clipboard to files
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  }
+}
+
+/** A row of buttons of which one is on. */
+export function Segments<T extends string>({ label, options, chosen, onChoose }: { label: string; options: readonly (readonly [id: T, name: string, help?: string])[]; chosen: T; onChoose: (id: T) => void }): JSX.Element {
+  return (
+    <span class="segments" role="group" aria-label={label}>
+      {options.map(([id, name, help]) => (
+        <button key={id} type="button" class="small" data-id={id} title={help} aria-pressed={id === chosen} onClick={() => onChoose(id)}>{name}</button>
+      ))}
+    </span>
+  );
+}
+
+/** One part of a place, with its heading. */
+export function Section({ title, help, children, class: className }: { title: string; help?: string; children: ComponentChildren; class?: string }): JSX.Element {
+  return <section class={className}><h2 title={help}>{title}</h2>{children}</section>;
+}
