@@ -21,10 +21,10 @@ export function Marked({ color, children }: { color: string; children: Component
   return <span><span class="mark" style={{ background: color }} />{children}</span>;
 }
 
-export function CopyButton({ text, label = "Copy", title }: { text: string; label?: string; title?: string }): JSX.Element {
+export function CopyButton({ text, label = "Copy", title }: { text: string | (() => string); label?: string; title?: string }): JSX.Element {
   const [copied, setCopied] = useState(false);
   const copy = async () => {
-    await copyText(text);
+    await copyText(typeof text === "function" ? text() : text);
     setCopied(true);
     setTimeout(() => setCopied(false), 1200);
   };
