@@ -33,6 +33,7 @@ export interface TableProps<R> {
   search?: boolean; // a search field; default: where there are many rows
   selected?: string | null; // id of a row, which is unfolded and scrolled to when it was chosen elsewhere
   onSelect?: (row: R | null) => void; // null: the selected row was clicked again
+  selectable?: (row: R) => boolean; // others unfold with a click
   limit?: number; // rows that are seen at once
   rowClass?: (row: R) => string;
   tools?: ComponentChildren; // beside the search field
@@ -117,7 +118,8 @@ export function Table<R extends object>(props: TableProps<R>): JSX.Element {
 
   const choose = (one: Shown<R>, isClick: boolean): void => {
     setActive(one.id);
-    props.onSelect?.(isClick && props.selected === one.id ? null : one.row);
+    if (props.selectable?.(one.row) ?? true) props.onSelect?.(isClick && props.selected === one.id ? null : one.row);
+    else if (isClick && one.open !== null) fold([[one.id, !one.open]]);
   };
 
   const pressed = (event: TargetedKeyboardEvent<HTMLTableElement>): void => {

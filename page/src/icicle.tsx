@@ -1,0 +1,195 @@
+/** The icicle of layers: by time, FLOPs or retained memory, of one phase or all. A click selects, a double click looks inside. */
+import type { JSX, TargetedKeyboardEvent, TargetedMouseEvent } from "preact";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { per, rowsOf } from "./basis";
+import { colorOf, inkOn, themeColor } from "./colors";
+import { bytes, cut, flops, full, share, us, type Value } from "./format";
+import { depthOf, type Field, fieldsOf, found, type Node, treeOf } from "./icicle_layout";
+import type { LayerRow, LayerRows } from "./layers_rows";
+import type { PageData } from "./page_data";
+import { Marked, Segments } from "./parts";
+import { selection } from "./state";
+import { drawnDark } from "./theme";
+
+type Measure = "time" | "flops" | "retained";
+const TITLES: Record<Measure, string> = { time: "Time", flops: "FLOPs", retained: "Retained memory" };
+const FORMATS: Record<Measure, (value: Value) => string> = { time: us, flops, retained: bytes };
+const DEPTH = 6;
+const LEVEL = 27; // pixels
+const LETTER = 6.8; // pixels, in the mean
+const LIGHT = "#c9c9c9"; // kinds without a colour: large fields, on which names are read
+
+export function Icicle({ data, layers }: { data: PageData; layers: LayerRows }): JSX.Element | null {
+  const [measure, setMeasure] = useState<Measure>("time");
+  const [phase, setPhase] = useState("all");
+  const [zoomed, setZoomed] = useState<Node | null>(null);
+  const [width, setWidth] = useState(0);
+  const [hovered, setHovered] = useState<{ field: Field; x: number } | null>(null);
+  const canvas = useRef<HTMLCanvasElement>(null);
+  const place = useRef<HTMLDivElement>(null);
+  const all = useMemo(() => [...layers.layers.values()], [layers]);
+  const work = useMemo(() => phaseWork(data), [data]);
+  const valueOf = (row: LayerRow, of: Measure, within: string): Value =>
+    within === "all" || of === "retained" ? row[of] : of === "time" ? (row[within] as Value) : work.get(`${within} ${row.layer}`);
+  const measures = (Object.keys(TITLES) as Measure[]).filter(one => all.some(row => (row[one] ?? 0) > 0));
+  const phases = ["all", ...(data["page"].phases as string[]).filter(one => all.some(row => ((row[one] as number) ?? 0) > 0))];
+  const shownPhase = measure === "retained" ? "all" : phase; // what forward keeps has no other phase
+  const tree = useMemo(() => treeOf(all, row => valueOf(row, measure, shownPhase)), [all, measure, shownPhase]);
+  const chosen = selection.value?.kind === "layer" ? selection.value.name : null;
+  const dark = drawnDark.value;
+
+  // What is looked into stays so in another measure; a layer that was chosen elsewhere is in sight.
+  const root = tree && zoomed ? (isIn(tree, zoomed) ? zoomed : (found(tree, (zoomed.row ? zoomed : zoomed.parent ?? zoomed).id) ?? tree)) : tree;
+  const levels = root ? Math.min(DEPTH, depthOf(root)) : 0;
+  const fields = useMemo(() => (root && width > 0 ? fieldsOf(root, width, levels) : []), [root, width, levels]);
+  useEffect(() => {
+    if (tree && chosen !== null && root && found(tree, chosen) && !found(root, chosen)) setZoomed(null);
+  }, [chosen, tree]);
+
+  useEffect(() => {
+    const box = place.current;
+    if (!box) return;
+    const watcher = new ResizeObserver(() => setWidth(box.clientWidth));
+    watcher.observe(box);
+    return () => watcher.disconnect();
+  }, [tree === null]);
+  useEffect(() => {
+    if (canvas.current && fields.length) draw(canvas.current, fields, width, levels * LEVEL, chosen, color, FORMATS[measure]);
+  }, [fields, chosen, dark]);
+
+  if (!measures.length) return null;
+  const kindOf = (row: LayerRow): string => (row.kind && row.kind !== "other" ? row.kind : "");
+  const color = (node: Node): string => (node.row && kindOf(node.row) ? colorOf(data, "kind", node.row.kind) : LIGHT);
+  const kinds = [...new Set(all.map(kindOf))].filter(Boolean);
+  const format = FORMATS[measure];
+  const total = tree?.size ?? 0;
+  const basis = `${phase === "all" || measure === "retained" ? "" : `${phase}, `}${measure === "retained" ? "kept for backward" : per(data)}`;
+
+  const at = (event: TargetedMouseEvent<HTMLCanvasElement>): Field | undefined => {
+    const level = Math.floor(event.offsetY / LEVEL);
+    return fields.find(field => event.offsetX >= field.x && event.offsetX < field.x + field.width && level >= field.level && level < field.level + field.height);
+  };
+  const choose = (node: Node | undefined): void => {
+    if (node?.row) selection.value = { kind: "layer", name: node.row.layer };
+  };
+  const lookInto = (node: Node | undefined): void => {
+    if (node) setZoomed(node === root ? node.parent : node.children.length ? node : (node.parent ?? node));
+  };
+  const clicked = (event: TargetedMouseEvent<HTMLCanvasElement>): void => {
+    const field = at(event);
+    if (field?.kind === "more" && !field.node.row) lookInto(field.node);
+    else choose(field?.node);
+  };
+  const pressed = (event: TargetedKeyboardEvent<HTMLCanvasElement>): void => {
+    if (!root || !tree) return;
+    const here = (chosen !== null && found(root, chosen)) || root;
+    const siblings = here.parent?.children ?? [here];
+    const beside = (by: number): Node | undefined => siblings[siblings.indexOf(here) + by];
+    const acts: Record<string, () => void> = {
+      ArrowLeft: () => choose(beside(-1)), ArrowRight: () => choose(beside(1)), ArrowUp: () => here !== root && choose(here.parent ?? undefined), ArrowDown: () => choose(here.children[0]),
+      Enter: () => lookInto(here), Escape: () => setZoomed(root.parent), Backspace: () => setZoomed(root.parent),
+    };
+    const act = acts[event.key];
+    if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    act();
+  };
+  const path: Node[] = [];
+  for (let up: Node | null = root; up; up = up.parent) path.unshift(up);
+
+  return (
+    <section class="icicle">
+      <h2>Layers by {TITLES[measure].replace(/^[TR]/, letter => letter.toLowerCase())} <span class="quiet">each as wide as its share, {basis}</span></h2>
+      <div class="tools">
+        {measures.length > 1 && <Segments label="Measure" options={measures.map(one => [one, TITLES[one]] as const)} chosen={measure} onChoose={setMeasure} />}
+        {phases.length > 2 && measure !== "retained" && <Segments label="Phase" options={phases.map(one => [one, one === "all" ? "all phases" : one] as const)} chosen={phase} onChoose={setPhase} />}
+        <nav class="path" aria-label="What is looked into">
+          {path.length > 1 && path.map((node, i) => (
+            <span key={node.id}>{i > 0 && " › "}{node === root ? <span aria-current="true">{cut(node.label, 40)}</span> : <button type="button" class="link" onClick={() => setZoomed(node)}>{cut(node.label, 40)}</button>}</span>
+          ))}
+          {path.length < 2 && <span class="quiet">A click selects; a double click or Enter looks inside</span>}
+        </nav>
+      </div>
+      {!root && <p class="note">No layer has any in {phase}.</p>}
+      <div class="fields" ref={place} onMouseLeave={() => setHovered(null)}>
+        <canvas ref={canvas} tabIndex={0} role="application" aria-label={`Icicle of layers by ${TITLES[measure]}: arrow keys move, Enter looks inside, Escape goes out; its fields are in the table after it`}
+          style={{ height: `${levels * LEVEL}px`, width: "100%" }} onClick={clicked} onDblClick={event => lookInto(at(event)?.node)} onKeyDown={pressed}
+          onMouseMove={event => { const field = at(event); setHovered(field ? { field, x: event.offsetX } : null); }} />
+        {hovered && <Tip field={hovered.field} x={hovered.x} width={width} total={total} format={format} />}
+      </div>
+      <table class="unseen">
+        <caption>Fields of the icicle: {TITLES[measure]}, {basis}</caption>
+        <thead><tr><th>Layer</th><th>{TITLES[measure]}</th><th>Share</th></tr></thead>
+        <tbody>{fields.filter(field => field.kind !== "own").map(field => <tr key={`${field.kind} ${field.node.id}`}><td>{full(nameOf(field))}</td><td>{format(field.node.value)}</td><td>{share(field.node.size / total)}</td></tr>)}</tbody>
+      </table>
+      {kinds.length > 0 && <div class="legend">{kinds.map(kind => <Marked key={kind} color={colorOf(data, "kind", kind)}>{kind}</Marked>)}<Marked color={LIGHT}>other</Marked></div>}
+    </section>
+  );
+}
+
+/** FLOPs of each layer in each phase, on the basis of the times beside them. */
+function phaseWork(data: PageData): ReadonlyMap<string, number> {
+  const scale: number = data["page"].work_scale || 0; // 0: work cannot stand beside the times
+  return new Map(rowsOf(data, "layers").map(row => [`${row["phase"]} ${row["layer"]}`, scale * (row["flops_per_step"] as number)]));
+}
+
+function isIn(top: Node, node: Node): boolean {
+  let up: Node = node;
+  while (up.parent) up = up.parent;
+  return up === top;
+}
+
+function nameOf({ kind, node }: Field): string {
+  if (kind === "more" && !node.row) return `${node.label}: ${node.children[0]?.id} to ${node.children.at(-1)?.id}`;
+  return node.row?.layer ?? node.label;
+}
+
+function Tip({ field, x, width, total, format }: { field: Field; x: number; width: number; total: number; format: (value: Value) => string }): JSX.Element {
+  const { node, kind } = field;
+  const inside = node.children.reduce((all, child) => all + child.size, 0);
+  const size = kind === "own" ? node.size - inside : node.size;
+  const above = node.parent && kind !== "own" ? `, ${share(node.size / node.parent.size)} of ${cut(node.parent.row?.layer ?? node.parent.label, 60)}` : "";
+  const below = (field.level + field.height) * LEVEL + 4;
+  return (
+    <div class="tip" style={{ top: `${below}px`, ...(x > width / 2 ? { right: `${width - x}px` } : { left: `${x}px` }) }}>
+      <strong>{cut(nameOf(field), 120)}</strong>{kind === "own" ? " itself" : node.row?.class_name ? ` ${cut(node.row.class_name, 40)}` : ""}
+      <br />{format(kind === "own" ? size : node.value)}: {share(size / total)} of all layers{above}
+    </div>
+  );
+}
+
+function draw(canvas: HTMLCanvasElement, fields: readonly Field[], width: number, height: number, chosen: string | null, color: (node: Node) => string, format: (value: Value) => string): void {
+  const ratio = devicePixelRatio || 1;
+  canvas.width = Math.round(width * ratio);
+  canvas.height = Math.round(height * ratio);
+  const pen = canvas.getContext("2d");
+  if (!pen) return;
+  pen.scale(ratio, ratio);
+  pen.font = `12px ${getComputedStyle(document.body).fontFamily}`;
+  pen.textBaseline = "middle";
+  const [panel, soft, ink, paper, line] = (["--panel", "--soft", "--ink", "--paper", "--line"] as const).map(themeColor) as [string, string, string, string, string];
+  for (const field of fields) {
+    const { node, kind, x, width: wide } = field;
+    const y = field.level * LEVEL;
+    const high = field.height * LEVEL - 1;
+    const gap = wide > 4 ? 1 : 0;
+    const isPlain = kind === "own" || !node.row;
+    pen.fillStyle = kind === "own" ? panel : isPlain ? line : color(node);
+    pen.fillRect(x, y, Math.max(0.5, wide - gap), high);
+    if (wide < 18) continue;
+    pen.fillStyle = isPlain ? (kind === "own" ? soft : ink) : inkOn(color(node));
+    const name = kind === "own" ? "itself" : node.label;
+    const letters = Math.floor((wide - 8) / LETTER);
+    const value = kind === "own" ? "" : format(node.value);
+    const says = letters >= name.length + value.length + 2 ? `${name}  ${value}` : letters >= Math.min(3, name.length) ? cut(name, letters) : "";
+    pen.fillText(says, x + 4, y + LEVEL / 2, wide - 6);
+  }
+  const marked = fields.find(field => field.kind === "layer" && field.node.id === chosen) ?? fields.find(field => chosen !== null && field.kind === "more" && found(field.node, chosen));
+  if (!marked) return;
+  const [x, y, wide, high] = [marked.x, marked.level * LEVEL, Math.max(4, marked.width - 1), marked.height * LEVEL - 1];
+  for (const [at, style] of [[1.5, ink], [3.5, paper]] as const) {
+    pen.lineWidth = 2;
+    pen.strokeStyle = style;
+    if (wide > 2 * at && high > 2 * at) pen.strokeRect(x + at - 0.5, y + at - 0.5, wide - 2 * at + 1, high - 2 * at + 1);
+  }
+}

@@ -1,0 +1,118 @@
+/** Where the fields of the icicle lie: each layer as wide as its share of the one above, small ones merged. */
+import type { LayerRow } from "./layers_rows";
+
+export interface Node {
+  id: string;
+  label: string;
+  row: LayerRow | null; // null: of several layers together
+  value: number | null; // as it is shown
+  size: number; // as it is drawn: at least what is inside; a layer that several share has all its calls in each
+  parent: Node | null;
+  children: Node[];
+}
+
+export interface Field {
+  kind: "layer" | "own" | "more"; // own: what a layer does beside those inside it; more: several small ones
+  node: Node;
+  x: number;
+  width: number;
+  level: number;
+  height: number; // in levels
+}
+
+export const ALL = "\0all";
+const LEAST = 7; // pixels of a field of its own
+const MERGED = 64; // pixels at least of a field of many small ones, where there are so many
+
+/** The tree of what has a value; the top is the one outermost layer, or all of them. */
+export function treeOf(rows: Iterable<LayerRow>, valueOf: (row: LayerRow) => number | null | undefined): Node | null {
+  const nodes = new Map<string, Node>();
+  const all = [...rows];
+  for (const row of all) nodes.set(row.layer, { id: row.layer, label: labelOf(row), row, value: valueOf(row) ?? null, size: 0, parent: null, children: [] });
+  const roots: Node[] = [];
+  for (const node of nodes.values()) {
+    const parent = node.row?.above ? nodes.get(node.row.above) : undefined;
+    if (parent && parent !== node) {
+      node.parent = parent;
+      parent.children.push(node);
+    } else roots.push(node);
+  }
+  for (const root of roots) sized(root);
+  const shown = roots.filter(root => root.size > 0);
+  if (shown.length < 2) return shown[0] ?? null;
+  return together(ALL, "all layers", shown, null, true);
+}
+
+function sized(node: Node): void {
+  for (const child of node.children) sized(child);
+  node.children = node.children.filter(child => child.size > 0);
+  node.size = Math.max(0, node.value ?? 0, sizeOf(node.children));
+}
+
+const sizeOf = (nodes: readonly Node[]): number => nodes.reduce((total, node) => total + node.size, 0);
+
+function together(id: string, label: string, children: Node[], parent: Node | null, adopt = false): Node {
+  const node: Node = { id, label, row: null, value: sizeOf(children), size: sizeOf(children), parent, children };
+  if (adopt) for (const child of children) child.parent = node;
+  return node;
+}
+
+/** The name below the layer above; of a numbered one the number. */
+function labelOf(row: LayerRow): string {
+  const below = row.above && row.layer.startsWith(`${row.above}.`) ? row.layer.slice(row.above.length + 1) : row.layer;
+  return /[._](\d+)$/.exec(below)?.[1] ?? below;
+}
+
+export const depthOf = (node: Node): number => 1 + node.children.reduce((most, child) => Math.max(most, depthOf(child)), 0);
+
+export function found(top: Node, id: string): Node | null {
+  if (top.id === id) return top;
+  for (const child of top.children) {
+    const inside = found(child, id);
+    if (inside) return inside;
+  }
+  return null;
+}
+
+/** All fields of `root` and what is inside it, `levels` deep. */
+export function fieldsOf(root: Node, width: number, levels: number): Field[] {
+  const fields: Field[] = [];
+  const place = (node: Node, x: number, wide: number, level: number): void => {
+    fields.push({ kind: "layer", node, x, width: wide, level, height: 1 });
+    const room = Math.min(levels - level - 1, depthOf(node) - 1);
+    if (room < 1) return;
+    if (wide < LEAST) {
+      const inside = node.children;
+      fields.push({ kind: "more", node: inside.length === 1 ? inside[0]! : together(`${node.id}\0more`, said(inside), inside, node), x, width: wide, level: level + 1, height: room });
+      return;
+    }
+    const scale = wide / node.size;
+    let at = x;
+    let small: Node[] = [];
+    const merge = (): void => {
+      const size = sizeOf(small) * scale;
+      if (small.length === 1) place(small[0]!, at - size, size, level + 1);
+      else if (small.length) {
+        const inner = Math.min(room, Math.max(...small.map(depthOf)));
+        fields.push({ kind: "more", node: together(`${small[0]!.id}\0more`, said(small), small, node), x: at - size, width: size, level: level + 1, height: inner });
+      }
+      small = [];
+    };
+    for (const child of node.children) {
+      const size = child.size * scale;
+      if (size >= LEAST) {
+        merge();
+        place(child, at, size, level + 1);
+      } else small.push(child);
+      at += size;
+      if (sizeOf(small) * scale >= MERGED) merge();
+    }
+    merge();
+    const rest = x + wide - at;
+    if (rest >= 1) fields.push({ kind: "own", node, x: at, width: rest, level: level + 1, height: 1 });
+  };
+  place(root, 0, width, 0);
+  return fields;
+}
+
+const said = (nodes: readonly Node[]): string => `${nodes.length} more`;
