@@ -4,6 +4,7 @@ import { Frame } from "./frame";
 import { type PageData, readData } from "./page_data";
 import { followAddress } from "./state";
 import { followTheme } from "./theme";
+import { loadTimeline } from "./whole";
 import "./style.css";
 
 function start(): void {
@@ -19,6 +20,7 @@ function start(): void {
     return;
   }
   render(<Frame data={data} />, root);
+  void loadTimeline(data);
   document.documentElement.dataset["ready"] = "true";
   requestAnimationFrame(() => setTimeout(() => performance.mark("drawn"))); // for who measures how long it takes
 }

@@ -2,7 +2,7 @@
 import type { ComponentChildren, JSX } from "preact";
 import { useState } from "preact/hooks";
 import { cut, full } from "./format";
-import { address, isSame, type Place, selection, type Selection } from "./state";
+import { address, go, isSame, type Place, selection, type Selection } from "./state";
 
 /** Text of the run, cleaned and cut, the whole of it as its tooltip. */
 export function Text({ of, longest = 240, class: className }: { of: unknown; longest?: number; class?: string }): JSX.Element {
@@ -10,10 +10,27 @@ export function Text({ of, longest = 240, class: className }: { of: unknown; lon
   return <span class={className ?? "name"} title={shown === String(of) ? undefined : full(of)}>{shown}</span>;
 }
 
+interface GoProps {
+  to: Place;
+  select?: Selection | undefined;
+  children: ComponentChildren;
+  title?: string | undefined;
+  class?: string | undefined;
+  id?: string;
+  current?: "page" | undefined; // of the link to where one is
+  onGo?: () => void;
+}
+
 /** A link that goes to a place and selects something there: a real address, for a new tab too. */
-export function Go({ to, select, children, title, class: className }: { to: Place; select?: Selection; children: ComponentChildren; title?: string; class?: string }): JSX.Element {
-  const current = select && isSame(select, selection.value) ? "true" : undefined;
-  return <a href={address(to, select ?? null)} title={title} class={className} aria-current={current}>{children}</a>;
+export function Go({ to, select, children, title, class: className, id, current, onGo }: GoProps): JSX.Element {
+  const isChosen = !id && select && isSame(select, selection.value);
+  const follow = (event: MouseEvent) => {
+    if (event.button || event.metaKey || event.ctrlKey || event.shiftKey) return;
+    event.preventDefault(); // step, range and sorts stay as they are
+    go(to, select);
+    onGo?.();
+  };
+  return <a href={address(to, select ?? null)} title={title} class={className} id={id} aria-current={current ?? (isChosen ? "true" : undefined)} onClick={follow}>{children}</a>;
 }
 
 /** A name with its colour before it. */

@@ -26,6 +26,7 @@ export const place = signal<Place>("step");
 export const selection = signal<Selection | null>(null);
 export const step = signal<number | null>(null); // number of the step that the timeline shows; null: all that it has
 export const range = signal<Range | null>(null); // dragged in the timeline
+export const by = signal(""); // how Kernels groups its rows; "": by kernel, or by op where one is selected
 export const sorts = signal<Readonly<Record<string, Sort>>>({}); // by the name of a table
 
 /** Choose one thing, wherever it was clicked. Choosing it again lets it go. */
@@ -63,6 +64,7 @@ function written(): string {
   if (selection.value) parts.set("select", text(selection.value).toWellFormed());
   if (step.value !== null) parts.set("step", String(step.value));
   if (range.value) parts.set("range", range.value.map(ns => String(Math.round(ns))).join("-"));
+  if (by.value) parts.set("by", by.value);
   for (const [table, sort] of Object.entries(sorts.value)) parts.append("sort", `${table}:${sort.descending ? "-" : ""}${sort.key}`);
   const query = parts.toString();
   return `#${place.value}${query ? `?${query}` : ""}`;
@@ -76,6 +78,7 @@ function read(hash: string): void {
   step.value = whole(parts.get("step"));
   const [from, until] = (parts.get("range") ?? "").split("-").map(whole);
   range.value = from != null && until != null && from < until ? [from, until] : null;
+  by.value = parts.get("by") ?? "";
   const found: Record<string, Sort> = {};
   for (const one of parts.getAll("sort")) {
     const [table, key] = one.split(/:(.*)/s);

@@ -1,6 +1,35 @@
+/** The place Step: the verdict, where the step went, the timeline, findings, how well the machine is used. */
 import type { JSX } from "preact";
 import type { PageData } from "../page_data";
+import { Findings } from "../step/findings";
+import { Figures } from "../step/figures";
+import { StepBar } from "../step/step_bar";
+import { Parts, Series, Steps } from "../step/steps";
+import { Headline } from "../step/verdict";
+import { Contained } from "../contained";
+import { Section } from "../parts";
+import { whyNot } from "../timeline/data";
+import { NoTimeline, TimelineView } from "../timeline/view";
+import { gapsOf, timeline, timelineFailure } from "../whole";
 
-export function StepPlace(_: { data: PageData }): JSX.Element {
-  return <p class="note">Not there yet.</p>;
+export function StepPlace({ data }: { data: PageData }): JSX.Element {
+  const gaps = gapsOf(timeline.value);
+  return (
+    <>
+      <Headline data={data} gaps={gaps} />
+      <StepBar data={data} timeline={timeline.value ?? null} />
+      <Section title="Timeline"><Contained what="The timeline"><Events data={data} /></Contained></Section>
+      <Findings data={data} gaps={gaps} />
+      <Figures data={data} />
+      <Steps data={data} />
+      <Parts data={data} />
+      <Series data={data} />
+    </>
+  );
+}
+
+function Events({ data }: { data: PageData }): JSX.Element {
+  if (timeline.value === undefined) return <div class="timeline-room" aria-busy="true" />;
+  if (timeline.value === null) return <NoTimeline why={timelineFailure.value ? `The events cannot be read: ${timelineFailure.value}` : whyNot(data)} />;
+  return <TimelineView data={data} timeline={timeline.value} />;
 }

@@ -1,0 +1,31 @@
+/** What is read once for the whole page: the events of the timeline, short names of kernels. */
+import { signal } from "@preact/signals";
+import { rowsOf } from "./basis";
+import { kernelNames, type ShortName } from "./names";
+import type { PageData } from "./page_data";
+import type { GapOf } from "./targets";
+import { readTimeline, type Timeline } from "./timeline/data";
+
+/** undefined: not read yet; null: there is none. */
+export const timeline = signal<Timeline | null | undefined>(undefined);
+export const timelineFailure = signal("");
+
+export async function loadTimeline(data: PageData): Promise<void> {
+  try {
+    timeline.value = await readTimeline(data);
+  } catch (error) {
+    console.error(error);
+    timelineFailure.value = error instanceof Error ? error.message : String(error);
+    timeline.value = null;
+  }
+}
+
+export function gapsOf(of: Timeline | null | undefined): GapOf[] | null {
+  if (!of) return null;
+  const cause = of.gaps.column("cause");
+  return Array.from(of.gaps.duration_ns, (durationNs, row) => ({ row, durationNs, cause: of.head.causes[cause[row]!] ?? "" }));
+}
+
+let names: ShortName | null = null;
+
+export const theNames = (data: PageData): ShortName => (names ??= kernelNames(rowsOf(data, "kernels").map(row => row["name"] as string)));
