@@ -73,6 +73,6 @@ export function Segments<T extends string>({ label, options, chosen, onChoose }:
 }
 
 /** One part of a place, with its heading. */
-export function Section({ title, help, children, class: className }: { title: string; help?: string; children: ComponentChildren; class?: string }): JSX.Element {
-  return <section class={className}><h2 title={help}>{title}</h2>{children}</section>;
+export function Section({ title, help, children, id }: { title: string; help?: string; children: ComponentChildren; id?: string }): JSX.Element {
+  return <section id={id}><h2 title={help}>{title}</h2>{children}</section>;
 }

@@ -1,11 +1,11 @@
 /** What is printed, whatever place is shown: verdict, the step's bar, findings, the tree of layers, the peak. */
 import type { JSX } from "preact";
 import { per, timeName } from "./basis";
-import { bytes, columnFormat, cut, isKnown, number } from "./format";
+import { bytes, columnFormat, cut, isKnown } from "./format";
 import type { PageData, Row } from "./page_data";
 import { Section } from "./parts";
 import { Findings } from "./step/findings";
-import { splitOf, SplitTable, Strip } from "./step/step_bar";
+import { Shares, splitOf, SplitTable, Strip } from "./step/step_bar";
 import { verdictOf } from "./step/verdict";
 
 const MOST_LAYERS = 150;
@@ -17,8 +17,9 @@ export function Sheet({ data }: { data: PageData }): JSX.Element {
   return (
     <div class="sheet">
       {verdict && <><p class="big">{cut(verdict.headline, 300)}</p><p>{cut(verdict.more, 600)}</p>{verdict.fix && <p><b>First fix:</b> {cut(verdict.fix, 600)}</p>}</>}
-      {split && <Section title={`Where ${split.of} went`}><Strip data={data} split={split} /><SplitTable split={split} /></Section>}
+      {split && <Section title={`Where ${split.of} went${split.mean}`}><Strip data={data} split={split} /><SplitTable split={split} /></Section>}
       <Findings data={data} gaps={null} />
+      <Shares data={data} />
       <Tree data={data} />
       <Peak data={data} />
     </div>
@@ -39,6 +40,7 @@ function Tree({ data }: { data: PageData }): JSX.Element | null {
     depth.set(row["id"], above + 1);
     rows.push(row);
   }
+  const shares = columnFormat("share", []);
   const format = columnFormat("us", rows.map(row => row["time"]));
   const keys: [key: string, title: string, kind: string][] = [["flops", "FLOPs", "flops"], ["retained", "Retained", "bytes"], ["peak", "Peak", "bytes"]];
   const shown = keys.filter(([key]) => rows.some(row => row[key])).map(([key, title, kind]) => ({ key, title, format: columnFormat(kind, rows.map(row => row[key])) }));
@@ -51,7 +53,7 @@ function Tree({ data }: { data: PageData }): JSX.Element | null {
           {[...rows.slice(0, MOST_LAYERS), view.whole as Row].map(row => (
             <tr key={String(row["id"])} class={row["row"] === "total" ? "total" : undefined}>
               <td style={{ paddingLeft: `${Math.min(12, depth.get(row["id"]) ?? 0)}rem` }}>{cut(row["label"], 70)}{isKnown(row["fold"]) && ` (${view.groups[row["fold"] as number].layers.length}×)`}</td>
-              <td class="number">{cell(row, "time", format.text)}</td><td class="number">{isKnown(row["share"]) ? number(100 * (row["share"] as number)) : ""}</td>{shown.map(one => <td key={one.key} class="number">{cell(row, one.key, one.format.text)}</td>)}
+              <td class="number">{cell(row, "time", format.text)}</td><td class="number">{cell(row, "share", shares.text)}</td>{shown.map(one => <td key={one.key} class="number">{cell(row, one.key, one.format.text)}</td>)}
             </tr>
           ))}
         </tbody>

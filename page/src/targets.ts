@@ -7,6 +7,7 @@ import type { Place, Selection } from "./state";
 export interface Target {
   to: Place;
   select?: Selection; // none: the place as a whole
+  part?: string; // of the step's bar, whose makings are unfolded
   kind: string; // what it is, in a word
   name: string;
 }
@@ -21,7 +22,7 @@ export interface GapOf {
 // Of rules: the words of the causes of those gaps that they are about; all of them where there are no such gaps.
 const GAPS: Readonly<Record<string, RegExp>> = {
   "low-utilization": /./, "launch-bound": /launch/i, "outside-ops": /python/i, "dataloader-bound": /dataloader/i,
-  "synchronisation": /wait/i, "graph-break": /python/i, "many-small-kernels": /launch/i,
+  "synchronisation": /wait/i, "graph-break": /python/i,
 };
 const KERNELS: Readonly<Record<string, (row: Row) => boolean>> = {
   "communication-bound": row => row["class"] === "communication",
@@ -67,6 +68,7 @@ export function targetsOf(data: PageData, finding: Row, gaps: readonly GapOf[] |
   const byKernel: Target | null = kernel === null ? null : { to: "kernels", select: { kind: "kernel", name: kernel }, kind: "kernel", name: kernel };
   const byOp: Target | null = op === null ? null : { to: "kernels", select: { kind: "op", name: op }, kind: "op", name: op };
   found.push(...(KERNELS[rule] && !/^(attention|many|unfused)/.test(rule) ? [byKernel, byOp, byLayer] : [byLayer, byKernel, byOp]));
+  if (rule in GAPS && data["overview"]?.steps.length) found.push({ to: "step", part: "idle", kind: "idle time", name: "what the device waits for" });
   return found.filter(isKnown);
 }
 

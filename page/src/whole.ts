@@ -26,6 +26,9 @@ export function gapsOf(of: Timeline | null | undefined): GapOf[] | null {
   return Array.from(of.gaps.duration_ns, (durationNs, row) => ({ row, durationNs, cause: of.head.causes[cause[row]!] ?? "" }));
 }
 
+/** The part of the step whose makings are shown; "idle": all parts in which the device has nothing to do. */
+export const openPart = signal<string | null>(null);
+
 let names: ShortName | null = null;
 
 export const theNames = (data: PageData): ShortName => (names ??= kernelNames(rowsOf(data, "kernels").map(row => row["name"] as string)));

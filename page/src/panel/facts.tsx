@@ -30,17 +30,18 @@ const MOST = 8;
 /** The first of a list, with the others behind a fold. */
 export function Entries({ title, entries, most = MOST }: { title: string; entries: readonly Entry[]; most?: number }): JSX.Element | null {
   if (!entries.length) return null;
+  const isTimed = entries.some(one => one.value);
   const row = (one: Entry, i: number): JSX.Element => (
     <li key={i}>
-      <span class="value">{one.value}{isKnown(one.share) && <span class="quiet"> {share(one.share)}</span>}</span>
+      {isTimed && <span class="value">{one.value}{isKnown(one.share) && <span class="quiet"> {share(one.share)}</span>}</span>}
       <span>{one.select ? <Go to={placeOf(one.select)} select={one.select} title={full(one.name)}>{one.shown ?? cut(one.name, 60)}</Go> : <span title={full(one.name)}>{one.shown ?? cut(one.name, 60)}</span>}{one.more && <span class="quiet"> {one.more}</span>}</span>
     </li>
   );
   return (
     <section>
       <h3>{title}</h3>
-      <ul class="rows">{entries.slice(0, most).map(row)}</ul>
-      {entries.length > most && <details><summary>{count(entries.length - most)} more</summary><ul class="rows">{entries.slice(most, most + 200).map(row)}</ul></details>}
+      <ul class={isTimed ? "rows" : "plain-list"}>{entries.slice(0, most).map(row)}</ul>
+      {entries.length > most && <details><summary>{count(entries.length - most)} more</summary><ul class={isTimed ? "rows" : "plain-list"}>{entries.slice(most, most + 200).map(row)}</ul></details>}
     </section>
   );
 }

@@ -50,13 +50,14 @@ const sumOf = (rows: readonly Row[], key: string): number => rows.reduce((total,
 
 function Phases({ data, rows, whole }: { data: PageData; rows: readonly Row[]; whole: Row | undefined }): JSX.Element {
   return (
-    <table class="plain">
-      <thead><tr><th>Phase</th><th class="number">{timeName(data)}, {per(data)}</th><th class="number">Own</th><th class="number">Calls</th></tr></thead>
+    <table class="plain narrow">
+      <caption>{timeName(data)}, {per(data)}</caption>
+      <thead><tr><th>Phase</th><th class="number">All</th><th class="number" title="With no layer below it">Own</th><th class="number">Calls</th></tr></thead>
       <tbody>
         {rows.map(row => (
           <tr key={text(row, "phase")}><td><Marked color={colorOf(data, "phase", text(row, "phase"))}>{text(row, "phase")}</Marked></td><td class="number">{row["lost_launches"] ? "≥ " : ""}{us(perStep(data, row["time_us"] as number))}</td><td class="number">{us(perStep(data, row["self_time_us"] as number))}</td><td class="number">{isKnown(row["calls"]) ? count(perStep(data, row["calls"] as number)) : ""}</td></tr>
         ))}
-        {whole && <tr class="total"><td>All</td><td class="number">{us(known(whole, "time"))}</td><td class="number">{share(known(whole, "share"))}</td><td class="quiet">of all</td></tr>}
+        {whole && <tr class="total"><td>{share(known(whole, "share"))} of all</td><td class="number">{us(known(whole, "time"))}</td><td /><td /></tr>}
       </tbody>
     </table>
   );

@@ -89,7 +89,7 @@ export function OfEvent({ data, row, timeline }: { data: PageData; row: number; 
       <Entries title="Launches" entries={link(timeline.launched(row))} />
       <Entries title="Backward of" entries={link([timeline.forward[row]!])} />
       <Entries title="Its backward" entries={link(timeline.backwards(row))} />
-      <Entries title="Inside" entries={link([...timeline.outwards(row)].slice(1))} most={4} />
+      <Entries title="Within" entries={link([...timeline.outwards(row)].slice(1))} most={4} />
     </>
   );
 }

@@ -29,7 +29,7 @@ export function OfStep({ data, number, timeline }: { data: PageData; number: num
         [timeName(data), total !== null && us(total)],
         ["Attention", (row["attention_us"] as number) > 0 && us(row["attention_us"] as number)],
         ["Peak memory", isKnown(row["peak_bytes"]) && bytes(row["peak_bytes"] as number)],
-        ["In the timeline", timeline && (drawn ? "yes" : "no: the trace file has it")],
+        ["In the timeline", timeline && !drawn && "no: the trace file has it"],
       ]} />
       <section><h3>{timeName(data)} by phase</h3><ul class="rows">{phases.map(([phase, time]) => <li key={phase}><span class="value">{us(time)}</span><Marked color={colorOf(data, "phase", phase)}>{phase}</Marked></li>)}</ul></section>
       <Split data={data} number={number} />

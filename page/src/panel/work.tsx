@@ -1,6 +1,6 @@
 /** The panels of a kernel and of an op. */
 import type { JSX } from "preact";
-import { per, perStep, rowsOf, sum } from "../basis";
+import { per, perStep, rowsOf, sum, timeName } from "../basis";
 import { colorOf } from "../colors";
 import { bytes, count, cut, full, isKnown, ns, number, share, us } from "../format";
 import type { PageData, Row } from "../page_data";
@@ -60,20 +60,14 @@ export function PhasesOf({ data, name, timeline, time }: { data: PageData; name:
 /** Rows of one kernel differ by how it was launched. */
 function Configurations({ data, rows }: { data: PageData; rows: readonly Row[] }): JSX.Element | null {
   const launched = rows.filter(row => isKnown(row["grid"]) || isKnown(row["block"]));
-  if (!launched.length) return null;
-  const size = (value: unknown): string => (isKnown(value) ? (value as number[]).join(" × ") : "");
-  return (
-    <section><h3>Launched as ({launched.length})</h3>
-      <div class="wide"><table class="plain">
-        <thead><tr><th>Grid</th><th>Block</th><th class="number">Launches</th><th class="number">Mean</th><th class="number">Registers</th><th class="number">Shared</th><th class="number">Occupancy</th></tr></thead>
-        <tbody>{launched.slice(0, 30).map((row, i) => (
-          <tr key={i}><td>{size(row["grid"])}</td><td>{size(row["block"])}</td><td class="number">{count(perStep(data, row["count"] as number))}</td><td class="number">{us((row["time_us"] as number) / (row["count"] as number))}</td>
-            <td class="number">{isKnown(row["registers_per_thread"]) && number(row["registers_per_thread"] as number)}</td><td class="number">{isKnown(row["shared_memory_bytes"]) && bytes(row["shared_memory_bytes"] as number)}</td><td class="number">{isKnown(row["occupancy"]) && share(row["occupancy"] as number)}</td></tr>
-        ))}</tbody>
-      </table></div>
-      {launched.length > 30 && <p class="note">and {launched.length - 30} more in Kernels</p>}
-    </section>
-  );
+  const size = (value: unknown): string => (isKnown(value) ? (value as number[]).join("×") : "?");
+  return <Entries title={`Launched as (${launched.length})`} entries={launched.map(row => ({
+    select: null, name: `${size(row["grid"])} blocks of ${size(row["block"])}`, value: `${count(perStep(data, row["count"] as number))}× ${us((row["time_us"] as number) / (row["count"] as number))}`,
+    more: [
+      isKnown(row["registers_per_thread"]) && `${number(row["registers_per_thread"] as number)} registers`, row["shared_memory_bytes"] ? `${bytes(row["shared_memory_bytes"] as number)} shared` : "",
+      isKnown(row["occupancy"]) && `occupancy ${share(row["occupancy"] as number)}`, isKnown(row["blocks_per_sm"]) && `${number(row["blocks_per_sm"] as number)} blocks per SM`,
+    ].filter(Boolean).join(", "),
+  }))} />;
 }
 
 export function OfOp({ data, name, timeline }: { data: PageData; name: string; timeline: Timeline | null }): JSX.Element {
@@ -89,13 +83,13 @@ export function OfOp({ data, name, timeline }: { data: PageData; name: string; t
     <>
       <h2 title={full(name)}>{cut(name, 120)}</h2>
       <p class="quiet">{[...new Set(rows.map(row => row["class"]))].join(", ")}</p>
-      <div class="wide"><table class="plain">
-        <thead><tr><th>Phase</th><th class="number">Own</th><th class="number">With ops inside</th><th class="number">CPU, own</th><th class="number">Calls</th></tr></thead>
+      <div class="wide"><table class="plain narrow">
+        <caption>{timeName(data)}, {per(data)}</caption>
+        <thead><tr><th>Phase</th><th class="number">Own</th><th class="number" title="With the ops that it calls">All</th><th class="number">CPU, own</th><th class="number">Calls</th></tr></thead>
         <tbody>{rows.map(row => (
           <tr key={text(row, "phase")}><td><Marked color={colorOf(data, "phase", text(row, "phase"))}>{text(row, "phase")}</Marked></td><td class="number">{us(perStep(data, row["self_time_us"] as number))}</td><td class="number">{us(perStep(data, row["time_us"] as number))}</td><td class="number">{us(perStep(data, row["self_cpu_time_us"] as number))}</td><td class="number">{count(perStep(data, row["calls"] as number))}</td></tr>
         ))}</tbody>
       </table></div>
-      <p class="note">{per(data)}; times are {data["page"].time_name}.</p>
       <Entries title="Kernels that it launches" entries={kernels.map(kernel => ({ select: { kind: "kernel", name: kernel }, name: kernel, shown: names(kernel, 50), value: us(perStep(data, sum(launched.filter(row => row["name"] === kernel), "time_us"))), more: "in all its launches" }))} />
       <Entries title="Layers with most of it" entries={unique("layers").map(layer => ({ select: layers.has(layer) ? { kind: "layer", name: layer } : null, name: layer || "no layer", value: "" }))} />
       {shapes.length > 0 && <section><h3>Shapes of its inputs</h3><ul class="plain-list">{shapes.slice(0, 6).map(shape => <li key={shape}><code>{cut(shape, 120)}</code></li>)}</ul></section>}

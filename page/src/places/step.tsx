@@ -18,7 +18,7 @@ export function StepPlace({ data }: { data: PageData }): JSX.Element {
     <>
       <Headline data={data} gaps={gaps} />
       <StepBar data={data} timeline={timeline.value ?? null} />
-      <Section title="Timeline"><Contained what="The timeline"><Events data={data} /></Contained></Section>
+      <Section id="events" title="Timeline"><Contained what="The timeline"><Events data={data} /></Contained></Section>
       <Findings data={data} gaps={gaps} />
       <Figures data={data} />
       <Steps data={data} />

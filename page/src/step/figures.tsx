@@ -50,9 +50,10 @@ function ofTime(data: PageData): Shown[] {
     const numbers: number[] = data["page"].step_numbers;
     found.push({ label: `${label}${numbers.length === 1 ? ` of step ${numbers[0]}` : ""}`, value: us(mean(times)), help: range });
   } else found.push({ label: "Step time", value: null, missing: "The trace has no steps (prof.step())." });
-  const outside = data["page"].step_numbers.length && !data["page"].like_steps ? sum(rowsOf(data, "steps").filter(row => row["step"] === null), "time_us") : 0;
-  const help = outside ? `${us(outside)} of it in no step` : data["page"].like_steps && data["page"].steps > 1 ? `mean of ${data["page"].steps} steps` : "";
-  found.push({ label: `${timeName(data)}, ${per(data)}`, value: us(perStep(data, data["time"].total_us as number)), help });
+  const total = data["time"].total_us as number;
+  const inSteps = data["page"].like_steps ? [] : rowsOf(data, "steps").filter(row => row["step"] !== null).map(row => row["time_us"] as number);
+  if (inSteps.length) found.push({ label: `${timeName(data)} launched in a step`, value: us(mean(inSteps)), help: `${inSteps.length > 1 ? `mean of ${inSteps.length} steps; ` : ""}what streams do at once counts for each; over the whole trace ${us(total)}` });
+  else found.push({ label: `${timeName(data)}, ${per(data)}`, value: us(perStep(data, total)), help: data["page"].like_steps && data["page"].steps > 1 ? `mean of ${data["page"].steps} steps` : "" });
   return found;
 }
 

@@ -1,5 +1,5 @@
 /** Findings as rows: what is so, what it gains at most, and where it is to be seen; evidence and fix unfold. */
-import type { JSX } from "preact";
+import type { ComponentChildren, JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { mean, stepTimes } from "../basis";
 import { bytes, capital, cut, full, isKnown, share, us } from "../format";
@@ -8,6 +8,7 @@ import { CopyButton, Go, Section } from "../parts";
 import { selection } from "../state";
 import { findingName, findingsOf, type GapOf, layersOf, type Target, targetsOf } from "../targets";
 import { printing } from "../theme";
+import { openPart } from "../whole";
 import { withRun } from "./verdict";
 
 export function Findings({ data, gaps }: { data: PageData; gaps: readonly GapOf[] | null }): JSX.Element {
@@ -15,6 +16,7 @@ export function Findings({ data, gaps }: { data: PageData; gaps: readonly GapOf[
   if (!findings.length) return <Section title="What could be better"><p class="note">No rule of advice found anything that stands out in this run.</p></Section>;
   return (
     <Section title={`What could be better (${findings.length})`} help="Gains are upper bounds, estimated from this run's own numbers; they overlap, and do not add up.">
+      <div class="row head quiet" aria-hidden="true"><span>Finding</span><span>Gains at most</span><span>Confidence</span></div>
       <ul class="findings" aria-label="Findings">
         {findings.map(finding => <Finding key={findingName(data, finding)} data={data} finding={finding} gaps={gaps} />)}
       </ul>
@@ -40,15 +42,22 @@ function Finding({ data, finding, gaps }: { data: PageData; finding: Row; gaps: 
       <div class="row">
         <button type="button" class="title" aria-expanded={shown} onClick={() => setOpen(!open)}>{capital(cut(finding["title"], 400))}</button>
         <Gain data={data} finding={finding} />
-        {targets[0] && <ShowIt target={targets[0]} />}
+        <span class="quiet" title="Confidence">{String(finding["confidence"])}<span class="unseen"> confidence</span></span>
+        {targets[0] && <To class="show small" target={targets[0]}>Show the {targets[0].kind === "memory" ? "peak" : targets[0].kind}</To>}
       </div>
       {shown && <FindingMore data={data} finding={finding} targets={targets} />}
     </li>
   );
 }
 
-function ShowIt({ target }: { target: Target }): JSX.Element {
-  return <Go class="show small" to={target.to} select={target.select} title={`${target.kind}: ${full(target.name)}`}>Show {target.kind === "memory" ? "the peak" : `the ${target.kind}`}</Go>;
+/** A link to what a finding is about. */
+export function To({ target, children, class: className }: { target: Target; children: ComponentChildren; class?: string }): JSX.Element {
+  const open = (): void => {
+    if (target.part) openPart.value = target.part;
+    const shows = target.select?.kind === "gap" ? "events" : target.part && !target.select ? "where" : null;
+    if (shows) requestAnimationFrame(() => document.getElementById(shows)?.scrollIntoView({ block: "start" }));
+  };
+  return <Go class={className} to={target.to} select={target.select} title={full(`${target.kind}: ${target.name}`)} onGo={open}>{children}</Go>;
 }
 
 /** Evidence, the other things that it is about, the fix and where to change it. */
@@ -61,7 +70,7 @@ export function FindingMore({ data, finding, targets }: { data: PageData; findin
       <ul>{((finding["evidence"] as string[]) ?? []).map(line => <li key={line}>{cut(withRun(data, line), 400)}</li>)}</ul>
       {(targets.length > 0 || isKnown(finding["phase"])) && (
         <p class="quiet">
-          {targets.map((target, i) => <span key={i}>{i ? " · " : "In: "}<Go to={target.to} select={target.select} title={full(target.name)}>{target.kind} {cut(target.name, 80)}</Go></span>)}
+          {targets.map((target, i) => <span key={i}>{i ? " · " : "In: "}<To target={target}>{target.kind} {cut(target.name, 80)}</To></span>)}
           {isKnown(finding["phase"]) && <span>{targets.length ? " · " : "In "}phase {String(finding["phase"])}</span>}
         </p>
       )}
@@ -84,11 +93,11 @@ export function Gain({ data, finding }: { data: PageData; finding: Row }): JSX.E
   if (isKnown(size)) parts.push(`${bytes(size)} at the peak`, ofPeak(data, finding, size));
   const words = parts.filter(Boolean);
   const isPart = finding["id"] === "slow-optimizer"; // the bound is all of the optimizer: something of it stays
-  const before = isPart ? "a part of " : "≤ ";
+  const before = isPart ? "a part of " : "";
   return (
     <span class="gain">
       <b>{words.length ? `${before}${words[0]}` : "gain not known"}</b>
-      <span class="quiet">{[...words.slice(1), `confidence ${finding["confidence"]}`].map(one => ` · ${one}`).join("")}</span>
+      <span class="quiet"> {words.slice(1).join(" · ")}</span>
     </span>
   );
 }

@@ -1,5 +1,4 @@
 /** Where a step went: one bar of wall time that adds up, and what each part of it is made of. */
-import { signal } from "@preact/signals";
 import type { ComponentChildren, JSX } from "preact";
 import { grouped, onDevice, per, perStep, rowsOf, sum, timeName } from "../basis";
 import { colorOf } from "../colors";
@@ -8,10 +7,7 @@ import type { PageData, Row } from "../page_data";
 import { Go, Marked, Section, Text } from "../parts";
 import { step } from "../state";
 import type { Timeline } from "../timeline/data";
-import { theNames } from "../whole";
-
-/** The part whose makings are shown; "idle": all parts in which the device has nothing to do. */
-export const openPart = signal<string | null>(null);
+import { openPart, theNames } from "../whole";
 
 const PARTS: readonly (readonly [key: string, name: string, onCpu: string, help: string])[] = [
   ["kernel", "Kernels", "Kernels", "a kernel that computes is running on the device, whatever else runs beside it"],
@@ -37,6 +33,7 @@ interface Part {
 
 interface Split {
   of: string; // what it is a split of
+  mean: string; // over how many, where over several
   whole: string; // the same, as what shares are of
   us: number;
   parts: Part[];
@@ -58,8 +55,8 @@ export function splitOf(data: PageData): Split | null {
     const said = device ? help : help.replace(/, and the device has nothing to do/, "");
     return { key: part, name: device ? name : onCpu, help: said, us: mean(key), least: Math.min(...values(key)), most: Math.max(...values(key)) };
   });
-  const of = one ? `step ${one["step"]}` : !stepwise ? "the trace" : all.length > 1 ? `a step, mean of ${all.length}` : "the step";
-  return { of, whole: one ? `step ${one["step"]}` : stepwise ? "the step" : "the trace", us: mean("span_us"), parts: parts.filter(part => part.us > 0), steps: rows.length };
+  const of = one ? `step ${one["step"]}` : !stepwise ? "the trace" : all.length > 1 ? "a step" : "the step";
+  return { of, mean: rows.length > 1 ? `, mean of ${rows.length} steps` : "", whole: one ? `step ${one["step"]}` : stepwise ? "the step" : "the trace", us: mean("span_us"), parts: parts.filter(part => part.us > 0), steps: rows.length };
 }
 
 export function StepBar({ data, timeline }: { data: PageData; timeline: Timeline | null }): JSX.Element | null {
@@ -68,9 +65,9 @@ export function StepBar({ data, timeline }: { data: PageData; timeline: Timeline
   const idle = onDevice(data) ? split.parts.filter(part => IDLE.has(part.key)).reduce((total, part) => total + part.us, 0) : 0;
   const isOpen = (part: Part): boolean => openPart.value === part.key || (openPart.value === "idle" && IDLE.has(part.key));
   const open = split.parts.filter(isOpen);
-  const title = `Where ${split.of} went: ${us(split.us)}`;
+  const title = `Where ${split.of} went: ${us(split.us)}${split.mean}`;
   return (
-    <Section title={title} help="Wall time without overlap: an instant belongs to the first part that applies to it. The parts add up to the whole exactly.">
+    <Section id="where" title={title} help="Wall time without overlap: an instant belongs to the first part that applies to it. The parts add up to the whole exactly.">
       <Strip data={data} split={split} isOpen={isOpen} onChoose={toggle} />
       <div class="legend buttons">
         {split.parts.map(part => (
@@ -98,7 +95,7 @@ export function Strip({ data, split, isOpen, onChoose }: { data: PageData; split
   return (
     <div class="step-bar" aria-hidden="true">
       {split.parts.map(part => (
-        <div key={part.key} class={isOpen?.(part) ? "open" : undefined} title={`${part.name}: ${us(part.us)}, ${share(part.us / split.us)} of ${split.whole}. ${capital(part.help)}.`}
+        <div key={part.key} class={`${IDLE.has(part.key) && onDevice(data) ? "idle" : ""}${isOpen?.(part) ? " open" : ""}`} title={`${part.name}: ${us(part.us)}, ${share(part.us / split.us)} of ${split.whole}. ${capital(part.help)}.`}
           style={{ flexGrow: part.us / split.us, background: colorOf(data, "split", part.key) }} onClick={() => onChoose?.(part.key)} />
       ))}
     </div>
@@ -146,7 +143,7 @@ function List({ title, rows, rest }: { title: string; rows: readonly { key: stri
 }
 
 /** What each part of the model takes of the device's time; these add up to all of it. */
-function Shares({ data }: { data: PageData }): JSX.Element | null {
+export function Shares({ data }: { data: PageData }): JSX.Element | null {
   const rows: Row[] = data["views"]?.shares ?? [];
   const shown = rows.slice(0, 12).map(row => {
     const layers = (row["layers"] as string[]) ?? [];
@@ -169,7 +166,7 @@ function Work({ data, part }: { data: PageData; part: string }): JSX.Element {
     <>
       {part === "kernel" && <Shares data={data} />}
       {part === "communication" && <Collectives data={data} />}
-      <List title={`${{ kernel: "Kernels", communication: "Kernels of communication", memcpy: "Copies", memset: "Sets" }[part] ?? "Kernels"}, ${per(data)}, those beside other work too`} rows={rows} rest={all.length > MOST ? `and ${all.length - MOST} more in Kernels` : undefined} />
+      <List title={`${{ kernel: "Kernels", communication: "Kernels of communication", memcpy: "Copies", memset: "Sets" }[part] ?? "Kernels"} ${per(data)}, beside other work or not`} rows={rows} rest={all.length > MOST ? `and ${all.length - MOST} more in Kernels` : undefined} />
     </>
   );
 }
@@ -221,6 +218,6 @@ function Waits({ data }: { data: PageData }): JSX.Element | null {
   return <List title={`The CPU waits for the device, ${per(data)}`} rows={rows.slice(0, MOST).map((row, i) => ({
     key: String(i), value: us(perStep(data, row["wait_us"] as number)),
     link: ops.has(row["op"]) ? <Go to="step" select={{ kind: "op", name: row["op"] as string }}>{cut(row["op"], 60)}</Go> : <Text of={row["op"]} longest={60} />,
-    more: [`${row["kind"]}, ${count(perStep(data, row["count"] as number))} times`, row["layer"] && `in ${cut(row["layer"], 60)}`, cut((row["sources"] as string[])[0] ?? "", 80)].filter(Boolean).join(", "),
+    more: [`${row["kind"]}, ${count(perStep(data, row["count"] as number))}×`, row["layer"] && `in ${cut(row["layer"], 60)}`, cut((row["sources"] as string[])[0] ?? "", 80)].filter(Boolean).join(", "),
   }))} />;
 }

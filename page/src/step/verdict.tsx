@@ -1,13 +1,14 @@
 /** The verdict: one line with its share, which is a link to what it is a share of, and the first fix. */
 import type { JSX } from "preact";
 import { rowsOf } from "../basis";
-import { cut, full } from "../format";
+import { capital, cut, full } from "../format";
 import type { PageData, Row } from "../page_data";
-import { CopyButton, Go } from "../parts";
+import { CopyButton } from "../parts";
 import { findingsOf, type GapOf, longestGap, type Target, targetsOf } from "../targets";
-import { openPart } from "./step_bar";
+import { To } from "./findings";
 
 const MOST_WORDS = 15;
+const IDLE = /^The device is idle/;
 const SHARE = /(?:over |at least |at most )?\d[\d.,]* %/;
 
 export interface Verdict {
@@ -22,11 +23,12 @@ export function verdictOf(data: PageData): Verdict | null {
   if (!text) return null;
   const [said = "", fix = ""] = text.split(/First fix: (.*)/s);
   const sentences = said.trim().split(/(?<=[.;])\s+(?=\S)/).map(one => one.replace(/[.;]$/, ""));
-  const chosen = sentences.find(one => SHARE.test(one)) ?? sentences[0] ?? "";
-  const headline = shortened(chosen);
-  const others = sentences.filter(one => one !== chosen);
-  const rest = chosen.slice(headline.length).replace(/^\W+/, "");
-  return { headline, more: [rest, ...others].filter(Boolean).map(sentence).join(" "), fix: fix.trim().replace(/\.$/, "") };
+  const gain = sentences.find(one => /^Most to gain: .*%/.test(one) && one.split(" ").length <= MOST_WORDS + 3)?.slice("Most to gain: ".length);
+  const chosen = sentences.find(one => IDLE.test(one)) ?? gain ?? sentences.find(one => SHARE.test(one) && !one.startsWith("No layer is known")) ?? sentences[0] ?? "";
+  const headline = capital(shortened(chosen)).replace("of it in all", "of the device time");
+  const others = sentences.filter(one => !one.endsWith(chosen));
+  const rest = chosen.slice(shortened(chosen).replace(/ …$/, "").length).replace(/^[,:\s]+/, "");
+  return { headline, more: [rest && `… ${rest}.`, ...others.map(sentence)].filter(Boolean).join(" "), fix: fix.trim().replace(/\.$/, "") };
 }
 
 const sentence = (text: string): string => `${text[0]!.toUpperCase()}${text.slice(1)}.`;
@@ -46,20 +48,18 @@ export function withRun(data: PageData, text: string | null | undefined): string
 /** Part of the model that takes so much of the time, as `views.shares` has them: it is a row below the step's bar. */
 const shares = (data: PageData): Row[] => data["views"]?.shares ?? [];
 
-/** What the headline's share is a share of. */
-export function verdictTarget(data: PageData, headline: string, gaps: readonly GapOf[] | null): { target: Target; part: string } | null {
-  if (/\bidle\b/.test(headline)) {
-    const target = longestGap(gaps, /./);
-    return target && { target, part: "idle" };
-  }
+/** What the headline's share is a share of; null: nothing that the page shows. */
+export function verdictTarget(data: PageData, headline: string, gaps: readonly GapOf[] | null): Target | null {
+  const idle: Target = { to: "step", part: "idle", kind: "idle time", name: "what the device waits for" };
+  if (IDLE.test(headline)) return { ...idle, ...longestGap(gaps, /./) };
   const share = shares(data).find(row => headline.startsWith(String(row["name"])));
   const layer = (share?.["layers"] as string[] | undefined)?.[0];
-  if (layer && rowsOf(data, "layers").some(row => row["layer"] === layer)) return { target: { to: "step", select: { kind: "layer", name: layer }, kind: "layer", name: layer }, part: "kernel" };
-  const about = findingsOf(data).find(one => headline.includes(String(one["title"]).slice(0, 40)));
-  const target = about && targetsOf(data, about, gaps)[0];
-  if (target) return { target, part: "" };
-  const communication = /^communication/i.test(headline) ? rowsOf(data, "kernels").find(row => row["class"] === "communication") : undefined;
-  return communication ? { target: { to: "step", select: { kind: "kernel", name: String(communication["name"]) }, kind: "kernel", name: String(communication["name"]) }, part: "communication" } : null;
+  if (layer && rowsOf(data, "layers").some(row => row["layer"] === layer)) return { to: "step", part: "kernel", select: { kind: "layer", name: layer }, kind: "layer", name: layer };
+  const kernel = (of: string): string | undefined => rowsOf(data, "kernels").find(row => row["class"] === of)?.["name"] as string | undefined;
+  const [name, part] = /^communication/i.test(headline) ? [kernel("communication"), "communication"] : /matrix products/i.test(headline) ? [kernel("gemm"), "kernel"] : [];
+  if (name && part) return { to: "step", part, select: { kind: "kernel", name }, kind: "kernel", name };
+  const about = findingsOf(data).find(one => headline.toLowerCase().includes(String(one["title"]).slice(0, 30).toLowerCase()));
+  return (about && targetsOf(data, about, gaps)[0]) ?? (data["overview"]?.steps.length ? { to: "step", part: "kernel", kind: "part of the step", name: "kernels" } : null);
 }
 
 export function Headline({ data, gaps }: { data: PageData; gaps: readonly GapOf[] | null }): JSX.Element | null {
@@ -68,7 +68,7 @@ export function Headline({ data, gaps }: { data: PageData; gaps: readonly GapOf[
   const found = verdictTarget(data, verdict.headline, gaps);
   return (
     <div class="verdict-box">
-      <p class="big">{found ? <WithLink text={verdict.headline} target={found.target} part={found.part} /> : cut(verdict.headline, 300)}</p>
+      <p class="big">{found ? <WithLink text={verdict.headline} target={found} /> : cut(verdict.headline, 300)}</p>
       {verdict.more && <p class="quiet">{cut(verdict.more, 500)}</p>}
       {verdict.fix && <div class="fix"><span class="how" title={full(verdict.fix)}><b>First fix:</b> {cut(verdict.fix, 600)}</span><CopyButton text={verdict.fix} /></div>}
     </div>
@@ -76,14 +76,8 @@ export function Headline({ data, gaps }: { data: PageData; gaps: readonly GapOf[
 }
 
 /** The headline with its share as a link; where it has none, all of it. */
-function WithLink({ text, target, part }: { text: string; target: Target; part: string }): JSX.Element {
+function WithLink({ text, target }: { text: string; target: Target }): JSX.Element {
   const share = SHARE.exec(text)?.[0] ?? text;
   const at = text.indexOf(share);
-  return (
-    <>
-      {cut(text.slice(0, at), 200)}
-      <Go to={target.to} title={`Show it: ${full(target.name)}`} onGo={() => { if (part) openPart.value = part; }} {...(target.select ? { select: target.select } : {})}>{cut(share, 200)}</Go>
-      {cut(text.slice(at + share.length), 200)}
-    </>
-  );
+  return <>{cut(text.slice(0, at), 200)}<To target={target}>{cut(share, 200)}</To>{cut(text.slice(at + share.length), 200)}</>;
 }
