@@ -99,16 +99,16 @@ export function Icicle({ data, layers }: { data: PageData; layers: LayerRows }):
 
   return (
     <section class="icicle">
-      <h2>Layers by {TITLES[measure].replace(/^[TR]/, letter => letter.toLowerCase())} <span class="quiet">each as wide as its share, {basis}</span></h2>
+      <h2>Layers by {TITLES[measure].replace(/^[TR]/, letter => letter.toLowerCase())}</h2>
+      <p class="note">Each as wide as its share, {basis}. A click selects; a double click or Enter looks inside.</p>
       <div class="tools">
         {measures.length > 1 && <Segments label="Measure" options={measures.map(one => [one, TITLES[one]] as const)} chosen={measure} onChoose={setMeasure} />}
         {phases.length > 2 && measure !== "retained" && <Segments label="Phase" options={phases.map(one => [one, one === "all" ? "all phases" : one] as const)} chosen={phase} onChoose={setPhase} />}
-        <nav class="path" aria-label="What is looked into">
-          {path.length > 1 && path.map((node, i) => (
-            <span key={node.id}>{i > 0 && " › "}{node === root ? <span aria-current="true">{cut(node.label, 40)}</span> : <button type="button" class="link" onClick={() => setZoomed(node)}>{cut(node.label, 40)}</button>}</span>
-          ))}
-          {path.length < 2 && <span class="quiet">A click selects; a double click or Enter looks inside</span>}
-        </nav>
+        {path.length > 1 && (
+          <nav class="path" aria-label="What is looked into">
+            {path.map((node, i) => <span key={node.id}>{i > 0 && " › "}{node === root ? <strong>{cut(node.label, 40)}</strong> : <button type="button" class="link" onClick={() => setZoomed(node)}>{cut(node.label, 40)}</button>}</span>)}
+          </nav>
+        )}
       </div>
       {!root && <p class="note">No layer has any in {phase}.</p>}
       <div class="fields" ref={place} onMouseLeave={() => setHovered(null)}>
@@ -167,21 +167,23 @@ function draw(canvas: HTMLCanvasElement, fields: readonly Field[], width: number
   pen.scale(ratio, ratio);
   pen.font = `12px ${getComputedStyle(document.body).fontFamily}`;
   pen.textBaseline = "middle";
-  const [panel, soft, ink, paper, line] = (["--panel", "--soft", "--ink", "--paper", "--line"] as const).map(themeColor) as [string, string, string, string, string];
+  const [ink, paper, line] = (["--ink", "--paper", "--line"] as const).map(themeColor) as [string, string, string];
   for (const field of fields) {
     const { node, kind, x, width: wide } = field;
     const y = field.level * LEVEL;
     const high = field.height * LEVEL - 1;
     const gap = wide > 4 ? 1 : 0;
     const isPlain = kind === "own" || !node.row;
-    pen.fillStyle = kind === "own" ? panel : isPlain ? line : color(node);
+    pen.fillStyle = kind !== "own" && isPlain ? line : color(node);
+    pen.globalAlpha = kind === "own" ? 0.25 : 1;
     pen.fillRect(x, y, Math.max(0.5, wide - gap), high);
+    pen.globalAlpha = 1;
     if (wide < 18) continue;
-    pen.fillStyle = isPlain ? (kind === "own" ? soft : ink) : inkOn(color(node));
-    const name = kind === "own" ? "itself" : node.label;
+    pen.fillStyle = isPlain ? ink : inkOn(color(node));
     const letters = Math.floor((wide - 8) / LETTER);
     const value = kind === "own" ? "" : format(node.value);
-    const says = letters >= name.length + value.length + 2 ? `${name}  ${value}` : letters >= Math.min(3, name.length) ? cut(name, letters) : "";
+    const name = kind === "own" ? "itself" : letters >= node.label.length ? node.label : node.short;
+    const says = letters >= name.length + value.length + 2 ? `${name}  ${value}` : letters >= Math.min(7, name.length) ? cut(name, letters) : "";
     pen.fillText(says, x + 4, y + LEVEL / 2, wide - 6);
   }
   const marked = fields.find(field => field.kind === "layer" && field.node.id === chosen) ?? fields.find(field => chosen !== null && field.kind === "more" && found(field.node, chosen));

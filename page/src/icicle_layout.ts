@@ -4,6 +4,7 @@ import type { LayerRow } from "./layers_rows";
 export interface Node {
   id: string;
   label: string;
+  short: string; // of a numbered layer the number
   row: LayerRow | null; // null: of several layers together
   value: number | null; // as it is shown
   size: number; // as it is drawn: at least what is inside; a layer that several share has all its calls in each
@@ -28,7 +29,7 @@ const MERGED = 64; // pixels at least of a field of many small ones, where there
 export function treeOf(rows: Iterable<LayerRow>, valueOf: (row: LayerRow) => number | null | undefined): Node | null {
   const nodes = new Map<string, Node>();
   const all = [...rows];
-  for (const row of all) nodes.set(row.layer, { id: row.layer, label: labelOf(row), row, value: valueOf(row) ?? null, size: 0, parent: null, children: [] });
+  for (const row of all) nodes.set(row.layer, { id: row.layer, ...labels(row), row, value: valueOf(row) ?? null, size: 0, parent: null, children: [] });
   const roots: Node[] = [];
   for (const node of nodes.values()) {
     const parent = node.row?.above ? nodes.get(node.row.above) : undefined;
@@ -52,15 +53,15 @@ function sized(node: Node): void {
 const sizeOf = (nodes: readonly Node[]): number => nodes.reduce((total, node) => total + node.size, 0);
 
 function together(id: string, label: string, children: Node[], parent: Node | null, adopt = false): Node {
-  const node: Node = { id, label, row: null, value: sizeOf(children), size: sizeOf(children), parent, children };
+  const node: Node = { id, label, short: label, row: null, value: sizeOf(children), size: sizeOf(children), parent, children };
   if (adopt) for (const child of children) child.parent = node;
   return node;
 }
 
-/** The name below the layer above; of a numbered one the number. */
-function labelOf(row: LayerRow): string {
-  const below = row.above && row.layer.startsWith(`${row.above}.`) ? row.layer.slice(row.above.length + 1) : row.layer;
-  return /[._](\d+)$/.exec(below)?.[1] ?? below;
+/** The name below the layer above. */
+function labels(row: LayerRow): { label: string; short: string } {
+  const label = row.above && row.layer.startsWith(`${row.above}.`) ? row.layer.slice(row.above.length + 1) : row.layer;
+  return { label, short: /[._](\d+)$/.exec(label)?.[1] ?? label };
 }
 
 export const depthOf = (node: Node): number => 1 + node.children.reduce((most, child) => Math.max(most, depthOf(child)), 0);

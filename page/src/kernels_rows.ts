@@ -19,7 +19,8 @@ export interface Piece {
   count: number;
 }
 
-const NO_LAYER: Readonly<Record<number, string>> = { [-1]: "(outside all layers)", [-2]: "(layer not known)" };
+export const OUTSIDE = "(outside all layers)";
+export const UNKNOWN_LAYER = "(layer not known)";
 const made = new WeakMap<Timeline, Piece[]>();
 
 /** All of the run, as Python has added it up. */
@@ -51,7 +52,7 @@ export function streamPieces(of: Timeline): Piece[] {
 }
 
 function placed({ head }: Timeline, name: number, layer: number, phase: number, kind: number): Pick<Piece, "name" | "layer" | "isLayer" | "phase" | "class"> {
-  return { name: head.names[name] ?? "", layer: head.layers[layer] ?? NO_LAYER[layer] ?? "", isLayer: layer >= 0, phase: head.phases[phase] ?? "other", class: head.classes[kind] ?? "other" };
+  return { name: head.names[name] ?? "", layer: head.layers[layer] ?? (layer === -1 ? OUTSIDE : UNKNOWN_LAYER), isLayer: layer >= 0, phase: head.phases[phase] ?? "other", class: head.classes[kind] ?? "other" };
 }
 
 /** Whether a piece is of what is selected; null: a piece cannot tell. */

@@ -144,9 +144,9 @@ function columnsOf(data: PageData, by: KernelGroup, found: Found): Column<Row>[]
     { key: "time_us", title: "Total", kind: "us", help: `Time ${per(data)}` },
     ...(found.isNarrowed ? [{ key: "of_selected", title: "Of selected", kind: "share", bar: true, help: "of all that what is selected ran", value: row => (outer ? (row["time_us"] as number) / outer : undefined) } satisfies Column<Row>] : []),
     { key: "share", title: "Of all", kind: "share", bar: !found.isNarrowed, help: `of all ${data["page"].time_name}`, value: row => (total ? (row["time_us"] as number) / total : undefined), ...(found.isNarrowed && { spare: 5 }) },
-    { key: "mean_us", title: "Mean", kind: "us", help: "of one launch", value: row => (row["count"] ? (row["time_us"] as number) / (row["count"] as number) : undefined), spare: 3 },
-    { key: "min_us", title: "Least", kind: "us" },
-    { key: "max_us", title: "Most", kind: "us" },
+    { key: "mean_us", title: "Mean", kind: "us", help: "of one launch", value: row => (row["count"] ? (row["time_us"] as number) / (row["count"] as number) : undefined), fine: true, spare: 3 },
+    { key: "min_us", title: "Least", kind: "us", fine: true },
+    { key: "max_us", title: "Most", kind: "us", fine: true },
     ...ofKernels("blocks_per_sm", "Blocks per SM", "number", "Under 1: there are fewer blocks than multiprocessors, and some of the device stands still"),
     ...ofKernels("occupancy", "Occupancy", "share", "Achieved, as the profiler estimates it; mean by time", { spare: 6 }),
     ...size("grid", "Grid", "Blocks"),
@@ -157,7 +157,7 @@ function columnsOf(data: PageData, by: KernelGroup, found: Found): Column<Row>[]
       { key: "copied_bytes", title: "Copied", kind: "bytes", help: `of copies and sets, ${per(data)}`, value: row => row["copied_bytes"] ?? undefined },
       { key: "copy_rate", title: "Copy rate", kind: "bandwidth", value: row => (row["copied_bytes"] && row["time_us"] ? ((row["copied_bytes"] as number) / (row["time_us"] as number)) * 1e6 : undefined) },
     ] satisfies Column<Row>[]) : []),
-    pickColumn("op", "ops", "Launched by", { longest: 30, spare: 7 }),
+    { ...pickColumn("op", "ops", "Launched by", { longest: 30, spare: 7 }), value: row => (row["name"] === undefined || row["launch"] ? undefined : ((row["ops"] as string[] | undefined)?.[0] ?? undefined)) },
     { key: "layers", title: "Layers", kind: "layer", longest: 30, help: "Innermost layers, those with most of it first", missing: "the layer is not known", spare: 8 },
   ];
 }

@@ -13,7 +13,7 @@ import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/ho
 import { count, cut } from "./format";
 import { CopyButton } from "./parts";
 import { type Sort, sorts } from "./state";
-import { Cell, type Column, csvOf, type Drawn, fitted, measured } from "./table_cells";
+import { applying, Cell, type Column, csvOf, type Drawn, fitted, measured, reasonOf } from "./table_cells";
 import { Forest, isNumeric, type Shown } from "./table_rows";
 import { printing } from "./theme";
 import "./table.css";
@@ -61,7 +61,11 @@ export function Table<R extends object>(props: TableProps<R>): JSX.Element {
   const scroller = useRef<HTMLDivElement>(null);
 
   const forest = useMemo(() => new Forest(rows, columns, props.id, tree?.parent), [rows, columns]);
-  const drawn = useMemo(() => measured(columns, total ? [...rows, total] : rows), [rows, columns, total]);
+  const { drawn, unknown } = useMemo(() => {
+    const all = total ? [...rows, total] : rows;
+    const found = applying(columns, all);
+    return { drawn: measured(found.columns, all), unknown: found.unknown };
+  }, [rows, columns, total]);
   const sort = sorts.value[name] ?? props.sort ?? null;
   const shown = useMemo(() => forest.shown(sort, query, folds, tree?.open), [forest, sort, query, folds]);
   const indent = tree ? 18 + LEVEL * Math.min(DEEPEST_INDENT, shown.reduce((most, one) => Math.max(most, one.depth), 0)) : 0;
@@ -175,6 +179,7 @@ export function Table<R extends object>(props: TableProps<R>): JSX.Element {
         )}
         <span class="grow" />
         <span class="shown" role="status">{says}</span>
+        {unknown.length > 0 && <span class="shown" title={unknown.map(column => `${column.title}: ${reasonOf(column, rows[0]!)}`).join("\n")}>not known: {unknown.map(column => column.title).join(", ")}</span>}
         {left.length > 0 && <span class="shown" title="There is no room for these columns: widen the window, or choose other columns. The CSV has them.">without {left.map(one => one.title).join(", ")}</span>}
         <CopyButton text={csv} label="Copy CSV" title="All rows and columns, in the units of the table" />
         <button type="button" class="small" onClick={() => saveCsv(`${name}.csv`, csv())}>Save CSV</button>

@@ -13,6 +13,7 @@ export interface Column<R> extends Values<R> {
   bar?: boolean; // of a share: a bar behind the number
   longest?: number; // letters of a text that are shown at most, where there is room
   shown?: (text: string, letters: number) => string; // how a text is cut; else in the middle
+  fine?: boolean; // of times: in microseconds, however long the longest is
   spare?: number; // left out where there is no room, the largest number first
 }
 
@@ -25,10 +26,11 @@ export interface Drawn<R> {
 }
 
 const LONGEST_CELL = 48;
-const LETTER = 7.2; // pixels, in the mean, at the table's size
+const LETTER = 7; // pixels, in the mean, at the table's size
 const PADDING = 14;
 const ARROW = 14; // of the sort
 const LEAST_NAME = 170; // pixels of the first column that has shrunk
+const FINE_US = 999;
 const NARROW = 0.46; // of the room: what the first column, which stays, takes at most
 
 let measuring: CanvasRenderingContext2D | null = null;
@@ -41,12 +43,20 @@ function widthOf(text: string, bold = false): number {
   return measuring.measureText(text.slice(0, 200)).width;
 }
 
-/** All columns with formats and the width that they would like. */
+/** Those that apply to any row; `unknown`: of which no value is known. The first stays. */
+export function applying<R>(columns: readonly Column<R>[], rows: readonly R[]): { columns: Column<R>[]; unknown: Column<R>[] } {
+  const [first, ...others] = columns;
+  const applies = others.filter(column => !rows.length || rows.some(row => valueOf(column, row) !== undefined || column.cell?.(row, LONGEST_CELL) !== undefined));
+  const isUnknown = (column: Column<R>): boolean => rows.length > 0 && rows.every(row => valueOf(column, row) == null && column.cell?.(row, LONGEST_CELL) === undefined);
+  return { columns: [...(first ? [first] : []), ...applies.filter(column => !isUnknown(column))], unknown: applies.filter(isUnknown) };
+}
+
+/** Columns with formats and the width that they would like. */
 export function measured<R>(columns: readonly Column<R>[], rows: readonly R[]): Drawn<R>[] {
   const drawn: Drawn<R>[] = [];
   for (const column of columns) {
     const like = drawn.find(one => one.column.key === column.like)?.format;
-    const format = !isNumeric(column) ? null : like?.unit ? like : columnFormat(column.kind, rows.map(row => valueOf(column, row)));
+    const format = !isNumeric(column) ? null : like?.unit ? like : columnFormat(column.kind, rows.map(row => valueOf(column, row)).map(value => (column.fine && typeof value === "number" ? Math.min(value, FINE_US) : value)));
     const most = column.longest ?? LONGEST_CELL;
     let longest = "";
     for (const row of rows) {
@@ -77,7 +87,7 @@ export function fitted<R>(drawn: readonly Drawn<R>[], room: number, indent: numb
   }
   const most = Math.max(110, Math.min(first.width, room * (over(LEAST_NAME) > 0 ? NARROW : 1)));
   first.width = Math.floor(Math.max(Math.min(LEAST_NAME, most), Math.min(most, first.width - over(first.width))));
-  for (const one of columns) if (!one.format) one.letters = Math.min(one.letters, Math.max(6, Math.floor((one.width - PADDING) / (LETTER * 0.92))));
+  for (const one of columns) if (!one.format) one.letters = Math.min(one.letters, Math.max(6, Math.floor((one.width - PADDING - (one === first ? indent : 0)) / LETTER)));
   return { columns, left };
 }
 
@@ -86,14 +96,13 @@ function textOf(value: unknown, isLayer: boolean): string {
   return isLayer ? `${clean(value[0] ?? "")}${value.length > 1 ? " +99" : ""}` : value.map(clean).join(", ");
 }
 
+export const reasonOf = <R,>(column: Column<R>, row: R): string => (typeof column.missing === "function" ? column.missing(row) : column.missing) || "not known";
+
 export function Cell<R>({ drawn: { column, format, letters }, row }: { drawn: Drawn<R>; row: R }): JSX.Element {
   const own = column.cell?.(row, letters);
   if (own !== undefined) return <>{own}</>;
   const value = valueOf(column, row);
-  if (value === null) {
-    const missing = typeof column.missing === "function" ? column.missing(row) : column.missing;
-    return <span title={full(missing || "not known")}>{UNKNOWN}</span>;
-  }
+  if (value === null) return <span title={full(reasonOf(column, row))}>{UNKNOWN}</span>;
   if (format) {
     const bar = column.bar && typeof value === "number" && value > 0;
     return <>{bar && <span class="bar" style={{ width: `${Math.min(100, 100 * value)}%` }} />}<span>{format.text(value)}</span></>;

@@ -9,7 +9,7 @@ import { Icicle } from "../icicle";
 import { type Group, type LayerRow, type LayerRows, layerRows } from "../layers_rows";
 import type { PageData } from "../page_data";
 import { Go, Section, Segments } from "../parts";
-import { selection } from "../state";
+import { address, selection } from "../state";
 import { type Column, Table } from "../table";
 import "../rooms.css";
 
@@ -65,7 +65,7 @@ function LayerTable({ data, whole }: { data: PageData; whole: LayerRows }): JSX.
             <Segments label="What a row holds" chosen={own ? "self" : "total"} onChoose={id => setOwn(id === "self")}
               options={[["total", "With layers below", "A layer's time with everything inside it"], ["self", "Self only", "Time whose innermost layer this is: what adds up over all layers"]]} />
             <Segments label="Columns" chosen={set} onChoose={setSet} options={[["main", "Main"], ["time", "Time"], ["work", "FLOPs"], ["memory", "Memory"]]} />
-            {chosen !== null && whole.layers.has(chosen) && <Go to="kernels" select={{ kind: "layer", name: chosen }}>Kernels of {cut(chosen, 40)} →</Go>}
+            {chosen !== null && whole.layers.has(chosen) && <a class="small" href={address("kernels", selection.value)}>Its kernels →</a>}
           </>
         } />
       <Sum data={data} layers={layers} own={own} />
