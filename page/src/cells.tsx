@@ -1,11 +1,11 @@
 /** Columns that several tables have, and rows narrowed to what is selected. */
-import type { ComponentChildren, JSX } from "preact";
+import type { JSX } from "preact";
 import { categoryName, rowsOf } from "./basis";
 import { type ColorKind, colorOf } from "./colors";
 import { count, cut, full } from "./format";
 import type { PageData, Row } from "./page_data";
-import { Marked } from "./parts";
-import { address, isSame, place, select, selection, type Selection } from "./state";
+import { Go, Marked } from "./parts";
+import { place, select, selection } from "./state";
 import type { Column } from "./table";
 
 /** What memory of a category is. */
@@ -20,16 +20,6 @@ export const CATEGORY_HELP: Readonly<Record<string, string>> = {
   other: "all else, with what was there before profiling",
 };
 
-/** A link that selects, and stays at this place with its range and sorts; in a new tab it shows the same thing. */
-export function Pick({ chosen, children, title }: { chosen: Selection; children: ComponentChildren; title?: string }): JSX.Element {
-  const click = (event: MouseEvent) => {
-    if (event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
-    event.preventDefault();
-    select(chosen);
-  };
-  return <a href={address(place.value, chosen)} title={title} class="name" aria-current={isSame(chosen, selection.value) ? "true" : undefined} onClick={click}>{children}</a>;
-}
-
 const first = (value: unknown): unknown => (Array.isArray(value) ? value[0] : value);
 
 /** Layers or ops whose names select them. */
@@ -41,7 +31,7 @@ export function pickColumn(kind: "layer" | "op", key: string, title: string, mor
       const name = first(row[key]);
       if (typeof name !== "string" || !name || name === "before profiling") return name ? <span class="quiet">{cut(name, letters)}</span> : undefined;
       const others = Array.isArray(row[key]) ? row[key].length - 1 : 0;
-      return <><Pick chosen={{ kind, name }} title={full(others ? (row[key] as string[]).join(", ") : name)}>{cut(name, letters)}</Pick>{others > 0 && <span class="quiet"> +{others}</span>}</>;
+      return <><Go to={place.value} select={{ kind, name }} class="name" title={full(others ? (row[key] as string[]).join(", ") : name)}>{cut(name, letters)}</Go>{others > 0 && <span class="quiet"> +{others}</span>}</>;
     },
   };
 }
@@ -50,6 +40,7 @@ export function pickColumn(kind: "layer" | "op", key: string, title: string, mor
 export function markColumn(data: PageData, kind: ColorKind, key: string, title: string, more: Partial<Column<Row>> = {}): Column<Row> {
   return {
     key, title, kind: "text", ...more,
+    value: row => (kind === "category" && typeof row[key] === "string" ? categoryName(data, row[key]) : (row[key] ?? null)),
     cell: row => {
       const name = row[key];
       if (typeof name !== "string" || !name) return undefined;

@@ -108,12 +108,21 @@ export function Bars({ title, values, labels, format, color, far = new Set(), ma
   const first = [...far].slice(0, 3).map(short).join(", ");
   const named = far.size ? `outlier${far.size > 1 ? "s" : ""}: ${first}${far.size > 3 ? " …" : ""}; ` : ""; // not everybody sees colours
   const range = known.length ? `${format(least)} to ${format(most)}` : "";
+  const at = [...marked][0] ?? -1;
+  const keys = (event: KeyboardEvent) => {
+    const next = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: values.length - 1 }[event.key];
+    if (next === undefined) return;
+    event.preventDefault();
+    onChoose!(Math.max(0, Math.min(values.length - 1, next)));
+  };
+  const said = `${title}: ${values.length} values, ${range}. ${named}`;
+  const slider = { role: "slider", tabIndex: 0, "aria-valuemin": 0, "aria-valuemax": values.length - 1, "aria-valuenow": Math.max(0, at), "aria-valuetext": at < 0 ? "none is chosen" : `${labels[at]}: ${isKnown(values[at]) ? format(values[at]) : "not known"}`, onKeyDown: keys } as const;
   return (
     <figure class="bars">
       <figcaption title={[`median ${format(middle)}`, range, help].filter(Boolean).join(". ")}>
         {title} <span class="quiet">{known.length ? `${named}${known.length > 1 ? "median " : ""}${format(middle)}` : "not known"}</span>
       </figcaption>
-      <svg viewBox={`0 0 ${WIDTH} ${HEIGHT}`} preserveAspectRatio="none" role="img" aria-label={`${title}: ${values.length} values, ${range}. ${named}`}>
+      <svg viewBox={`0 0 ${WIDTH} ${HEIGHT}`} preserveAspectRatio="none" aria-label={said} {...(onChoose ? slider : { role: "img" })}>
         {values.map((value, i) => isKnown(value) && (
           <g key={i} onClick={() => onChoose?.(i)}>
             <rect x={(i + 0.1) * width} y={value > 0 ? Math.min(HEIGHT - 1, y(value)) : HEIGHT} width={0.8 * width} height={value > 0 ? Math.max(1, HEIGHT - y(value)) : 0}

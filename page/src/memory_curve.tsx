@@ -115,6 +115,7 @@ export function MemoryCurve({ data, moment, chosen, life, onRange }: Props): JSX
         if (one.select.width < 3) return;
         const ends = [one.select.left, one.select.left + one.select.width].map(left => Math.min(curve.end_us, Math.max(0, one.posToVal(left, "x") * tick)));
         one.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+        moment.value = null;
         onRange([ends[0]!, ends[1]!]);
       }],
     },
@@ -124,7 +125,7 @@ export function MemoryCurve({ data, moment, chosen, life, onRange }: Props): JSX
     chart.current = made;
     made.over.addEventListener("click", event => choose(made.posToVal(event.offsetX, "x") * tick));
     made.over.addEventListener("wheel", event => {
-      if (!event.ctrlKey && !made.root.closest("[role=slider]")?.matches(":focus")) return; // else the page could not be scrolled past it
+      if (!event.ctrlKey) return; // else the page could not be scrolled past it
       event.preventDefault();
       zoom(event.deltaY < 0 ? 0.8 : 1.25, made.posToVal(event.offsetX, "x") * tick);
     }, { passive: false });
@@ -173,6 +174,7 @@ export function MemoryCurve({ data, moment, chosen, life, onRange }: Props): JSX
       </div>
       <ul class="legend values">
         {names.map(name => <li key={name}><Marked color={colorOf(data, "category", name)}>{categoryName(data, name)} <b>{bytes(curve.categories[name]![point])}</b></Marked></li>)}
+        {curve.reserved_bytes && <li><span class="dashed" />reserved <b>{bytes(curve.reserved_bytes[point])}</b></li>}
       </ul>
       <p class="note">Click: a moment. Drag: a range. Ctrl and wheel, or + and −: zoom. Keys: arrows, with Shift a range; Page Up and Down go from phase to phase; Escape: the peak.</p>
       <HiddenTable data={data} curve={curve} names={names} />
@@ -184,7 +186,7 @@ export function MemoryCurve({ data, moment, chosen, life, onRange }: Props): JSX
 function HiddenTable({ data, curve, names }: { data: PageData; curve: Curve; names: readonly string[] }): JSX.Element {
   const starts = curve.phases.length ? curve.phases.map(one => one.start_us) : Array.from({ length: 20 }, (_, i) => (curve.end_us * i) / 19);
   return (
-    <table class="hidden-table">
+    <div class="unseen"><table>
       <caption>Memory where each phase begins{starts.length > MOST_LISTED ? `, the first ${MOST_LISTED} of ${starts.length}` : ""}</caption>
       <thead><tr><th scope="col">Time</th><th scope="col">Step, phase</th><th scope="col">Allocated</th>{names.map(name => <th key={name} scope="col">{categoryName(data, name)}</th>)}</tr></thead>
       <tbody>
@@ -193,7 +195,7 @@ function HiddenTable({ data, curve, names }: { data: PageData; curve: Curve; nam
           return <tr key={i}><td>{us(time)}</td><td>{placeInSteps(curve, time)}</td><td>{bytes(curve.allocated_bytes[at])}</td>{names.map(name => <td key={name}>{bytes(curve.categories[name]![at])}</td>)}</tr>;
         })}
       </tbody>
-    </table>
+    </table></div>
   );
 }
 
@@ -274,7 +276,7 @@ function drawOver(chart: uPlot, data: PageData, curve: Curve, tick: number, mark
     ctx.strokeRect(x(from), bbox.top, Math.max(x(to) - x(from), ratio), bbox.height);
   };
   if (marks.life) box(marks.life, ink, 0.18);
-  if (marks.range) box(marks.range, themeColor("--accent"), 0.2);
+  if (marks.range) box(marks.range, themeColor("--accent"), 0.13);
   ctx.lineWidth = 2 * ratio;
   if (marks.moment !== null) line(marks.moment, themeColor("--accent"), []);
   const [peakUs, size] = marks.peak;

@@ -50,7 +50,7 @@ export function BothSteps({ rows, names, chosen, onChoose }: { rows: readonly Ro
       <div class="strip" style={{ width: `${(100 * total) / whole}%` }}>
         {parts.filter(part => part[side] > 0).map(part => (
           <button key={part.id} type="button" title={said(part)} aria-label={said(part)} aria-pressed={part.id !== "" && part.id === chosen} disabled={!part.id}
-            style={{ flexGrow: part[side], "--of": CERTAINTIES[part.certainty].color }} onClick={() => onChoose(part.id)}>
+            style={{ width: `${(100 * part[side]) / total}%`, "--of": CERTAINTIES[part.certainty].color }} onClick={() => onChoose(part.id)}>
             {part[side] > whole / 12 ? cut(part.name, 60) : ""}
           </button>
         ))}

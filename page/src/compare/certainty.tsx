@@ -38,12 +38,14 @@ export const signed = (value: unknown): string | undefined =>
   isNumber(value) ? `${value >= 0 ? "+" : "−"}${(100 * Math.abs(value)).toFixed(1)} %` : value === null ? undefined : UNKNOWN;
 
 export const CHANGE: Column<Row> = { key: "change", title: "Change", kind: "text", value: row => signed(row["change"]), help: "of b against a; times are means of the steps" };
-export const ERROR: Column<Row> = { key: "error", title: "±", kind: "text", value: row => (isNumber(row["error"]) ? `${(100 * row["error"]).toFixed(1)} %` : undefined), help: "standard error of the change" };
+const ERROR: Column<Row> = { key: "error", title: "±", kind: "text", value: row => (isNumber(row["error"]) ? `${(100 * row["error"]).toFixed(1)} %` : undefined), help: "standard error of the change" };
+/** The standard error, where it is known of any row. */
+export const errorColumn = (rows: readonly Row[]): Column<Row>[] => (rows.some(row => isNumber(row["error"])) ? [ERROR] : []);
 /** The rule that decided, beside the number. */
 export const RULE: Column<Row> = { key: "reason", title: "Because", kind: "text", longest: 100, value: row => row["reason"] || undefined, help: "the rule by which it was decided" };
 
 /** Both sides as two thin bars, on one scale for the whole table. */
 export function sidesColumn(most: number, a: (row: Row) => number, b: (row: Row) => number): Column<Row> {
   const bar = (value: number, side: string) => <i class={side} style={{ width: `${most ? (100 * value) / most : 0}%` }} />;
-  return { key: "sides", title: "a above b", kind: "text", spare: 6, help: "time on both sides, on one scale", value: () => undefined, cell: row => <span class="sides" aria-hidden="true">{bar(a(row), "a")}{bar(b(row), "b")}</span> };
+  return { key: "sides", title: "a above b", kind: "text", spare: 1, help: "time on both sides, on one scale", value: () => undefined, cell: row => <span class="sides" aria-hidden="true">{bar(a(row), "a")}{bar(b(row), "b")}</span> };
 }

@@ -2,13 +2,13 @@
 import { useSignal } from "@preact/signals";
 import type { JSX } from "preact";
 import { useMemo, useRef } from "preact/hooks";
-import { bytes, count, cut, flops, isKnown, share, us } from "../format";
+import { bytes, capital, count, cut, flops, isKnown, share, us } from "../format";
 import type { PageData, Row } from "../page_data";
 import { Section, Segments } from "../parts";
 import { Lines } from "../places/run";
 import { type Column, Table } from "../table";
 import { BothSteps, nameOf } from "./bars";
-import { CERTAINTIES, CHANGE, certaintyOf, Decision, ERROR, ofFolded, RULE, sidesColumn, signed } from "./certainty";
+import { CERTAINTIES, CHANGE, certaintyOf, Decision, errorColumn, ofFolded, RULE, sidesColumn, signed } from "./certainty";
 
 type Draw = (props: { data: PageData }) => JSX.Element | null;
 type Format = (value: number) => string;
@@ -24,7 +24,8 @@ export function ComparePage({ data }: { data: PageData }): JSX.Element {
   ];
   return (
     <>
-      <p class="big" data-decision={comparison.decision}>{cut(comparison.verdict, 800)}</p>
+      <p class="big" data-decision={comparison.decision}>{cut(capital(headline(comparison.verdict)), 240)}</p>
+      <p>{capital(cut(comparison.verdict, 800))}.</p>
       <Lines of={notes} />
       <Like data={data} />
       {[Culprits, Work, Tree, Classes].map((One, i) => <One key={i} data={data} />)}
@@ -33,24 +34,38 @@ export function ComparePage({ data }: { data: PageData }): JSX.Element {
   );
 }
 
+/** The verdict's first clauses, without what stands in brackets. */
+function headline(verdict: string): string {
+  let text = verdict;
+  for (let inner = ""; inner !== text; ) [inner, text] = [text, text.replace(/ ?\([^()]*\)/g, "")];
+  return text.split("; ")[0]!;
+}
+
 /** Said of the time of a step, the first of the totals, where other load or clock would show alike. */
 const doubt = (data: PageData, row: Row): string =>
   row === data["comparison"].totals[0] && data["comparison"].confidence === "low" && ["slower", "faster"].includes(row["decision"] as string) ? " (low confidence)" : "";
 
 const Totals: Draw = ({ data }) => {
   const rows = data["comparison"].totals as Row[];
+  const known = useMemo(() => rows.filter(row => isKnown(row["a"]) || isKnown(row["b"])), [data]);
+  const unknown = rows.filter(row => !known.includes(row)).map(row => row["name"]);
   const columns = useMemo((): Column<Row>[] => [
     { key: "name", title: "Per step", kind: "text" },
     ...SIDES.map((side): Column<Row> => ({
       key: side, title: side, kind: "text", help: cut(data["comparison"][side], 200), missing: "not recorded on this side",
       value: row => (isKnown(row[side]) ? FORMATS[row["unit"] as string]!(row[side] as number) : null),
     })),
-    CHANGE, ERROR,
+    CHANGE, ...errorColumn(rows),
     { key: "decision", title: "Decision", kind: "text", longest: 40, value: row => (data["decisions"][rows.indexOf(row)] ? `${data["decisions"][rows.indexOf(row)]}${doubt(data, row)}` : undefined),
       cell: row => { const words = data["decisions"][rows.indexOf(row)] as string; return words ? <Decision words={`${words}${doubt(data, row)}`} /> : undefined; } },
     RULE,
   ], [data]);
-  return <Table name="totals" label="Totals of a step on both sides" rows={rows} columns={columns} search={false} />;
+  return (
+    <>
+      <Table name="totals" label="Totals of a step on both sides" rows={known} columns={columns} search={false} />
+      {unknown.length > 0 && <p class="note">Recorded on neither side: {unknown.join(", ")}.</p>}
+    </>
+  );
 };
 
 const phaseOf = (row: Row): string => (row["layer"] || row["phase"] !== "optimizer" ? (row["phase"] as string) : "");
@@ -107,7 +122,7 @@ const Culprits: Draw = ({ data }) => {
     { key: "phase", title: "Phase", kind: "text", value: row => (row["phase"] ? phaseOf(row) : "all") },
     { key: "change_us", title: "b − a", kind: "us", help: common ? `per step, beyond the ${signed(common)} that all layers have in common` : "per step" },
     { ...CHANGE, value: row => (row["change"] === null ? `only in ${(row["change_us"] as number) > 0 ? "b" : "a"}` : signed(row["change"])) },
-    ERROR,
+    ...errorColumn(culprits as Row[]),
     { key: "share", title: "Of all", kind: "share", bar: true, help: "of the change of the whole step", value: row => row["share"] ?? undefined },
   ], [data]);
   return (
@@ -166,7 +181,7 @@ const Tree: Draw = ({ data }) => {
       ...(time ?? []),
       sidesColumn(most, row => timeOf(row, "a"), row => timeOf(row, "b")),
       { key: "difference", title: "b − a", kind: "us", value: row => timeOf(row, "b") - timeOf(row, "a"), help: "per step" },
-      { ...CHANGE, help: "of the mean over the steps" }, ERROR,
+      { ...CHANGE, help: "of the mean over the steps" }, ...errorColumn(all),
       { key: "decision", title: "Decision", kind: "text", value: words, cell: row => <Decision words={words(row)} /> },
       ...(all.some(row => row["reason"]) ? [{ ...RULE, longest: 50, spare: 1 }] : []),
       ...others.flat(),

@@ -142,7 +142,7 @@ export function TraceOf({ href, say, search }: { href: string | null; say: strin
   }
   return (
     <>
-      <p>{say}: <a id="trace" href={href} download="">{cut(href.split("/").pop() || href, 120)}</a></p>
+      <p>{say}: <a id="trace-file" href={href} download="">{cut(href.split("/").pop() || href, 120)}</a></p>
       <p>A browser cannot open it by a click on the link, which saves it. To look at it:</p>
       <ul>
         <li>In any browser: ui.perfetto.dev → “Open trace file” → choose this file. It stays on your machine.</li>

@@ -122,11 +122,11 @@ function One({ data, map }: { data: PageData; map: HeatMap }): JSX.Element {
         onClick={event => { const cell = cellAt(event); if (cell && ofRanks) choose(inside(map, cell[1], data).find(rank => isNamed(data, rank)) ?? map.ranks[cell[1]]!); }} />
       <div class="legend"><span>{us(scale.low * 1000)} <span class="ramp" style={{ background: `linear-gradient(to right, ${Array.from({ length: 9 }, (_, i) => scale.of(scale.low + ((scale.high - scale.low) * i) / 8)).join(", ")})` }} /> {us(scale.high * 1000)}</span>
         <span aria-live="polite">{at.value ? said(...at.value) : largest(map, scale, said)}</span></div>
-      <table class="unseen">
+      <div class="unseen"><table>
         <caption>{map.title}</caption>
         <thead><tr><th scope="col">{across}</th>{map.ranks.slice(0, 64).map((rank, i) => <th key={rank} scope="col">{name(i)}</th>)}</tr></thead>
         <tbody>{map.rows.slice(0, 64).map((row, i) => <tr key={row}><th scope="row">{cut(row, 80)}</th>{map.values_ms[i]!.slice(0, 64).map((value, k) => <td key={k}>{isKnown(value) ? us(value * 1000) : "not known"}</td>)}</tr>)}</tbody>
-      </table>
+      </table></div>
     </figure>
   );
 }

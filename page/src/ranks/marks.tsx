@@ -6,7 +6,7 @@ import type { PageData, Row } from "../page_data";
 import type { Column } from "../table";
 import { drawnDark } from "../theme";
 
-export const rankChosen = signal<number | null>(null); // clicked in a table, a map or the timeline
+export const rankChosen = signal<number | null>(null); // clicked in a table, a map or the timeline; marked in all, and nothing scrolls there
 
 const DARK: Readonly<Record<string, string>> = { gc: "#FFFFFF", waiting: "#3B424C", culprit: "#FF6B6B" }; // these would not be seen, or be all that is
 

@@ -9,7 +9,7 @@ import { Marked, Section } from "../parts";
 import { Lines, TraceOf } from "../places/run";
 import { type Column, Table } from "../table";
 import { HeatMaps } from "./heat_map";
-import { culprit, isNamed, kindColor, msColumn, rankChosen, rankColumn } from "./marks";
+import { choose, culprit, isNamed, kindColor, msColumn, rankChosen, rankColumn } from "./marks";
 import { RanksTimeline } from "./timeline";
 import "../rooms.css";
 import "./ranks.css";
@@ -79,7 +79,7 @@ const EachRank: Draw = ({ data }) => {
   const isOneReason = reasons.length === 2 && reasons[0]![1] === reasons[1]![1];
   return (
     <Section title={`Each of ${count(rows.length)} ranks`} help="In order; a bar's tooltip names the rank; coloured: an outlier; marked below: named by the verdict">
-      <div class="multiples" style={{ gridTemplateColumns: "repeat(auto-fit, minmax(min(18rem, 100%), 1fr))" }}>
+      <div class="multiples" style={{ "--outlier": culprit(data), gridTemplateColumns: "repeat(auto-fit, minmax(min(18rem, 100%), 1fr))" }}>
         {charts.map(([title, of, format, help]) => {
           const values = rows.map(of);
           if (!values.some(isKnown)) return null;
@@ -182,7 +182,7 @@ const Ranks: Draw = ({ data }) => {
   return (
     <Section title="Ranks">
       <p class="note">Times are per step, the mean of the {count(steps(data))} steps that were judged. Own time is what a rank did itself, communication its transfer alone; what it waited for others stands apart{job.waiting === "estimated" ? ", and is estimated" : ""}. Other is in no span, or in one whose name tells no kind. Those that the verdict names come first.</p>
-      <Table name="ranks" label="Ranks" rows={rows} columns={columns} id={row => String(row["rank"])} selected={chosen === null ? null : String(chosen)} onSelect={row => { rankChosen.value = row && (row["rank"] as number); }} />
+      <Table name="ranks" label="Ranks" rows={rows} columns={columns} id={row => String(row["rank"])} selected={null} rowClass={row => (row["rank"] === chosen ? "selected" : "")} onSelect={row => choose(row && (row["rank"] as number))} />
     </Section>
   );
 };

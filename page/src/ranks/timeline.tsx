@@ -182,7 +182,7 @@ function InRange({ data, lanes, range }: { data: PageData; lanes: Lanes; range: 
     { key: "nothing", title: "In no span", kind: "us", value: row => row[""] ?? 0 },
   ], [data, lanes]);
   const chosen = rankChosen.value;
-  const table = <Table name="range-ranks" label={`What each rank did, ${us(to - from)}`} rows={rows} columns={columns} id={row => String(row["rank"])} selected={chosen === null ? null : String(chosen)} limit={12} onSelect={row => { rankChosen.value = row && (row["rank"] as number); }} />;
+  const table = <Table name="range-ranks" label={`What each rank did, ${us(to - from)}`} rows={rows} columns={columns} id={row => String(row["rank"])} selected={null} rowClass={row => (row["rank"] === chosen ? "selected" : "")} limit={12} onSelect={row => choose(row && (row["rank"] as number))} />;
   if (!range.value) return <details><summary>What is drawn, as a table</summary>{table}</details>;
   return (
     <>
@@ -257,7 +257,9 @@ function draw(canvas: HTMLCanvasElement, data: PageData, lanes: Lanes, left: num
     ctx.lineWidth = 1;
     ctx.setLineDash([2, 3]);
     ctx.beginPath();
-    ctx.moveTo(at, 2);
+    ctx.moveTo(at, 2); // not through the times
+    ctx.lineTo(at, 16);
+    ctx.moveTo(at, TOP);
     ctx.lineTo(at, height);
     ctx.stroke();
     const text = `step ${step.number}`;
