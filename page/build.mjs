@@ -4,7 +4,7 @@ import { readFile, writeFile } from "node:fs/promises";
 
 const into = new URL("../profiler_wrapper/reports/built/", import.meta.url);
 const result = await build({
-  entryPoints: { page: "src/main.tsx" },
+  entryPoints: { page: "src/main.tsx", timeline: "src/timeline/island.tsx" },
   outdir: "built",
   bundle: true,
   minify: true,
