@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from profiler_wrapper.analysis.analyse import tables
 from profiler_wrapper.analysis.attention_ops import HOLDING_ATTENTION
 from profiler_wrapper.analysis.attributed import Attributed, attributed
+from profiler_wrapper.analysis.calls import layer_calls
 from profiler_wrapper.analysis.model import Analysis, LayerRow
 from profiler_wrapper.analysis.time_rows import Track
+from profiler_wrapper.analysis.timeline import timeline_or_why
+from profiler_wrapper.analysis.timeline_columns import FAILED, NO_TRACE_BESIDE, OTHER_TRACE, Timeline
 from profiler_wrapper.analysis.views.experts import CHOOSING
 from profiler_wrapper.analysis.work.bytes import has_rule
 from profiler_wrapper.analysis.work.formulas import has_formula
@@ -29,7 +32,7 @@ from profiler_wrapper.trace.atomic import check_path
 from profiler_wrapper.trace.events import Progress, no_garbage_collection
 from profiler_wrapper.trace.reader import read, read_with_shapes
 from profiler_wrapper.trace.run_directory import RESULT_FILE, find_result
-from profiler_wrapper.trace.run_file import read_json, run_beside, trace_with_shapes
+from profiler_wrapper.trace.run_file import read_json, run_beside, trace_beside, trace_with_shapes
 from profiler_wrapper.units import file_size, unicode_terminal
 
 if TYPE_CHECKING:
@@ -179,8 +182,11 @@ def analyse_trace(
     peaks: Given | None = None,
     process: int | str | None = None,
     progress: Progress | None = None,
+    timeline: bool = False,
 ) -> ProfileResult:
     """The result of one trace file; `run` describes the run it is from (run.json), `peaks` the device.
+
+    `timeline`: with single events, for a page.
 
     Raises:
         BrokenTrace: the file is no trace.
@@ -192,7 +198,7 @@ def analyse_trace(
     if found.shapes and found.shapes.recorded:
         full = None
     work = None if full is None else work_of_trace(full, run=run, timed=found, progress=progress)
-    return as_result(tables(found, run=dict(run or {}), track=track, work=work, peaks=peaks))
+    return as_result(tables(found, run=dict(run or {}), track=track, work=work, peaks=peaks, timeline=timeline))
 
 
 def load(
@@ -225,6 +231,19 @@ def load(
         SeveralProcesses: the file holds the traces of several processes, and none is chosen.
         WrongUse: `peaks` means none, there is no trace to work shares of them out from, or there is no such `rank`.
     """
+    return load_for_page(path, peaks=peaks, rank=rank, process=process, progress=progress, timeline=False)
+
+
+def load_for_page(
+    path: str | os.PathLike[str],
+    *,
+    peaks: Given | None = None,
+    rank: int | None = None,
+    process: int | str | None = None,
+    progress: Progress | None = None,
+    timeline: bool = True,
+) -> ProfileResult:
+    """As `load`, with single events: of a `result.json` those of the trace beside it."""
     path = given = Path(path)
     check_path(path)
     wanted_peaks = (os.environ.get(VARIABLE) if peaks is None else peaks) if path.is_dir() else None
@@ -233,11 +252,27 @@ def load(
         if peaks is not None or process is not None:
             asked = "process" if peaks is None else "peaks"
             raise WrongUse(f"{path}: {asked}= needs the trace, from which the result was made. Give the trace.")
-        return replace(as_result(from_dict(read_json(path))), source=given)
+        result = replace(as_result(from_dict(read_json(path))), source=given)
+        return replace(result, timeline=_timeline_beside(path, result, progress)) if timeline else result
     _warn_if_large(path)
-    return replace(
-        analyse_trace(path, run=run_beside(path), peaks=peaks, process=process, progress=progress), source=given
+    found = analyse_trace(
+        path, run=run_beside(path), peaks=peaks, process=process, progress=progress, timeline=timeline
     )
+    return replace(found, source=given)
+
+
+@no_garbage_collection()
+def _timeline_beside(path: Path, result: ProfileResult, progress: Progress | None) -> Timeline | str:
+    """Of the trace that a `result.json` was made from, or why there is none."""
+    trace = trace_beside(path.parent, result.run)
+    if trace is None:
+        return NO_TRACE_BESIDE
+    try:
+        found = attribute_trace(trace, run=run_beside(trace), shapes=False, progress=progress)
+    except Exception as error:
+        return f"{FAILED}: {in_a_line(error)}"
+    is_same = int(found.charges.time_ns.sum()) == result.time.total_ns
+    return timeline_or_why(found, layer_calls(found, {})) if is_same else OTHER_TRACE
 
 
 def _warn_if_large(path: Path) -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from profiler_wrapper.analysis.model import PHASES, Analysis
+from profiler_wrapper.analysis.timeline_columns import FAILED, Timeline
 from profiler_wrapper.reports.result_json import from_dict, schema_text, to_dict
 
 LEFT_OUT = (
@@ -36,6 +38,7 @@ _NAMED_FREELY = frozenset({
     "parameters", "bytes_by_dtype"
 })  # fmt: skip
 _REPEATED = 40  # letters of a title by which it is known in a verdict, which may repeat it cut
+_OWN_NAME = "(named block)"  # of an event
 _VERSIONS = "versions"  # texts, by the name of what they are of
 # Rules whose title and cure are made of numbers, layers and ops; others may quote code, as the reason of a graph break.
 _OWN_WORDS = frozenset({
@@ -68,7 +71,15 @@ def shareable(analysis: Analysis) -> Analysis:
     verdict = data["summary"]["verdict"] or ""
     if all(was.get("id") in _OWN_WORDS or was["title"][:_REPEATED] not in verdict for was in findings):
         kept["summary"]["verdict"] = _name(verdict) or None
-    return from_dict(kept | {"warnings": [LEFT_OUT]})
+    return replace(from_dict(kept | {"warnings": [LEFT_OUT]}), timeline=_shareable_timeline(analysis.timeline))
+
+
+def _shareable_timeline(timeline: Timeline | str) -> Timeline | str:
+    """Its events without the names that a user gave to blocks and moments, and without the time of day."""
+    if isinstance(timeline, str):
+        return FAILED if timeline.startswith(FAILED) else timeline
+    names = (_OWN_NAME if i in timeline.own_names else _name(name) for i, name in enumerate(timeline.names))
+    return replace(timeline, names=tuple(names), layers=tuple(map(_name, timeline.layers)), origin_ns=0)
 
 
 def _keys(schema: Any) -> Iterator[str]:

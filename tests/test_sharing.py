@@ -19,9 +19,11 @@ from page_files import page_data, trace_href
 from profiler_wrapper import sharing
 from profiler_wrapper.__main__ import main
 from profiler_wrapper.analysis.advice.advise import _SHOWN_BY
+from profiler_wrapper.analysis.timeline_columns import FAILED, NO_TRACE, Timeline
 from profiler_wrapper.reports.result_json import from_dict, to_dict
 from profiler_wrapper.sharing import shareable
 from programs import run_program
+from recordings import Trace, analyse
 from sample_views import full_analysis
 from shared_traces import TRACES, needs_traces
 
@@ -249,3 +251,18 @@ def test_the_page_of_a_trace_has_neither_its_name_nor_its_sources(tmp_path: Path
     assert "TimeSformerAttention" in text
     assert "zq_secret" not in text
     assert ".py" not in text
+
+
+def test_a_timeline_to_share_has_no_name_of_a_block_and_no_time_of_day() -> None:
+    trace = Trace().annotation("ProfilerStep#0", 10, 95).annotation("zq secret block", 11, 90)
+    trace.annotation("request: zq_secret", 12, 80).mark("layers.0", 15, 60).op("aten::mm", 20, 50)
+    made = analyse(trace.op("/home/zq_secret/a::op", 62, 70).recording(), timeline=True)
+    shared = shareable(made).timeline
+    assert isinstance(made.timeline, Timeline)
+    assert isinstance(shared, Timeline)
+    blocks = ["(named block)"] * 2
+    assert [*shared.names] == ["ProfilerStep#0", *blocks, "aten::mm", "(path)", "layers.0", "forward", "other"]
+    assert (made.timeline.origin_ns, shared.origin_ns) == (10, 0)
+    assert shared.events is made.timeline.events
+    assert shareable(replace(made, timeline=NO_TRACE)).timeline == NO_TRACE
+    assert shareable(replace(made, timeline=f"{FAILED}: OSError: /home/zq_secret")).timeline == FAILED

@@ -21,6 +21,7 @@ from profiler_wrapper.analysis.memory.events import DeviceMemory, device_memory
 from profiler_wrapper.analysis.memory.use import memory_summary, memory_use
 from profiler_wrapper.analysis.model import GRAPH_REPLAY, Analysis, Summary
 from profiler_wrapper.analysis.steps import Steps
+from profiler_wrapper.analysis.timeline import timeline_or_why
 from profiler_wrapper.analysis.views.collectives import all_to_all_ns, collective_rows
 from profiler_wrapper.analysis.views.experts import adapter_rows, expert_layer_rows
 from profiler_wrapper.analysis.views.kernels import kernel_rows
@@ -82,12 +83,14 @@ def tables(
     track: Sequence[time_rows.Track] = (),
     work: WorkCount | str | None = None,
     peaks: Given | None = None,
+    timeline: bool = False,
 ) -> Analysis:
     """Everything the tables say of an attributed recording: time, memory, FLOPs and bytes of every layer, and views.
 
     `run`: what is known of the run (run.json). `track`: names or patterns of ops, kernels and named blocks, and
     functions of a layer's events, to follow. `work`: FLOPs and bytes as another trace of the run tells them, or why it
-    does not; None: as this one does. `peaks`: of the device, see `find_peaks`.
+    does not; None: as this one does. `peaks`: of the device, see `find_peaks`. `timeline`: with single events, for a
+    page.
 
     Raises:
         WrongUse: `peaks` means none.
@@ -131,6 +134,8 @@ def tables(
     if not isinstance(work, str):
         analysis = time_rows.with_work(analysis, attributed, work, peaks)
     analysis = replace(analysis, adapters=adapter_rows(attributed, None if isinstance(work, str) else work.flops))
+    if timeline:
+        analysis = replace(analysis, timeline=timeline_or_why(attributed, analysis.calls))
     failed: list[str] = []
     summary = attempt("the summary is", lambda: summary_of(analysis, attributed, failed), Summary(), failed)
     return replace(analysis, summary=summary, warnings=(*analysis.warnings, *failed))

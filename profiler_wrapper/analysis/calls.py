@@ -15,7 +15,7 @@ from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.memory.events import NEVER, DeviceMemory, freed_at
 from profiler_wrapper.analysis.statistics import at, in_order, marked, sum_by_key
 from profiler_wrapper.trace.lanes import LaneSpan
-from profiler_wrapper.trace.nesting import Nesting, innermost_around, nearest, nearest_above
+from profiler_wrapper.trace.nesting import Nesting, depths, innermost_around, nearest, nearest_above
 from profiler_wrapper.trace.recording import Bool, Category, Int16, Int32, Int64, Recording
 
 if TYPE_CHECKING:
@@ -286,11 +286,7 @@ def find_ops(recording: Recording, parent: Int32, tree: LayerTree) -> OpSpans:
 
 def levels_of_calls(ops: OpSpans) -> list[Int32]:
     """The ops that no op calls, then those that these call, and so on."""
-    depth, above = (ops.around >= 0).astype(np.int32), ops.around.copy()
-    while (further := above >= 0).any():  # each round looks twice as far
-        depth[further] += depth[above[further]]
-        above[further] = above[above[further]]
-    del above, further
+    depth = depths(ops.around)
     by_depth = np.argsort(depth, kind="stable").astype(np.int32)
     return np.split(by_depth, np.cumsum(np.bincount(depth, minlength=1))[:-1])
 

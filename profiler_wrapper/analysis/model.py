@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_args
 
 from profiler_wrapper.analysis.call_rows import AdapterRow, ExpertLayerRow, ExpertRow, LayerCall, PartRow
+from profiler_wrapper.analysis.timeline_columns import NO_TRACE, Timeline
 from profiler_wrapper.analysis.work.peaks import Peaks
 from profiler_wrapper.trace.recording import Int64
 from profiler_wrapper.trace.run_file import Run
@@ -681,6 +682,7 @@ class Analysis:
     op_memory: tuple[OpMemoryRow, ...] = ()  # most bytes first
     calls: tuple[LayerCall, ...] = ()  # not in result.json
     memory_use: MemoryUse | None = None  # not in result.json; None where no allocation was recorded
+    timeline: Timeline | str = field(default=NO_TRACE, compare=False, repr=False)  # or why not; not in result.json
     summary: Summary = field(default_factory=Summary)
 
     @property

@@ -72,6 +72,7 @@ class StepWindows:
     start_ns: Int64
     end_ns: Int64
     launched_in: Int64  # per charge: the window whose step launched it, -1 for none
+    place: Int64  # of its step among those of the recording
 
     @property
     def length_ns(self) -> int:
@@ -132,7 +133,7 @@ def _windows(
     kept = np.flatnonzero(starts < ends)
     renumbered = np.full(len(numbers) + 1, -1, dtype=np.int64)  # the last one is for "none"
     renumbered[kept] = np.arange(len(kept))
-    return StepWindows(tuple(numbers[i] for i in kept.tolist()), starts[kept], ends[kept], renumbered[place])
+    return StepWindows(tuple(numbers[i] for i in kept.tolist()), starts[kept], ends[kept], renumbered[place], kept)
 
 
 _PROFILER_STEP = re.compile(r"ProfilerStep#(\d+)")

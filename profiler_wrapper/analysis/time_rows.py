@@ -159,7 +159,7 @@ def _sums(
     if idle_ns is not None:
         per_place["idle"] = idle_ns
     in_steps = np.zeros((count, len(attributed.steps) + 1), dtype=np.int64)  # the last column is for no step
-    np.add.at(in_steps, (charges.place, _step_of_charges(attributed)), time_ns)
+    np.add.at(in_steps, (charges.place, step_of_charges(attributed)), time_ns)
     table = np.column_stack([*per_place.values(), in_steps[:, :-1]])
     row_of: dict[Key, int] = {}
     from_place, to_row, is_own = [], [], []
@@ -183,7 +183,7 @@ def _sums(
     return of_own, of_all, dict(zip(row_of, times, strict=True))
 
 
-def _step_of_charges(attributed: Attributed) -> Int64:
+def step_of_charges(attributed: Attributed) -> Int64:
     """Per charge the place of the step that launched it; -1 for none, as for what has no launch."""
     charges = attributed.charges
     return np.where(charges.cpu_span >= 0, attributed.steps.place_of(charges.launch_ns), -1)
@@ -245,7 +245,7 @@ def class_rows(attributed: Attributed) -> tuple[ClassRow, ...]:
 def step_rows(attributed: Attributed, memory: DeviceMemory | None) -> tuple[StepRow, ...]:
     """A row per step, and a last one (`step` None) for what was launched in no step."""
     charges, steps = attributed.charges, attributed.steps
-    place = _step_of_charges(attributed)
+    place = step_of_charges(attributed)
     phase = attributed.attribution.phase_of_place[charges.place]
     spent = np.zeros((len(steps) + 1, len(PHASES)), dtype=np.int64)  # the last row is for no step
     np.add.at(spent, (place, phase), charges.time_ns)

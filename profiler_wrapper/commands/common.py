@@ -197,13 +197,18 @@ def add_source(command: argparse.ArgumentParser) -> None:
 
 
 def read_result(
-    path: Path, *, peaks: str | None = None, rank: int | None = None, process: str | None = None
+    path: Path,
+    *,
+    peaks: str | None = None,
+    rank: int | None = None,
+    process: str | None = None,
+    for_page: bool = False,
 ) -> ProfileResult:
-    """As `load`, with a bar on a terminal while it takes long."""
-    from profiler_wrapper.result import load
+    """As `load`, with a bar on a terminal while it takes long; `for_page`: with single events."""
+    from profiler_wrapper.result import load_for_page
 
     with reading_bar(f"reading {path.name}") as progress:
-        return load(path, peaks=peaks, rank=rank, process=process, progress=progress)
+        return load_for_page(path, peaks=peaks, rank=rank, process=process, progress=progress, timeline=for_page)
 
 
 def find_source(path: Path, *, peaks: str | None = None, rank: int | None = None, process: str | None = None) -> Path:

@@ -53,6 +53,7 @@ from profiler_wrapper.reports.result_json import LISTS, NS_PER_US, plain, to_dic
 from profiler_wrapper.reports.roofline import HOW_TO_GET_PEAKS, not_shown, roofline
 from profiler_wrapper.reports.table import ALONE, TableRow, console_table, outside_rows, total_row, unattributed_rows
 from profiler_wrapper.reports.text import clean, shorten
+from profiler_wrapper.reports.timeline_bytes import packed_timeline
 from profiler_wrapper.units import MIB, TIME_NAMES
 
 if TYPE_CHECKING:
@@ -350,10 +351,11 @@ _LONGEST_TITLE = 120
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 
 
-def page_text(data: Mapping[str, Any], views: Iterable[tuple[str, str]]) -> str:
+def page_text(data: Mapping[str, Any], views: Iterable[tuple[str, str]], timeline: str = "") -> str:
     """The page of `data`, JSON types only, with its title as `data["page"]["title"]`.
 
-    `views`: name and source of the scripts that make the views; what they build on comes before them.
+    `views`: name and source of the scripts that make the views; what they build on comes before them. `timeline`: its
+    columns, packed.
     """
     from markupsafe import Markup  # with jinja2, which a command without a page need not wait for
 
@@ -362,6 +364,7 @@ def page_text(data: Mapping[str, Any], views: Iterable[tuple[str, str]]) -> str:
         title=shorten(clean(data["page"]["title"], unicode=True), _LONGEST_TITLE, ellipsis="…"),
         style=Markup(packaged_source(FRAME_FOLDER, "style.css")),
         data=Markup(script_json(data)),
+        timeline=timeline,
         plotly=Markup(_plotly()),
         scripts=[(name, Markup(_inside_script(source))) for name, source in scripts],
     )
@@ -417,7 +420,9 @@ def page_html(analysis: Analysis, *, title: str = "", trace_href: str | None = N
     folder = files(__package__).joinpath(FRAME_FOLDER)
     views = sorted({file.name for file in folder.iterdir() if file.name.endswith(".js")} - set(FRAME_SCRIPTS))
     sources = ((name, packaged_source(FRAME_FOLDER, name)) for name in views)
-    return page_text(page_data(analysis, title=title, trace_href=trace_href), sources)
+    data = page_data(analysis, title=title, trace_href=trace_href)
+    data["views"]["timeline"], events = packed_timeline(analysis.timeline)
+    return page_text(data, sources, events)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ def _without_nulls(value: Any) -> Any:
 
 def _prepared(data: Mapping[str, Any]) -> dict[str, Any]:
     """`data` with the names and units of `Analysis` and a value for every missing optional field."""
-    known = {field.name for field in fields(Analysis)} - {"calls", "memory_use"}
+    known = {field.name for field in fields(Analysis)} - {"calls", "memory_use", "timeline"}
     prepared = {name: data[name] for name in known if data.get(name) is not None}
     prepared["time"] = time = _row_from_dict(TimeTotals, data["time"])
     if "attributed_us" not in data["time"]:

@@ -27,6 +27,7 @@ from typing import IO, Any
 
 from profiler_wrapper.analysis.analyse import tables
 from profiler_wrapper.analysis.compiled import only_called
+from profiler_wrapper.analysis.timeline_columns import NO_TRACE
 from profiler_wrapper.capture.growth import control_group_free_bytes, free_bytes_below_own_limit
 from profiler_wrapper.capture.records import OutOfMemory, RecordedTrace, RunInfo
 from profiler_wrapper.child import raise_priority, start_child
@@ -105,7 +106,8 @@ def finish_window(task: WindowTask) -> FinishedWindow:
         work = None if task.full is None else work_of_trace(task.full, run=run, timed=found)
         run["compiled"] = only_called(run["compiled"], found.recording)
         track = (*task.options.track, *task.followed)
-        result = as_result(tables(found, run=run, track=track, work=work, peaks=task.options.peaks))
+        page = files.directory is not None and "report" in files.wanted()
+        result = as_result(tables(found, run=run, track=track, work=work, peaks=task.options.peaks, timeline=page))
         if task.options.peaks is not None and result.utilization is not None and result.utilization.peaks is not None:
             run["peaks"] = asdict(result.utilization.peaks)
     except EmptyRecording:
@@ -118,6 +120,7 @@ def finish_window(task: WindowTask) -> FinishedWindow:
         files.write_traces(main=task.main.path, full=task.full)
         raise
     files.write(result, found, main=task.main.path, full=task.full)
+    result = replace(result, timeline=NO_TRACE)  # a training may have thousands of windows
     failure = task.failure
     explained = failure is not None and explain_oom(failure, result, found=found, directory=files.directory)
     text = ""

@@ -11,6 +11,7 @@ import numpy as np
 from profiler_wrapper.trace.recording import Bool, Int32, Int64, PythonCalls, Spans
 
 Events = Spans | PythonCalls
+_ROUNDING_NS = 2  # by which neighbours may overlap that a file rounds
 _MOST_APART = 1000  # groups of events that are swept at a time, as lists: these take ten times the memory of columns
 
 
@@ -52,6 +53,35 @@ def nest_chosen(events: Events, chosen: Bool) -> Nesting:
     parent = np.full(len(events), -1, dtype=np.int32)
     parent[index] = np.where(local.parent >= 0, index[local.parent], -1)
     return Nesting(index[local.order], parent, local.crossing_lanes)
+
+
+def depths(parent: Int32) -> Int32:
+    """Per event how many are around it; `parent`: of which it is straight inside, -1 for none."""
+    depth, above = (parent >= 0).astype(np.int32), parent.copy()
+    while (further := above >= 0).any():  # each round looks twice as far
+        depth[further] += depth[above[further]]
+        above[further] = above[above[further]]
+    return depth
+
+
+def rows_of_lanes(lane: Int32, start_ns: Int64, end_ns: Int64) -> tuple[Int32, Int32]:
+    """(`Nesting.order`, a row of its lane per event): below what encloses it, and no two of a row overlap.
+
+    Where events of a lane cross, each has the first row that is free.
+    """
+    found = nest(lane, start_ns, end_ns, slack_ns=_ROUNDING_NS)
+    row = depths(found.parent)
+    for one in found.crossing_lanes:
+        members = found.order[lane[found.order] == one]
+        columns = (members, found.parent[members], start_ns[members] + _ROUNDING_NS, end_ns[members])
+        taken_until: list[int] = []  # per row
+        for event, around, start, end in zip(*(column.tolist() for column in columns), strict=True):
+            place = int(row[around]) + 1 if around >= 0 else 0
+            while place < len(taken_until) and taken_until[place] > start:
+                place += 1
+            taken_until[place : place + 1] = [end]
+            row[event] = place
+    return found.order, row
 
 
 def _crossing_lanes(lane: Int32, start_ns: Int64, end_ns: Int64, above: Int32, slack_ns: int) -> tuple[int, ...]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
 
 from page_files import page_data, trace_href
 from profiler_wrapper.__main__ import main
+from profiler_wrapper.analysis.timeline_columns import NO_TRACE_BESIDE, OTHER_TRACE
 from profiler_wrapper.reports.result_json import to_dict
 from recordings import Trace, analyse
 
@@ -77,6 +79,33 @@ def test_without_its_trace_a_result_has_no_link(run: Path) -> None:
     (run / "rank0" / "x_trace.json").unlink()
     assert main(["report", str(run)]) == 0
     assert trace_href(run / "report.html") is None
+
+
+def timeline(page: Path) -> dict[str, Any]:
+    head: dict[str, Any] = page_data(page)["views"]["timeline"]
+    return head
+
+
+def test_a_trace_and_a_result_beside_its_trace_have_a_timeline(run: Path) -> None:
+    assert main(["report", str(run)]) == 0
+    of_run = timeline(run / "report.html")
+    assert main(["report", str(run / "rank0" / "x_trace.json")]) == 0
+    assert of_run == timeline(run / "rank0" / "x_trace_report.html")
+    assert of_run["names"] == ["aten::mm", "Net", "layers.0", "forward"]
+    assert main(["analyze", str(run), "-o", f"{run.parent / 'all'}/"]) == 0
+    assert timeline(run.parent / "all" / "report.html") == of_run
+
+
+def test_a_result_without_its_trace_says_why_there_is_no_timeline(run: Path) -> None:
+    (run / "rank0" / "x_trace.json").unlink()
+    assert main(["report", str(run)]) == 0
+    assert timeline(run / "report.html") == {"why": NO_TRACE_BESIDE}
+    trace(11_000).write(run / "rank1" / "x_trace.json")
+    assert main(["report", str(run), "--rank", "1"]) == 0
+    assert timeline(run / "rank1" / "report.html") == {"why": OTHER_TRACE}
+    (run / "rank1" / "x_trace.json").write_text("no trace")
+    assert main(["report", str(run), "--rank", "1", "--force"]) == 0
+    assert timeline(run / "rank1" / "report.html")["why"].startswith("The timeline could not be made: BrokenTrace")
 
 
 def test_a_rank_that_is_not_there_is_wrong_use(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

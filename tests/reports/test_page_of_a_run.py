@@ -12,6 +12,7 @@ import models
 from models import Case
 from page_files import page_data, trace_href
 from profiler_wrapper import ProfilerWrapper
+from profiler_wrapper.analysis.timeline_columns import NO_TRACE
 from profiler_wrapper.errors import ProfilerWrapperWarning
 from profiler_wrapper.run import files
 from profiling import directory_of
@@ -47,6 +48,23 @@ def test_the_first_windows_page_is_the_runs_and_a_later_one_lies_beside_its_file
 def test_without_a_trace_there_is_no_link(case: Case, tmp_path: Path) -> None:
     profiled(case, tmp_path, run_name="job", files=("report",))
     assert trace_href(tmp_path / "job" / "report.html") is None
+
+
+def test_a_run_that_keeps_no_trace_has_a_timeline(case: Case, tmp_path: Path) -> None:
+    prof = profiled(case, tmp_path, run_name="job", trace=False, files="auto")
+    made = page_data(tmp_path / "job" / "report.html")["views"]["timeline"]
+    assert [step["number"] for step in made["steps"]] == page_data(tmp_path / "job" / "report.html")["run"][
+        "timed_steps"
+    ]
+    assert not list((tmp_path / "job").rglob("*trace*"))
+    assert prof.result is not None
+    assert prof.result.timeline == NO_TRACE  # it is in the page alone
+
+
+def test_a_page_made_beside_the_training_has_a_timeline(case: Case, tmp_path: Path) -> None:
+    profiled(case, tmp_path, train=8, run_name="job", steps="2-3,6")
+    for page in pages(tmp_path / "job"):
+        assert page_data(tmp_path / "job" / page)["views"]["timeline"]["why"] is None
 
 
 def test_a_gzipped_trace_is_linked_by_its_name(case: Case, tmp_path: Path) -> None:

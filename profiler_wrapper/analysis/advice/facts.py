@@ -26,7 +26,7 @@ from profiler_wrapper.units import TIME_NAMES
 # Within the steps, the gaps in which a device runs nothing: what the CPU was doing that it waited for.
 
 # Calls into the runtime that wait, or hand out memory: they are no launches, and launching less makes them no shorter.
-_WAITS = re.compile(
+WAITING_CALLS = re.compile(
     r"(cuda|hip|cu)\w*Synchronize|(cuda|hip|cu)(Memcpy(?!\w*Async)|Malloc|Free|HostAlloc|HostRegister|MemAlloc|"
     r"MemCreate|MemMap|MemUnmap|MemRelease|StreamCreate|EventDestroy)\w*"
 )
@@ -90,7 +90,7 @@ def _pieces(busy: Union, start_ns: Int64, end_ns: Int64) -> Iterator[tuple[Int64
 def _causes(facts: Facts, left: Int64, right: Int64, ender: Int64) -> tuple[Int64, Int64, Int64]:
     """(loading, waiting, launching) of each gap, by what the thread that launched its end was doing."""
     charges, spans = facts.found.charges, facts.found.recording.spans
-    waiting_calls = (spans.category == Category.RUNTIME) & facts.found.recording.named(_WAITS.match)
+    waiting_calls = (spans.category == Category.RUNTIME) & facts.found.recording.named(WAITING_CALLS.match)
     loading, waiting, launching = (np.zeros(len(left), dtype=np.int64) for _ in range(3))
     cpu_span = at(charges.cpu_span, ender, -1)
     lane = at(spans.lane, cpu_span, -1)

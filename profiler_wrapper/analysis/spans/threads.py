@@ -25,10 +25,10 @@ def outermost_of(found: Attributed, chosen: Bool) -> Bool:
 def on_training_threads(found: Attributed) -> Bool:
     """Per event whether it is on the main thread or on one on which backward runs."""
     lane = found.recording.spans.lane
-    return np.isin(lane, [_main_lane(found), *np.unique(lane[found.attribution.is_node])])
+    return np.isin(lane, [main_lane(found), *np.unique(lane[found.attribution.is_node])])
 
 
-def _main_lane(found: Attributed) -> int:
+def main_lane(found: Attributed) -> int:
     """Where steps are, else where the first layer is entered, else where most ops are."""
     spans = found.recording.spans
     steps = found.recording.named(is_step) & (spans.category <= Category.ANNOTATION)
@@ -46,7 +46,7 @@ def is_step(name: str) -> bool:
 
 def main_thread(found: Attributed) -> int:
     """The thread that trains."""
-    return thread_of(found, _main_lane(found))
+    return thread_of(found, main_lane(found))
 
 
 def thread_of(found: Attributed, lane: int) -> int:

@@ -1,0 +1,91 @@
+"""A timeline as a page holds it: what its numbers mean as JSON, and the numbers as packed columns.
+
+The columns come one after another, each number as a LEB128 varint, packed by raw deflate, as base64. A plain column
+holds its numbers, any other the zigzag of what each differs by from the one before, the first from 0.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from profiler_wrapper.analysis.classes import CLASSES
+from profiler_wrapper.analysis.model import PHASES
+from profiler_wrapper.analysis.timeline_columns import CAUSES, FAILED, Columns, Timeline
+from profiler_wrapper.errors import in_a_line
+from profiler_wrapper.trace.recording import Int64
+
+_PLAIN = frozenset({"duration_ns", "depth", "device", "time_ns", "count", "events.name"})
+
+
+def packed_timeline(timeline: Timeline | str) -> tuple[dict[str, Any], str]:
+    """(what its numbers mean, its numbers); where there is no timeline, or packing it fails, ({why}, "")."""
+    try:
+        return timeline_head(timeline), timeline_bytes(timeline)
+    except Exception as error:  # the page is worth more
+        return timeline_head(f"{FAILED}: {in_a_line(error)}"), ""
+
+
+def timeline_head(timeline: Timeline | str) -> dict[str, Any]:
+    """JSON types only; of what is no timeline, but says why there is none, that alone."""
+    if isinstance(timeline, str):
+        return {"why": timeline}
+    return {
+        "why": None,
+        "note": timeline.note,
+        "device": timeline.device,
+        "origin_ns": str(timeline.origin_ns),
+        "length_ns": timeline.length_ns,
+        "steps": [step._asdict() for step in timeline.steps],
+        "lanes": [lane._asdict() for lane in timeline.lanes],
+        "names": list(timeline.names),
+        "layers": list(timeline.layers),
+        "phases": list(PHASES),
+        "classes": list(CLASSES),
+        "causes": list(CAUSES),
+        "tables": [
+            {"name": name, "count": len(next(iter(columns.values()))), "columns": list(columns)}
+            for name, columns in _tables(timeline).items()
+        ],
+    }
+
+
+def timeline_bytes(timeline: Timeline | str) -> str:
+    """The columns of all tables; "" where there is no timeline."""
+    if isinstance(timeline, str):
+        return ""
+    columns = (
+        varints(coded(name, key, column)) for name, table in _tables(timeline).items() for key, column in table.items()
+    )
+    packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    return base64.b64encode(packer.compress(b"".join(columns)) + packer.flush()).decode("ascii")
+
+
+def _tables(timeline: Timeline) -> dict[str, Columns]:
+    return {"events": timeline.events, "gaps": timeline.gaps, "sums": timeline.sums}
+
+
+def coded(table: str, name: str, column: Int64) -> Int64:
+    """The numbers of a column that are written."""
+    if name in _PLAIN or f"{table}.{name}" in _PLAIN:
+        return column
+    differences = np.diff(column, prepend=0)
+    return np.where(differences < 0, -2 * differences - 1, 2 * differences)
+
+
+def varints(numbers: Int64) -> bytes:
+    """From 0, seven bits a byte, the lowest first; all bytes of a number but its last have the highest bit."""
+    length = np.ones(len(numbers), dtype=np.int64)
+    for bits in range(7, 63, 7):
+        length += numbers >> bits > 0
+    first = np.cumsum(length) - length
+    packed: npt.NDArray[np.uint8] = np.empty(int(length.sum()), dtype=np.uint8)
+    for byte in range(int(length.max(initial=0))):
+        longer = np.flatnonzero(length > byte)
+        goes_on = length[longer] > byte + 1
+        packed[first[longer] + byte] = (numbers[longer] >> 7 * byte & 127) | np.where(goes_on, 128, 0)
+    return packed.tobytes()
