@@ -33,9 +33,11 @@ const decimalsFor = (size: number): number => (size >= 1000 ? 0 : size >= 100 ? 
 /** In a column the small ones matter too. */
 const decimalsOfColumn = (size: number): number => (size >= 1e5 ? 0 : size >= 1000 ? 1 : size >= 100 ? 2 : 3);
 
+const writers: Intl.NumberFormat[] = []; // by decimals: to make one takes longer than to draw a row
+
 function fixed(value: number, decimals: number): string {
   if (Math.abs(value) >= 1e11) return value.toPrecision(4);
-  return value.toLocaleString("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
+  return (writers[decimals] ??= new Intl.NumberFormat("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals })).format(value);
 }
 
 function scaled(value: Value, units: readonly Unit[]): string {

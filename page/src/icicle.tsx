@@ -117,11 +117,11 @@ export function Icicle({ data, layers }: { data: PageData; layers: LayerRows }):
           onMouseMove={event => { const field = at(event); setHovered(field ? { field, x: event.offsetX } : null); }} />
         {hovered && <Tip field={hovered.field} x={hovered.x} width={width} total={total} format={format} />}
       </div>
-      <table class="unseen">
+      <div class="unseen"><table>
         <caption>Fields of the icicle: {TITLES[measure]}, {basis}</caption>
         <thead><tr><th>Layer</th><th>{TITLES[measure]}</th><th>Share</th></tr></thead>
         <tbody>{fields.filter(field => field.kind !== "own").map(field => <tr key={`${field.kind} ${field.node.id}`}><td>{full(nameOf(field))}</td><td>{format(field.node.value)}</td><td>{share(field.node.size / total)}</td></tr>)}</tbody>
-      </table>
+      </table></div>
       {kinds.length > 0 && <div class="legend">{kinds.map(kind => <Marked key={kind} color={colorOf(data, "kind", kind)}>{kind}</Marked>)}<Marked color={LIGHT}>other</Marked></div>}
     </section>
   );

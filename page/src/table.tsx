@@ -99,25 +99,21 @@ export function Table<R extends object>(props: TableProps<R>): JSX.Element {
     else if ((at + 1) * ROW > box.scrollTop + seen) box.scrollTop = (at + 1) * ROW - seen;
   };
 
-  // What was chosen elsewhere is shown.
+  // What was chosen elsewhere is shown; the page itself moves only when its place is opened.
+  const isOpened = useRef(false);
   useEffect(() => {
-    const id = props.selected;
+    const [id, isFirst] = [props.selected, !isOpened.current];
+    isOpened.current = true;
     const row = id == null ? undefined : forest.byId.get(id);
-    if (!row || id === undefined) return;
+    if (!row || id == null || (id === active && !isFirst)) return;
     const above: [string, boolean][] = [];
     for (let up = forest.parentOf(row); up; up = forest.parentOf(up)) above.push([forest.id(up), true]);
-    const isHidden = above.some(([one]) => !shown.some(other => other.id === one && other.open));
-    if (isHidden) fold(above);
+    fold(above);
     if (query && !matched?.found.has(row)) search("");
     setActive(id);
-    const open = new Map([...folds, ...above]);
-    const at = forest.shown(sort, "", open, tree?.open).findIndex(one => one.id === id);
-    setTimeout(() => {
-      const isSeen = active === id && !isHidden;
-      if (isSeen) return;
-      scrollTo(at);
-      scroller.current?.scrollIntoView({ block: "nearest" });
-    });
+    const at = forest.shown(sort, "", new Map([...folds, ...above]), tree?.open).findIndex(one => one.id === id);
+    setTimeout(() => scrollTo(at));
+    if (isFirst) requestAnimationFrame(() => requestAnimationFrame(() => scroller.current?.scrollIntoView({ block: "nearest" }))); // after the place has been laid out
   }, [props.selected, forest]);
 
   const choose = (one: Shown<R>, isClick: boolean): void => {

@@ -56,15 +56,12 @@ export function measured<R>(columns: readonly Column<R>[], rows: readonly R[]): 
   const drawn: Drawn<R>[] = [];
   for (const column of columns) {
     const like = drawn.find(one => one.column.key === column.like)?.format;
-    const format = !isNumeric(column) ? null : like?.unit ? like : columnFormat(column.kind, rows.map(row => valueOf(column, row)).map(value => (column.fine && typeof value === "number" ? Math.min(value, FINE_US) : value)));
+    const values = rows.map(row => valueOf(column, row)).filter(isKnown);
+    const format = !isNumeric(column) ? null : like?.unit ? like : columnFormat(column.kind, column.fine ? values.map(value => Math.min(value as number, FINE_US)) : values);
     const most = column.longest ?? LONGEST_CELL;
-    let longest = "";
-    for (const row of rows) {
-      const value = valueOf(column, row);
-      if (!isKnown(value)) continue;
-      const text = format ? format.text(value) : textOf(value, column.kind === "layer").slice(0, most);
-      if (text.length > longest.length) longest = text;
-    }
+    // Only the largest number is written out, which takes long.
+    const longest = format ? format.text(values.reduce<number>((largest, value) => (Math.abs(value as number) > Math.abs(largest) ? (value as number) : largest), 0))
+      : values.reduce<string>((text, value) => (lengthOf(value) > text.length ? textOf(value, column.kind === "layer") : text), "").slice(0, most);
     const head = widthOf(column.title + (format?.unit ? ` ${format.unit}` : ""), true) + ARROW;
     const extra = column.cell || column.kind === "layer" ? 22 : 2;
     drawn.push({ column, format, width: Math.ceil(Math.max(head, widthOf(longest) + extra) + PADDING), letters: most });
@@ -90,6 +87,8 @@ export function fitted<R>(drawn: readonly Drawn<R>[], room: number, indent: numb
   for (const one of columns) if (!one.format) one.letters = Math.min(one.letters, Math.max(6, Math.floor((one.width - PADDING - (one === first ? indent : 0)) / LETTER)));
   return { columns, left };
 }
+
+const lengthOf = (value: unknown): number => (Array.isArray(value) ? value.join(", ").length : String(value).length);
 
 function textOf(value: unknown, isLayer: boolean): string {
   if (!Array.isArray(value)) return clean(value);
