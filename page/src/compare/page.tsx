@@ -14,6 +14,7 @@ type Draw = (props: { data: PageData }) => JSX.Element | null;
 type Format = (value: number) => string;
 const FORMATS: Readonly<Record<string, Format>> = { us, bytes, flops, count, share };
 const SIDES = ["a", "b"] as const;
+const NARROW = 0.5; // spared last: on a phone the difference says more than both sides
 
 export function ComparePage({ data }: { data: PageData }): JSX.Element {
   const { comparison } = data;
@@ -84,8 +85,8 @@ const Like: Draw = ({ data }) => {
     return [
       { key: "label", title: "Layers", kind: "text", longest: 70 },
       { key: "phase", title: "Phase", kind: "text", value: row => row["phase"] || undefined },
-      { key: "a_us", title: "Own time a", kind: "us", help: "per step", missing: "only in b" },
-      { key: "b_us", title: "Own time b", kind: "us", help: "per step", missing: "only in a", like: "a_us" },
+      { key: "a_us", title: "Own time a", kind: "us", help: "per step", missing: "only in b", spare: NARROW },
+      { key: "b_us", title: "Own time b", kind: "us", help: "per step", missing: "only in a", like: "a_us", spare: NARROW },
       sidesColumn(most, row => (row["a_us"] as number) ?? 0, row => (row["b_us"] as number) ?? 0),
       { key: "difference_us", title: "b − a", kind: "us" },
       { key: "change", title: "Change", kind: "text", value: row => (row["a_us"] && row["b_us"] !== null && isTimed ? signed((row["b_us"] as number) / (row["a_us"] as number) - 1) : undefined) },
@@ -148,7 +149,7 @@ const WORK: Column<Row>[] = [{ key: "place", title: "Layer", kind: "text", longe
 // ---- the tree ---------------------------------------------------------------------------------------------------------
 
 const BOTH: readonly (readonly [kind: Column<Row>["kind"], key: string, title: string, help: string, spare: number])[] = [
-  ["us", "time_per_step_us", "Time", "per step", 0],
+  ["us", "time_per_step_us", "Time", "per step", NARROW],
   ["flops", "flops_per_step", "FLOPs", "per step", 2],
   ["count", "calls_per_step", "Calls", "entries of the layer per step", 5],
   ["count", "self_events_per_step", "Events", "kernels (on a CPU, ops) whose innermost layer this is, per step", 4],

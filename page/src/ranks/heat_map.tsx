@@ -88,11 +88,12 @@ function One({ data, map }: { data: PageData; map: HeatMap }): JSX.Element {
 
   useEffect(() => {
     const place = canvas.current!;
-    const drawn = () => draw(place, data, map, scale, left(), rowHeight, at.value);
-    const sizes = new ResizeObserver(drawn);
+    let frame = 0;
+    const soon = () => { frame ||= requestAnimationFrame(() => { frame = 0; draw(place, data, map, scale, left(), rowHeight, at.value); }); };
+    const sizes = new ResizeObserver(soon);
     sizes.observe(place);
-    const stop = [at, rankChosen].map(one => one.subscribe(drawn));
-    return () => { sizes.disconnect(); stop.forEach(end => end()); };
+    const stop = [at, rankChosen].map(one => one.subscribe(soon));
+    return () => { sizes.disconnect(); stop.forEach(end => end()); cancelAnimationFrame(frame); };
   }, [map, dark]);
 
   const cellAt = (event: MouseEvent): readonly [number, number] | null => {

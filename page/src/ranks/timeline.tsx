@@ -1,5 +1,5 @@
 /** The timeline of many ranks: a lane for each, what it did; zoomed, moved, and a range of it added up. */
-import { type Signal, useSignal } from "@preact/signals";
+import { type Signal, useComputed, useSignal } from "@preact/signals";
 import type { JSX } from "preact";
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import { FONT } from "../chart";
@@ -15,6 +15,7 @@ import { choose, culprit, isNamed, kindColor, kindName, rankChosen, rankColumn }
 type Stretch = readonly [from: number, to: number];
 const TOP = 34; // pixels: numbers of steps and times
 const LEAST_DRAG = 4; // pixels
+const CLOSE = 0.4; // pixels between bars that are drawn as one
 
 interface Hit {
   x: number;
@@ -32,6 +33,7 @@ export function RanksTimeline({ data }: { data: PageData }): JSX.Element | null 
   const view = useSignal<Stretch>([0, lanes.end]);
   const range = useSignal<Stretch | null>(null);
   const hit = useSignal<Hit | null>(null);
+  const hovered = useComputed(() => hit.value?.lane ?? -1);
   const canvas = useRef<HTMLCanvasElement>(null);
   const drag = useRef<{ x: number; isMove: boolean; view: Stretch } | null>(null);
   const dark = drawnDark.value;
@@ -41,11 +43,12 @@ export function RanksTimeline({ data }: { data: PageData }): JSX.Element | null 
   useEffect(() => {
     const place = canvas.current;
     if (!place) return;
-    const drawn = () => draw(place, data, lanes, left(), view.value, range.value, hit.value?.lane ?? -1);
-    const sizes = new ResizeObserver(drawn);
+    let frame = 0;
+    const soon = () => { frame ||= requestAnimationFrame(() => { frame = 0; draw(place, data, lanes, left(), view.value, range.value, hovered.value); }); };
+    const sizes = new ResizeObserver(soon);
     sizes.observe(place);
-    const stop = [view, range, hit, rankChosen].map(one => one.subscribe(drawn));
-    return () => { sizes.disconnect(); stop.forEach(end => end()); };
+    const stop = [view, range, hovered, rankChosen].map(one => one.subscribe(soon));
+    return () => { sizes.disconnect(); stop.forEach(end => end()); cancelAnimationFrame(frame); };
   }, [lanes, dark]);
 
   useEffect(() => {
@@ -174,8 +177,10 @@ function found(lanes: Lanes, lane: number, time: number, event: PointerEvent): H
 
 /** What each rank did in a range; without one the whole, for those who do not see the picture. */
 function InRange({ data, lanes, range }: { data: PageData; lanes: Lanes; range: Signal<Stretch | null> }): JSX.Element {
+  const open = useSignal(false);
   const [from, to] = range.value ?? [0, lanes.end];
-  const rows = useMemo(() => lanes.ranks.map((rank, lane): Row => ({ rank, ...Object.fromEntries(seen(lanes.runs[lane]!, from, to)) })), [lanes, from, to]);
+  const isShown = open.value || range.value !== null;
+  const rows = useMemo(() => (isShown ? lanes.ranks : []).map((rank, lane): Row => ({ rank, ...Object.fromEntries(seen(lanes.runs[lane]!, from, to)) })), [lanes, from, to, isShown]);
   const columns = useMemo((): Column<Row>[] => [
     rankColumn(data, "rank", "Rank"),
     ...lanes.kinds.filter(kind => kind !== "layer").map((kind): Column<Row> => ({ key: kind, title: kindName(data, kind), kind: "us", value: row => row[kind] ?? 0 })),
@@ -183,7 +188,7 @@ function InRange({ data, lanes, range }: { data: PageData; lanes: Lanes; range: 
   ], [data, lanes]);
   const chosen = rankChosen.value;
   const table = <Table name="range-ranks" label={`What each rank did, ${us(to - from)}`} rows={rows} columns={columns} id={row => String(row["rank"])} selected={null} rowClass={row => (row["rank"] === chosen ? "selected" : "")} limit={12} onSelect={row => choose(row && (row["rank"] as number))} />;
-  if (!range.value) return <details><summary>What is drawn, as a table</summary>{table}</details>;
+  if (!range.value) return <details onToggle={event => { open.value = event.currentTarget.open; }}><summary>What is drawn, as a table</summary>{open.value && table}</details>;
   return (
     <>
       <h3>From {us(from)} to {us(to)}: what each rank did</h3>
@@ -236,15 +241,20 @@ function draw(canvas: HTMLCanvasElement, data: PageData, lanes: Lanes, left: num
       const framed = run.kind === "layer";
       ctx.fillStyle = ctx.strokeStyle = framed ? red : kindColor(data, run.kind);
       ctx.lineWidth = 2;
-      let drawn = -1;
-      for (let i = firstAfter(run.ends, from); i < run.starts.length && run.starts[i]! < to; i++) {
-        const [a, b] = [x(run.starts[i]!), x(run.ends[i]!)];
-        if (b - drawn < 0.5) continue; // under the one before
-        const begin = Math.max(a, drawn);
+      const bar = (a: number, b: number) => {
         if (framed) ctx.strokeRect(a, top + 1, Math.max(1, b - a), high - 2 * gap - 2);
-        else ctx.fillRect(begin, top, Math.max(0.6, b - begin), high - 2 * gap);
-        drawn = b;
+        else ctx.fillRect(a, top, Math.max(0.6, b - a), high - 2 * gap);
+      };
+      let [begin, end] = [-1, -1];
+      for (let i = firstAfter(run.ends, from); i < run.starts.length && run.starts[i]! < to; i++) {
+        const a = x(run.starts[i]!);
+        if (end < 0 || a - end > CLOSE) {
+          if (end >= 0) bar(begin, end);
+          begin = a;
+        }
+        end = Math.max(end, x(run.ends[i]!));
       }
+      if (end >= 0) bar(begin, end);
     }
   });
   ctx.font = FONT;
