@@ -30,7 +30,7 @@ _TEXTS = frozenset({
     "time_basis", "device", "device_type", "cpu_name", "compute_capability", "process_group_backend", "torch",
     "python", "model", "dtype", "dtypes", "layer", "layers", "raw_name", "class_name", "class", "kind", "block",
     "parent", "phase", "phases", "op", "ops", "name", "backend", "kernels", "reason", "bound", "shapes", "collective",
-    "group", "category", "label", "text", "id", "confidence", "call_path"
+    "group", "category", "label", "text", "id", "confidence", "call_path", "about"
 })  # fmt: skip
 # Objects whose keys are names or numbers of the run, and no keys of the schema.
 _NAMED_FREELY = frozenset({

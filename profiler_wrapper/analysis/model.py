@@ -17,7 +17,6 @@ from profiler_wrapper.analysis.work.peaks import Peaks
 from profiler_wrapper.trace.recording import Int64
 from profiler_wrapper.trace.run_file import Run
 
-# --------------------------------------------------------------------------------------------------
 # What a training or generating loop is doing while something happens.
 
 # verify: of assisted decoding, the model looks at several proposed tokens at once.
@@ -28,7 +27,6 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 GENERATING_PHASES: tuple[Phase, ...] = ("prefill", "decode", "verify")
 FORWARD_PHASES: tuple[Phase, ...] = ("forward", *GENERATING_PHASES)
 
-# --------------------------------------------------------------------------------------------------
 # What an analysis says of memory: whose bytes, why, and when. Frozen rows, in bytes and integer nanoseconds.
 
 MemoryCategory = Literal[
@@ -216,7 +214,6 @@ class MemoryUse:
     steps: tuple[StepTime, ...] = ()
 
 
-# --------------------------------------------------------------------------------------------------
 # What an analysis says beyond its layers: ops, kernels, collectives, waits, the split of a step. Frozen rows.
 
 
@@ -446,10 +443,19 @@ class Comparable(TypedDict, total=False):
     complete: bool  # False where recording was cut short
 
 
+class Headline(TypedDict):
+    """Where most of a step's time goes, in at most 15 words."""
+
+    text: str  # the sentence
+    about: Literal["idle", "layers", "optimizer", "communication", "outside", "unknown", "none"]  # what its share is of
+    layers: Sequence[str]  # whose time that is, folded: `model.layers.{0..31}.self_attn`
+
+
 class Summary(TypedDict, total=False):
     """What to know first."""
 
     verdict: str | None  # where the time goes, what to do first
+    headline: Headline | None  # the first of it, in at most 15 words
     findings: Sequence[Annotated[Mapping[str, Any], Finding]]  # what could be better, the largest saving first
     comparable: Comparable  # what two results must have in common to be compared
 

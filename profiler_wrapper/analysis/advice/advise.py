@@ -11,15 +11,24 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from profiler_wrapper.analysis.advice import attention, blocks, communication, memory, products, waiting
 from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule, cut, fold_names, share, where
 from profiler_wrapper.analysis.attributed import Attributed
-from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, NO_LAYERS, Analysis, Comparable, Finding, LayerRow, Summary
-from profiler_wrapper.analysis.statistics import split_number, sum_if_all_known
+from profiler_wrapper.analysis.model import (
+    LAUNCHED_BEFORE,
+    NO_LAYERS,
+    Analysis,
+    Comparable,
+    Finding,
+    Headline,
+    LayerRow,
+    Summary,
+)
+from profiler_wrapper.analysis.statistics import grouped, split_number, sum_if_all_known
 from profiler_wrapper.errors import attempt, first_few
 from profiler_wrapper.trace.marks import ROOT_PATH
 
@@ -55,9 +64,11 @@ def summary_of(analysis: Analysis, found: Attributed, notes: list[str], *, rules
     facts = Facts(analysis=analysis, found=found)
     findings = advise(facts, notes, rules)
     sentence = attempt("the verdict is", lambda: verdict(facts, findings), "", notes)
+    said = attempt("the headline is", lambda: headline(facts), None, notes)
     comparison = attempt("what makes runs comparable is", lambda: comparable(facts), Comparable(), notes)
     plain = [_plain(finding) for finding in findings]
-    summary = Summary(verdict=cut(sentence, 3 * _LONGEST_TEXT) or None, findings=plain, comparable=comparison)
+    sentence = cut(sentence, 3 * _LONGEST_TEXT)
+    summary = Summary(verdict=sentence or None, headline=said, findings=plain, comparable=comparison)
     for finding in reversed(plain):  # the least important loses its details first, then goes
         if len(json.dumps(summary, default=str)) > LONGEST:
             finding["details"] = {}
@@ -231,23 +242,54 @@ def verdict(facts: Facts, findings: Sequence[Finding]) -> str:
     return " ".join([*sentences, f"First fix: {first.fix.rstrip('.')}."])
 
 
+def headline(facts: Facts) -> Headline:
+    """The first of what the verdict says, in at most 15 words, and the layers that its share is of."""
+    if facts.found.captured_kernels > len(facts.found.charges):
+        return Headline(text="This is the capture of a graph: its kernels did not run.", about="none", layers=[])
+    if not facts.analysis.time.total_ns:
+        return Headline(text=f"No op of {facts.steps_text} took time of its own.", about="none", layers=[])
+    if _is_idle(facts):
+        return Headline(text=f"{_idle(facts)}.", about="idle", layers=[])
+    if (unknown := _share_without_layer(facts)) >= _MUCH_WITHOUT_LAYER:
+        text = f"No layer is known for {share(unknown)} of the {facts.time_name}."
+        return Headline(text=text, about="unknown", layers=[])
+    part = _largest_part(facts)
+    layers = [cut(name, _LONGEST_LAYER) for name in fold_names(part.layers)[:_MOST_LAYERS]]
+    return Headline(text=f"{_takes(part, facts)}.", about=part.about, layers=layers)
+
+
 def _where_it_goes(facts: Facts) -> list[str]:
-    step, total, said = facts.steps_text, facts.analysis.time.total_ns, list[str]()
-    if not total:
+    step, said = facts.steps_text, list[str]()
+    if not facts.analysis.time.total_ns:
         return [f"No op of {step} took time of its own."]
-    of = f"the {facts.time_name}"  # in all, as in the tables
-    if facts.idle_ns is not None and facts.share_of_step(facts.idle_ns) > _IDLE:
+    if _is_idle(facts):
         slowed = f", which {facts.slowed_by} made longer" if facts.slowed_by else ""
-        said, step = [f"The device is idle for {share(facts.share_of_step(facts.idle_ns))} of {step}{slowed}."], ""
-    without_layer = [row for row in facts.analysis.unattributed if row.reason != LAUNCHED_BEFORE]
-    unknown = sum(row.time_ns for row in without_layer) / total
-    if unknown >= _MUCH_WITHOUT_LAYER:
-        reasons = first_few([row.reason for row in without_layer], 2)
-        found = f"No layer is known for {share(unknown)} of {of} ({reasons}); {_largest_class(facts.analysis)}"
+        said, step = [f"{_idle(facts)}{slowed}."], ""
+    if (unknown := _share_without_layer(facts)) >= _MUCH_WITHOUT_LAYER:
+        reasons = first_few([row.reason for row in facts.analysis.unattributed if row.reason != LAUNCHED_BEFORE], 2)
+        found = f"No layer is known for {share(unknown)} of the {facts.time_name} ({reasons}); "
+        found += _largest_class(facts.analysis)
     else:
-        name, time_ns = _largest_part(facts)
-        found = f"{name} takes {share(time_ns / total)} of {of}"
+        found = _takes(_largest_part(facts), facts)
     return [*said, f"{found}; {step.replace(' of ', ' takes ', 1)}." if step else f"{found}."]
+
+
+def _is_idle(facts: Facts) -> bool:
+    return facts.idle_ns is not None and facts.share_of_step(facts.idle_ns) > _IDLE
+
+
+def _idle(facts: Facts) -> str:
+    return f"The device is idle for {share(facts.share_of_step(facts.idle_ns or 0.0))} of {facts.steps_text}"
+
+
+def _share_without_layer(facts: Facts) -> float:
+    """Of all time, as in the tables."""
+    without_layer = [row.time_ns for row in facts.analysis.unattributed if row.reason != LAUNCHED_BEFORE]
+    return sum(without_layer) / facts.analysis.time.total_ns
+
+
+def _takes(part: _Part, facts: Facts) -> str:
+    return f"{part.name} takes {share(part.time_ns / facts.analysis.time.total_ns)} of the {facts.time_name}"
 
 
 def _largest_class(analysis: Analysis) -> str:
@@ -260,29 +302,37 @@ def _largest_class(analysis: Analysis) -> str:
     return f"{named} take{'' if named.endswith('s') else 's'} {share(most / time_ns.total())} of it in all"
 
 
-def _largest_part(facts: Facts) -> tuple[str, int]:
-    """The part with most time of its own: one kind of layer in all like blocks, a layer outside them, the optimizer.
+_About = Literal["layers", "optimizer", "communication", "outside"]
 
-    Each nanosecond with a layer belongs to one part.
-    """
-    time: Counter[tuple[str, str]] = Counter()
-    blocks_of: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for row in facts.analysis.layers:
-        time[_part(row)] += row.self_time_ns
-        if row.block and row.self_time_ns:
-            blocks_of[_part(row)].add(row.block)
-    if not time:
-        return NO_LAYERS, 0
-    (part, spent) = max(time.items(), key=lambda entry: entry[1])
-    name, members = _readable(cut(part[1], _LONGEST_NAME)), sorted(blocks_of[part])
-    if members:
+
+class _Part(NamedTuple):
+    """A part of the step; each nanosecond with a layer is in one."""
+
+    name: str  # in a sentence
+    time_ns: int
+    about: _About
+    layers: Sequence[str] = ()
+
+
+def _largest_part(facts: Facts) -> _Part:
+    """The part with most time of its own: one kind of layer in all like blocks, a layer outside them, the optimizer."""
+    rows_of = grouped((_part(row), row) for row in facts.analysis.layers)
+    if not rows_of:
+        return _Part(NO_LAYERS, 0, "outside")
+    time_ns = {part: sum(row.self_time_ns for row in rows) for part, rows in rows_of.items()}
+    part = max(time_ns, key=time_ns.__getitem__)
+    about, _, part_name = part
+    name, rows = _readable(cut(part_name, _LONGEST_NAME)), [row for row in rows_of[part] if row.self_time_ns]
+    blocks = sorted({row.block for row in rows if row.block})
+    layers = dict.fromkeys(".".join(filter(None, (row.block, _below_block(row)))) for row in rows if row.layer)
+    if blocks:
         one_kind = len({split_number(block)[0] for block in facts.blocks}) == 1
-        owner = f"The {len(members)} blocks'" if one_kind and len(members) > 1 else f"{_readable(where(members))}'s"
-        return f"{cut(owner, _LONGEST_NAME)} {name}", spent
-    if any(row.parent == part[1] for row in facts.analysis.layers):  # of one with layers below, what is its own
-        of_loss = any(_LOSS.search(row.op) and part[1] in row.layers for row in facts.analysis.operators)
+        owner = f"The {len(blocks)} blocks'" if one_kind and len(blocks) > 1 else f"{_readable(where(blocks))}'s"
+        name = f"{cut(owner, _LONGEST_NAME)} {name}"
+    elif any(row.parent == part_name for row in facts.analysis.layers):  # of one with layers below, what is its own
+        of_loss = any(_LOSS.search(row.op) and part_name in row.layers for row in facts.analysis.operators)
         name += f"'s own code (outside its layers{'; the loss' if of_loss else ''})"
-    return name, spent
+    return _Part(name, time_ns[part], about, tuple(layers))
 
 
 def _readable(name: str) -> str:
@@ -290,17 +340,23 @@ def _readable(name: str) -> str:
     return name if any(map(str.isalpha, name)) else f"Layer {name}"
 
 
-def _part(row: LayerRow) -> tuple[str, str]:
+def _below_block(row: LayerRow) -> str:
+    """The name of what is in its block, and it is or is in; "" for the block itself."""
+    return row.layer.removeprefix(row.block).removeprefix(".").partition(".")[0] if row.block else row.layer
+
+
+def _part(row: LayerRow) -> tuple[_About, str, str]:
     if row.block:
-        below = row.layer.removeprefix(row.block).removeprefix(".").partition(".")[0]  # the root's name is in no other
-        return split_number(row.block)[0], f"child {below}" if below.isdecimal() else below or "own code"
+        below = _below_block(row)
+        name = f"child {below}" if below.isdecimal() else below or "own code"
+        return "layers", split_number(row.block)[0], name
     if row.layer:
-        return "", row.layer
+        return "layers", "", row.layer
     if row.phase == "optimizer":
-        return "", "The optimizer"
+        return "optimizer", "", "The optimizer"
     if 2 * row.communication_ns > row.self_time_ns:
-        return "", "Communication of several layers"
-    return "", "Code outside of all layers"
+        return "communication", "", "Communication of several layers"
+    return "outside", "", "Code outside of all layers"
 
 
 # --- comparable ----------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from profiler_wrapper.analysis.advice.advise import (
     RULES,
     RUN,
     advise,
+    headline,
     next_command,
     summary_of,
     verdict,
@@ -245,10 +246,27 @@ def test_the_verdict_names_the_largest_part() -> None:
     assert verdict(facts(), [finding(fix="wait less.")]) == f"{largest} Most to gain: it is so. First fix: wait less."
 
 
+def test_the_headline_is_the_share_of_these_layers() -> None:
+    seen = facts()
+    assert headline(seen) == {
+        "text": "The 2 blocks' mlp takes 80 % of the device time.",
+        "about": "layers",
+        "layers": ["layers.{0,1}.mlp"],
+    }
+    spent = sum(row.time_ns for row in seen.analysis.layers if row.layer.endswith(".mlp"))
+    assert round(100 * spent / seen.analysis.time.total_ns) == 80
+
+
 def test_the_verdict_of_an_idle_device_begins_with_that() -> None:
     made = trace().annotation("ProfilerStep#4", 2 * STEP_NS, 4 * STEP_NS)
     made.annotation("ProfilerStep#5", 4 * STEP_NS, 6 * STEP_NS)
-    assert verdict(facts_of(made.recording()), []).startswith("The device is idle for 83 % of a step of ")
+    seen = facts_of(made.recording())
+    assert verdict(seen, []).startswith("The device is idle for 83 % of a step of ")
+    assert headline(seen) == {
+        "text": "The device is idle for 83 % of a step of 1.50 ms.",
+        "about": "idle",
+        "layers": [],
+    }
 
 
 def test_the_verdict_without_steps() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ import pytest
 import gpu_traces
 from advice_facts import facts_of_gpu
 from profiler_wrapper.analysis.advice import attention, blocks, products, waiting
-from profiler_wrapper.analysis.advice.advise import RULES
-from profiler_wrapper.analysis.advice.facts import Facts
+from profiler_wrapper.analysis.advice.advise import RULES, headline
+from profiler_wrapper.analysis.advice.facts import Facts, share
 from profiler_wrapper.analysis.model import Finding
 from profiler_wrapper.reports.result_json import to_dict
 from shared_traces import TRACE_NAMES, needs_traces
@@ -194,3 +195,21 @@ def test_the_copy_of_the_video_is_not_pinned() -> None:
 def test_the_video_waits_for_frames_to_be_prepared() -> None:
     found = told(VIDEO)["low-utilization"]
     assert "the longest gap: 218 ms" in found.evidence
+
+
+@pytest.mark.parametrize("name", TRACE_NAMES)
+def test_a_headline_is_short_and_its_layers_have_its_share(name: str) -> None:
+    seen = facts(name)
+    said = headline(seen)
+    assert len(said["text"].split()) <= 15
+    assert (said["about"] == "layers") == bool(said["layers"])
+    if said["layers"] and "own code" not in said["text"]:
+        layers = {layer for layer in seen.rows_of for folded in said["layers"] if _unfolds(folded, layer)}
+        spent = sum(row.time_ns for row in seen.analysis.layers if row.layer in layers)
+        assert f" {share(spent / seen.analysis.time.total_ns)} of " in said["text"]
+
+
+def _unfolds(folded: str, layer: str) -> bool:
+    """Whether a folded name with ranges, as `h.{0..3}.mlp`, stands for a layer."""
+    parts = [re.escape(part) for part in re.split(r"\{[^}]*\}", folded)]
+    return re.fullmatch(r"\d+".join(parts), layer) is not None
