@@ -2,10 +2,10 @@
 import { build } from "esbuild";
 import { readFile, writeFile } from "node:fs/promises";
 
-const into = new URL("../profiler_wrapper/reports/built/", import.meta.url);
+const into = new URL("../profiler_wrapper/reports/page/", import.meta.url);
 const result = await build({
-  entryPoints: { page: "src/main.tsx", timeline: "src/timeline/island.tsx" },
-  outdir: "built",
+  entryPoints: { page: "src/main.tsx" },
+  outdir: "page",
   bundle: true,
   minify: true,
   format: "iife",

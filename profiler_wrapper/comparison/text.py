@@ -23,7 +23,7 @@ from profiler_wrapper.comparison.model import (
 )
 from profiler_wrapper.comparison.times import LEAST_CHANGE, LEAST_ONE_SIDED, LEAST_SHARED, TimeChanges
 from profiler_wrapper.errors import first_few
-from profiler_wrapper.reports.page import packaged_source, page_text
+from profiler_wrapper.reports.page import page_text
 from profiler_wrapper.reports.result_json import NS_PER_US, csv_cell, to_plain
 from profiler_wrapper.reports.text import cells, clean, grid, shorten
 from profiler_wrapper.units import MIB, TIME_NAMES
@@ -471,13 +471,9 @@ def compare_csv(comparison: Comparison) -> str:
     return out.getvalue()
 
 
-_VIEWS = ("view_changes.js", "view_rows.js", "view_classes.js")
-
-
 def compare_page(comparison: Comparison) -> str:
     """One page with both sides, which opens from disk, in the frame of a run's page."""
-    views = [("page", "parts.js"), *(("compare_views", name) for name in _VIEWS)]
-    return page_text(_page_data(comparison), [(name, packaged_source(folder, name)) for folder, name in views])
+    return page_text(_page_data(comparison))
 
 
 def _page_data(comparison: Comparison) -> dict[str, Any]:
@@ -486,7 +482,12 @@ def _page_data(comparison: Comparison) -> dict[str, Any]:
         f"{steps} step{'s' if steps > 1 else ''}" for steps in (comparison.steps_a, comparison.steps_b)
     )
     return {
-        "page": {"title": f"{comparison.name_b} against {comparison.name_a}", "machine": "", "steps_in_words": steps},
+        "page": {
+            "kind": "compare",
+            "title": f"{comparison.name_b} against {comparison.name_a}",
+            "machine": "",
+            "steps_in_words": steps,
+        },
         "summary": {"verdict": comparison.verdict},
         "warnings": list(comparison.notes),
         "comparison": comparison.to_dict(),

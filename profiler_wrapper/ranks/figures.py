@@ -21,7 +21,7 @@ from profiler_wrapper.ranks.timeline import LAYER, Bars, Timeline, read_timeline
 from profiler_wrapper.ranks.times import comparable, typical
 from profiler_wrapper.reports import figures
 from profiler_wrapper.reports.figures import PHASE_COLORS, SPLIT_COLORS
-from profiler_wrapper.reports.page import packaged_source, page_text
+from profiler_wrapper.reports.page import page_text
 from profiler_wrapper.reports.text import clean, shorten
 from profiler_wrapper.trace.spans import KINDS
 
@@ -413,10 +413,6 @@ def _legend(axes: Axes, report: RanksReport, drawn: Timeline) -> None:
 # --------------------------------------------------------------------------------------------------
 # The page of a job of many ranks: one HTML file that opens from disk, in the frame of a run's page.
 
-_VIEWS = (
-    "marks.js", "view_summary.js", "view_timeline.js", "view_heat_maps.js", "view_ranks.js", "view_communication.js",
-    "view_layers.js",
-)  # fmt: skip
 _MOST_PAGE_LANES = 256  # that a browser draws in a moment
 _LAYER = ("layer", "kind", "ranks", "quickest_ms", "slowest_ms", "slowest_rank", "outliers", "beyond_ms")
 _PAGE_PIXELS = 1500  # what lies closer together than a screen shows is one bar
@@ -439,6 +435,7 @@ def write_ranks_page(
     layers = sorted(layers_over_ranks(report.layers), key=lambda row: -row["beyond_ms"])
     data = {
         "page": {
+            "kind": "ranks",
             "title": report.run,
             "machine": "",
             "rank": f"{len(own.ranks):,} ranks",
@@ -458,9 +455,7 @@ def write_ranks_page(
             for row in layers[:2000]
         ],
     }
-    views = [("parts.js", packaged_source("page", "parts.js"))]
-    views += [(name, packaged_source("ranks_views", name)) for name in _VIEWS]
-    path.write_text(page_text(data, views), encoding="utf-8")
+    path.write_text(page_text(data), encoding="utf-8")
 
 
 def _plain(value: Any) -> Any:

@@ -260,6 +260,7 @@ def page_data(analysis: Analysis, *, title: str = "", trace_href: str | None = N
 def _page(analysis: Analysis, title: str, trace_href: str | None) -> dict[str, Any]:
     model, where = root_names(analysis), machine(analysis)
     return {
+        "kind": "run",
         "title": title or (f"{model} on {where}" if model else where),
         "machine": where,
         "rank": rank_in_words(analysis),
@@ -335,38 +336,31 @@ def _column(values: list[Any], texts: Texts) -> dict[str, Any]:
 
 
 # --------------------------------------------------------------------------------------------------
-# What every page is made in: one HTML file with its style, its data and its scripts, which loads nothing.
+# What every page is made in: one HTML file with its style, its data and its script, which loads nothing.
 #
-# The data stand in the page as JSON, which scripts read; no name of a run ever becomes markup.
+# The data stand in the page as JSON, which the script reads; no name of a run ever becomes markup. Style and script are
+# built from the folder `page` of the repository.
 
-FRAME_FOLDER = "page"
-# What views build on, in the order that it needs itself.
-FRAME_SCRIPTS = (
-    "format.js", "elements.js", "data.js", "theme.js", "page.js",
-    "table_rows.js", "table_keys.js", "table_cells.js", "table_fit.js", "table.js", "chart.js",
-)  # fmt: skip
+_FOLDER = "page"
 _LONGEST_TITLE = 120
 # Inside a script element these would end it, or begin a comment, and a lone surrogate is no UTF-8; JSON reads their
 # escapes as the letters themselves.
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 
 
-def page_text(data: Mapping[str, Any], views: Iterable[tuple[str, str]], timeline: str = "") -> str:
-    """The page of `data`, JSON types only, with its title as `data["page"]["title"]`.
+def page_text(data: Mapping[str, Any], timeline: str = "") -> str:
+    """The page of `data`, JSON types only: what `data["page"]["kind"]` says, titled `data["page"]["title"]`.
 
-    `views`: name and source of the scripts that make the views; what they build on comes before them. `timeline`: its
-    columns, packed.
+    `timeline`: the columns of its events, packed.
     """
     from markupsafe import Markup  # with jinja2, which a command without a page need not wait for
 
-    scripts = [*((name, packaged_source(FRAME_FOLDER, name)) for name in FRAME_SCRIPTS), *views]
     return page_template("template.html").render(
         title=shorten(clean(data["page"]["title"], unicode=True), _LONGEST_TITLE, ellipsis="…"),
-        style=Markup(packaged_source(FRAME_FOLDER, "style.css")),
+        style=Markup(_packaged_source("page.css")),
         data=Markup(script_json(data)),
         timeline=timeline,
-        plotly=Markup(_plotly()),
-        scripts=[(name, Markup(_inside_script(source))) for name, source in scripts],
+        script=Markup(_packaged_source("page.js")),
     )
 
 
@@ -377,30 +371,17 @@ def script_json(value: Any) -> str:
 
 
 @cache
-def packaged_source(folder: str, name: str) -> str:
-    """A file of a folder beside this module, which the package ships."""
-    return files(__package__).joinpath(folder).joinpath(name).read_text(encoding="utf-8")
-
-
-@cache
 def page_template(name: str) -> Template:
-    """One of the HTML files beside the page's scripts; what is put in is escaped."""
+    """One of the HTML files that the package ships; what is put in is escaped."""
     from jinja2 import Environment
 
     environment = Environment(autoescape=True, keep_trailing_newline=True)
-    return environment.from_string(packaged_source(FRAME_FOLDER, name))
+    return environment.from_string(_packaged_source(name))
 
 
 @cache
-def _plotly() -> str:
-    from plotly.offline import get_plotlyjs
-
-    return _inside_script(get_plotlyjs())
-
-
-def _inside_script(source: str) -> str:
-    """JavaScript with nothing in its texts that would end a script element."""
-    return re.sub("<(?=/script|!--)", r"\\x3c", source, flags=re.IGNORECASE)
+def _packaged_source(name: str) -> str:
+    return files(__package__).joinpath(_FOLDER).joinpath(name).read_text(encoding="utf-8")
 
 
 def write_page(analysis: Analysis, path: Path, *, title: str = "", trace_href: str | None = None) -> None:
@@ -416,13 +397,10 @@ def write_page(analysis: Analysis, path: Path, *, title: str = "", trace_href: s
 
 
 def page_html(analysis: Analysis, *, title: str = "", trace_href: str | None = None) -> str:
-    """The page as text; its views are all scripts of the folder that the frame does not name."""
-    folder = files(__package__).joinpath(FRAME_FOLDER)
-    views = sorted({file.name for file in folder.iterdir() if file.name.endswith(".js")} - set(FRAME_SCRIPTS))
-    sources = ((name, packaged_source(FRAME_FOLDER, name)) for name in views)
+    """The page as text."""
     data = page_data(analysis, title=title, trace_href=trace_href)
     data["views"]["timeline"], events = packed_timeline(analysis.timeline)
-    return page_text(data, sources, events)
+    return page_text(data, events)
 
 
 # --------------------------------------------------------------------------------------------------
