@@ -26,7 +26,7 @@ const first = (value: unknown): unknown => (Array.isArray(value) ? value[0] : va
 export function pickColumn(kind: "layer" | "op", key: string, title: string, more: Partial<Column<Row>> = {}): Column<Row> {
   return {
     key, title, kind: "text", longest: kind === "op" ? 40 : 48, ...more,
-    value: row => first(row[key]) || null,
+    value: row => (Array.isArray(row[key]) && !row[key].length ? undefined : first(row[key]) || null),
     cell: (row, letters) => {
       const name = first(row[key]);
       if (typeof name !== "string" || !name || name === "before profiling") return name ? <span class="quiet">{cut(name, letters)}</span> : undefined;

@@ -1,6 +1,6 @@
 /** Charts: uPlot in the theme's colours, small bars, and one bar of many parts. */
 import type { JSX } from "preact";
-import { useEffect, useRef } from "preact/hooks";
+import { useLayoutEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import "./chart.css";
@@ -16,7 +16,7 @@ export const FONT = "12px system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', sans-ser
 export function Chart({ data, options, height, onReady }: { data: uPlot.AlignedData; options: () => ChartOptions; height: number; onReady?: (chart: uPlot) => void }): JSX.Element {
   const holder = useRef<HTMLDivElement>(null);
   const dark = drawnDark.value;
-  useEffect(() => {
+  useLayoutEffect(() => {
     const element = holder.current!;
     const chart = new uPlot({ legend: { show: false }, ...options(), width: Math.max(1, element.clientWidth), height }, data, element);
     const sizes = new ResizeObserver(() => chart.setSize({ width: Math.max(1, element.clientWidth), height }));

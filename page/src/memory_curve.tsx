@@ -2,7 +2,7 @@
  * Memory over time: what each category holds, stacked, with steps, phases, the peak and what is reserved. A click chooses a
  * moment, a drag a range.
  */
-import { effect, type Signal, useSignal } from "@preact/signals";
+import { effect, type Signal, useComputed, useSignal } from "@preact/signals";
 import type { JSX } from "preact";
 import { useMemo, useRef } from "preact/hooks";
 import uPlot from "uplot";
@@ -12,6 +12,7 @@ import { colorOf, inkOn, themeColor } from "./colors";
 import { bytes, clean, timeUnit, us } from "./format";
 import type { PageData } from "./page_data";
 import { Marked } from "./parts";
+import { selection } from "./state";
 
 const MIB = 1048576;
 const LARGE = 4096 * MIB; // from here on in GiB, as everywhere
@@ -72,6 +73,11 @@ export function MemoryCurve({ data, moment, chosen, life, onRange }: Props): JSX
   const chart = useRef<uPlot | null>(null);
   const range = useSignal(chosen);
   range.value = chosen;
+  const stepChosen = useComputed((): Stretch | null => {
+    const one = selection.value?.kind === "step" ? selection.value.number : null;
+    const found = curve.steps.find(other => other.step === one);
+    return found ? [found.start_us, found.end_us] : null;
+  });
   const { size: tick, unit: second } = timeUnit(Math.max(1000, curve.end_us));
   const [size, unit] = peak.allocated_bytes >= LARGE ? [1024 * MIB, "GiB"] : [MIB, "MiB"];
   const peakUs = (peak.time_ns - curve.start_ns) / 1000;
@@ -109,7 +115,7 @@ export function MemoryCurve({ data, moment, chosen, life, onRange }: Props): JSX
       bind: { dblclick: () => () => { view.value = null; return null; } },
     },
     hooks: {
-      draw: [one => drawOver(one, data, curve, tick, { peak: [peakUs, peak.allocated_bytes / size], moment: moment.value, range: range.value, life: life.value })],
+      draw: [one => drawOver(one, data, curve, tick, { peak: [peakUs, peak.allocated_bytes / size], moment: moment.value, range: range.value, life: life.value ?? stepChosen.value })],
       setCursor: [one => { hover.value = (one.cursor.left ?? -1) >= 0 ? one.posToVal(one.cursor.left!, "x") * tick : null; }],
       setSelect: [one => {
         if (one.select.width < 3) return;
@@ -134,7 +140,7 @@ export function MemoryCurve({ data, moment, chosen, life, onRange }: Props): JSX
       made.setScale("x", { min: a / tick, max: b / tick });
     });
     const stopMarks = effect(() => {
-      void [moment.value, range.value, life.value];
+      void [moment.value, range.value, life.value, stepChosen.value];
       made.redraw(false, false);
     });
     made.hooks["destroy"] = [() => { stop(); stopMarks(); }];

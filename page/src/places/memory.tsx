@@ -6,7 +6,7 @@ import { categoryName, grouped, rowsOf, sum, why } from "../basis";
 import { CATEGORY_HELP, markColumn, ofSelection, pickColumn } from "../cells";
 import { Bars, Figure, Shares } from "../chart";
 import { colorOf } from "../colors";
-import { bytes, count, isKnown, share, us } from "../format";
+import { bytes, capital, count, cut, isKnown, share, us } from "../format";
 import { categoriesOf, type Curve, MemoryCurve, placeInSteps, pointAt, type Stretch } from "../memory_curve";
 import type { PageData, Row } from "../page_data";
 import { Section, Segments } from "../parts";
@@ -24,7 +24,7 @@ function WhyNot({ data }: { data: PageData }): JSX.Element {
   const reason = why(data, "memory", "not available");
   return (
     <Section title="Memory">
-      <p class="notice">{reason ? `${reason}.`.replace(/\.\.$/, ".") : "No allocation was recorded in this trace."}</p>
+      <p class="notice">{reason ? `${capital(cut(reason, 400))}.` : "No allocation was recorded in this trace."}</p>
       <p class="note">Memory is recorded with profile_memory=True; ProfilerWrapper does so unless told otherwise.</p>
     </Section>
   );
@@ -53,7 +53,7 @@ function Known({ data }: { data: PageData }): JSX.Element {
       </div>
       {curve && chosen ? <InRange data={data} curve={curve} chosen={chosen} life={life} />
         : curve && moment.value !== null ? <AtMoment data={data} curve={curve} moment={moment} life={life} /> : <AtPeak data={data} />}
-      {[Changes, Leaks, Moments, Blocks].map((One, i) => <One key={i} data={data} />)}
+      {(memory.leaks?.length ? [Leaks, Changes, Moments, Blocks] : [Changes, Leaks, Moments, Blocks]).map((One, i) => <One key={i} data={data} />)}
       <Largest data={data} life={life} show={show} />
       <Ops data={data} />
     </>
@@ -122,7 +122,7 @@ const AtPeak: Draw = ({ data }) => {
     op(), phase(data, { missing: "it was there before the recording" }),
     { key: "bytes", title: "Size", kind: "bytes" },
     { key: "share", title: "Share", kind: "share", bar: true, help: "of the peak", value: row => (total ? (row["bytes"] as number) / total : null) },
-    { key: "count", title: "Blocks", kind: "count", help: "allocations", spare: 3 },
+    { key: "count", title: "Allocations", kind: "count", spare: 3 },
   ], [data]);
   return (
     <Section title="At the peak: who holds it">
@@ -239,7 +239,7 @@ const Leaks: Draw = ({ data }) => {
   const columns = useMemo((): Column<Row>[] => [
     category(data), layer(), op(), phase(data),
     { key: "bytes_per_step", title: "Stays, a step", kind: "bytes" },
-    { key: "count_per_step", title: "Blocks, a step", kind: "number" },
+    { key: "count_per_step", title: "Allocations, a step", kind: "number" },
     { key: "steps", title: "Steps", kind: "count", help: "over which this was seen" },
   ], [data]);
   return (
@@ -306,8 +306,9 @@ const Ops: Draw = ({ data }) => {
   const all = rowsOf(data, "op_memory");
   const columns = useMemo((): Column<Row>[] => {
     const total = sum(all, "allocated_bytes");
+    const named = op({ title: "Op", longest: 70 });
     return [
-      { ...op({ missing: "outside of all ops", help: "A click selects the op" }), title: "Op", longest: 70 },
+      { ...named, cell: (row, letters) => (row["op"] ? named.cell!(row, letters) : <span class="quiet">(outside of all ops)</span>) },
       { key: "allocations", title: "Allocations", kind: "count" },
       { key: "allocated_bytes", title: "Allocated", kind: "bytes", help: "sum over its allocations" },
       { key: "share", title: "Share", kind: "share", bar: true, help: "of all that was allocated", value: row => (total ? (row["allocated_bytes"] as number) / total : undefined) },

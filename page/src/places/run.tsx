@@ -2,7 +2,7 @@
 import type { ComponentChildren, JSX } from "preact";
 import { useMemo } from "preact/hooks";
 import { onDevice, per, perStep, rowsOf } from "../basis";
-import { pickColumn } from "../cells";
+import { ExpertsView, whyNoExperts } from "../experts";
 import { bytes, capital, clean, count, cut, full, isKnown, us } from "../format";
 import type { PageData, Row } from "../page_data";
 import { Section } from "../parts";
@@ -64,64 +64,7 @@ const HowMade: Draw = ({ data }) => {
   return <Section title="How the numbers were made"><Lines of={lines.filter(Boolean)} /></Section>;
 };
 
-// ---- experts and adapters ---------------------------------------------------------------------------------------------
-
-const LAYER = pickColumn("layer", "layer", "Layer", { help: "A click selects the layer", missing: "the layer is not known" });
-
-const Experts: Draw = ({ data }) => {
-  const [layers, experts, adapters] = [rowsOf(data, "expert_layers"), rowsOf(data, "experts"), rowsOf(data, "adapters")];
-  const columns = useMemo(() => {
-    const time = (key: string, title: string, help: string, more: Partial<Column<Row>> = {}): Column<Row> => ({ key, title, kind: "us", help: `${help}, ${per(data)}`, missing: "there is none with a row of its own", value: row => perStep(data, row[key] as number | null), ...more });
-    return {
-      layers: [
-        LAYER,
-        { key: "method", title: "Computed by", kind: "text", help: "modules: one each; loop: over stacked weights; else the grouped or fused kernel" },
-        { key: "experts", title: "Experts", kind: "count", help: "of this rank" },
-        { key: "tokens_per_step", title: "Tokens", kind: "count", help: "each counts once for each expert that it goes to; of steps with shapes, each", missing: row => (row["tokens_unknown"] as string) ?? "not known" },
-        { key: "balance", title: "Busiest / mean", kind: "count", help: "tokens of the busiest expert over the mean of all, in the mean over steps", missing: row => (row["tokens_unknown"] as string) ?? "not known" },
-        time("experts_time_us", "Experts' time", "without shared experts"),
-        time("router_time_us", "Router", "of the router"),
-        time("shared_time_us", "Shared", "of experts that all tokens go through", { spare: 3 }),
-        time("all_to_all_time_us", "All-to-all", "in and beside the experts", { spare: 2 }),
-        ...(layers.some(row => row["tokens_unknown"]) ? [{ key: "tokens_unknown", title: "Why tokens are not known", kind: "text", longest: 60, spare: 4, value: (row: Row) => row["tokens_unknown"] || undefined } as const] : []),
-      ] as Column<Row>[],
-      experts: [
-        LAYER,
-        { key: "expert", title: "Expert", kind: "number" },
-        { key: "tokens_per_step", title: "Tokens", kind: "count", help: "a step", missing: "not known" },
-        { key: "share", title: "Share", kind: "share", bar: true, help: "of the tokens of all experts of the layer", missing: "not known" },
-        { key: "time_per_step_us", title: "Time", kind: "us", help: "a step", missing: "one kernel works for several experts" },
-        { key: "flops_per_step", title: "FLOPs", kind: "flops", help: "a step", missing: "not known" },
-      ] as Column<Row>[],
-      adapters: [
-        LAYER,
-        time("base_time_us", "Base", "of what is adapted"),
-        time("adapter_time_us", "Adapters", "with the sum of both", { like: "base_time_us" }),
-        { key: "base_flops_per_step", title: "FLOPs of the base", kind: "flops", help: "a step", missing: "not known" },
-        { key: "adapter_flops_per_step", title: "of the adapters", kind: "flops", help: "a step", missing: "not known" },
-      ] as Column<Row>[],
-    };
-  }, [data]);
-  if (!layers.length && !adapters.length) return null;
-  return (
-    <>
-      {layers.length > 0 && (
-        <Section title="Experts">
-          <p class="note">Where a kernel computes all experts of a layer at once, nothing tells the time of one of them.</p>
-          <Table name="expert-layers" label="Layers of experts" rows={layers} columns={columns.layers} sort={{ key: "experts_time_us", descending: true }} />
-          {experts.length > 0 && <p class="note">Each expert, in the steps with shapes: forward, recompute and backward.</p>}
-          {experts.length > 0 && <Table name="experts" label="Experts" rows={experts} columns={columns.experts} sort={{ key: "share", descending: true }} />}
-        </Section>
-      )}
-      {adapters.length > 0 && (
-        <Section title="Adapters">
-          <p class="note">Adapters (LoRA and others) beside the layers that they adapt: forward, recompute and backward.</p>
-          <Table name="adapters" label="Adapters" rows={adapters} columns={columns.adapters} sort={{ key: "adapter_time_us", descending: true }} />
-        </Section>
-      )}
-    </>
-  );
-};
+const Experts: Draw = ({ data }) => (whyNoExperts(data) ? null : <Section title="Experts and adapters"><ExpertsView data={data} /></Section>);
 
 // ---- the trace --------------------------------------------------------------------------------------------------------
 

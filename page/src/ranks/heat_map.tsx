@@ -1,7 +1,7 @@
 /** Heat maps: ranks by kinds of time and by blocks, and the mesh. */
 import { useSignal } from "@preact/signals";
 import type { JSX } from "preact";
-import { useEffect, useRef } from "preact/hooks";
+import { useLayoutEffect, useRef } from "preact/hooks";
 import { FONT } from "../chart";
 import { inkOn, themeColor } from "../colors";
 import { cut, isKnown, us } from "../format";
@@ -86,10 +86,12 @@ function One({ data, map }: { data: PageData; map: HeatMap }): JSX.Element {
   const scale = scaleOf(map, data);
   const left = () => Math.min(canvas.current!.clientWidth * 0.35, 14 + map.rows.reduce((most, name) => Math.max(most, Math.min(40, name.length)), 4) * 6.6);
 
-  useEffect(() => {
+  useLayoutEffect(() => {
     const place = canvas.current!;
     let frame = 0;
-    const soon = () => { frame ||= requestAnimationFrame(() => { frame = 0; draw(place, data, map, scale, left(), rowHeight, at.value); }); };
+    const now = () => draw(place, data, map, scale, left(), rowHeight, at.value);
+    const soon = () => { frame ||= requestAnimationFrame(() => { frame = 0; now(); }); };
+    now(); // printing does not wait for a frame
     const sizes = new ResizeObserver(soon);
     sizes.observe(place);
     const stop = [at, rankChosen].map(one => one.subscribe(soon));

@@ -1,7 +1,7 @@
 /** The timeline of many ranks: a lane for each, what it did; zoomed, moved, and a range of it added up. */
 import { type Signal, useComputed, useSignal } from "@preact/signals";
 import type { JSX } from "preact";
-import { useEffect, useMemo, useRef } from "preact/hooks";
+import { useEffect, useLayoutEffect, useMemo, useRef } from "preact/hooks";
 import { FONT } from "../chart";
 import { themeColor } from "../colors";
 import { cut, timeUnit, us } from "../format";
@@ -40,11 +40,13 @@ export function RanksTimeline({ data }: { data: PageData }): JSX.Element | null 
   const { timeline } = data;
   const left = () => (canvas.current!.clientWidth < 560 ? 62 : 118);
 
-  useEffect(() => {
+  useLayoutEffect(() => {
     const place = canvas.current;
     if (!place) return;
     let frame = 0;
-    const soon = () => { frame ||= requestAnimationFrame(() => { frame = 0; draw(place, data, lanes, left(), view.value, range.value, hovered.value); }); };
+    const now = () => draw(place, data, lanes, left(), view.value, range.value, hovered.value);
+    const soon = () => { frame ||= requestAnimationFrame(() => { frame = 0; now(); }); };
+    now(); // printing does not wait for a frame
     const sizes = new ResizeObserver(soon);
     sizes.observe(place);
     const stop = [view, range, hovered, rankChosen].map(one => one.subscribe(soon));
