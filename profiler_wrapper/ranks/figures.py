@@ -17,7 +17,7 @@ from profiler_wrapper.ranks.database import Database
 from profiler_wrapper.ranks.model import Float, Int, LayerTimes
 from profiler_wrapper.ranks.report import RanksReport, layers_over_ranks
 from profiler_wrapper.ranks.text import memory_unit
-from profiler_wrapper.ranks.timeline import LAYER, Bars, Timeline, read_timeline
+from profiler_wrapper.ranks.timeline import LAYER, Bars, Timeline, drawn_steps, read_timeline
 from profiler_wrapper.ranks.times import comparable, typical
 from profiler_wrapper.reports import figures
 from profiler_wrapper.reports.figures import PHASE_COLORS, SPLIT_COLORS
@@ -413,9 +413,10 @@ def _legend(axes: Axes, report: RanksReport, drawn: Timeline) -> None:
 # --------------------------------------------------------------------------------------------------
 # The page of a job of many ranks: one HTML file that opens from disk, in the frame of a run's page.
 
-_MOST_PAGE_LANES = 256  # that a browser draws in a moment
+_MOST_PAGE_LANES = 64
+_MOST_PAGE_BARS = 100_000  # two megabytes
 _LAYER = ("layer", "kind", "ranks", "quickest_ms", "slowest_ms", "slowest_rank", "outliers", "beyond_ms")
-_PAGE_PIXELS = 1500  # what lies closer together than a screen shows is one bar
+_STEP_PIXELS = 1500  # what lies closer together than a screen shows of one step is one bar
 
 
 def write_ranks_page(
@@ -428,10 +429,10 @@ def write_ranks_page(
 ) -> None:
     """Writes the page, whose scripts read `RanksReport.to_dict`, and what is drawn.
 
-    `ranks` are those of the timeline, at most 256; None: all, or of many those that tell most. `trace_href` is where
+    `ranks` are those of the timeline, at most 64; None: all, or of many those that tell most. `trace_href` is where
     the Chrome trace lies, relative to the page.
     """
-    own, timeline = report.own, read_timeline(report, database, ranks, pixels=_PAGE_PIXELS, most=_MOST_PAGE_LANES)
+    own = report.own
     layers = sorted(layers_over_ranks(report.layers), key=lambda row: -row["beyond_ms"])
     data = {
         "page": {
@@ -447,7 +448,7 @@ def write_ranks_page(
         "warnings": [f"{row.what}: {row.reason}" for row in report.missing],
         "job": report.to_dict(),
         "named": sorted(report.named_ranks),
-        "timeline": _plain(timeline),
+        "timeline": _page_timeline(report, database, ranks),
         "heat": [_plain(one) | {"is_difference": one.is_difference} for one in heat_maps(report)],
         "over_ranks": [
             {name: row[name] for name in _LAYER}
@@ -458,11 +459,32 @@ def write_ranks_page(
     path.write_text(page_text(data), encoding="utf-8")
 
 
+def _page_timeline(report: RanksReport, database: Database, ranks: Sequence[int] | None) -> dict[str, Any]:
+    """The bars of all steps, in whole microseconds, as fine as the page has room for; and which steps it opens at."""
+    steps = report.own.steps.tolist()
+    pixels = _STEP_PIXELS * len(steps)
+    while True:
+        timeline = read_timeline(report, database, ranks, pixels=pixels, most=_MOST_PAGE_LANES, steps=steps)
+        if pixels <= _STEP_PIXELS or sum(len(bars.lanes) for bars in timeline.bars) <= _MOST_PAGE_BARS:
+            break
+        pixels //= 2
+    bars = [
+        {
+            "kind": one.kind,
+            "lanes": one.lanes.tolist(),
+            "starts_us": np.round(one.starts_us).astype(int).tolist(),
+            "lengths_us": np.ceil(one.lengths_us).astype(int).tolist(),
+        }
+        for one in timeline.bars
+    ]
+    return {**_plain(timeline._replace(bars=[])), "bars": bars, "opens_at": drawn_steps(report)}
+
+
 def _plain(value: Any) -> Any:
     """JSON types for the page; of what is drawn six digits, None where it is not known."""
     if isinstance(value, np.ndarray):
         return _plain(value.tolist())
-    if isinstance(value, (Timeline, Bars, HeatMap)):
+    if isinstance(value, (Timeline, HeatMap)):
         without = ("least_ms", "named") if isinstance(value, HeatMap) and value.is_difference else ("least_ms",)
         return {name: _plain(item) for name, item in value._asdict().items() if name not in without}
     if isinstance(value, list):

@@ -104,7 +104,7 @@ class Bars(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """What is drawn of a few steps, in microseconds from the first span on."""
+    """What is drawn of some steps, in microseconds from the first span on."""
 
     ranks: list[int]  # of the lanes, the topmost first
     lanes: list[str]  # their names
@@ -117,12 +117,20 @@ class Timeline(NamedTuple):
 
 
 def read_timeline(
-    report: RanksReport, database: Database, ranks: Sequence[int] | None, *, pixels: int, most: int | None = None
+    report: RanksReport,
+    database: Database,
+    ranks: Sequence[int] | None,
+    *,
+    pixels: int,
+    most: int | None = None,
+    steps: Sequence[int] | None = None,
 ) -> Timeline:
     """What lies closer together than a picture of `pixels` columns shows is one bar.
 
-    `ranks`: at most `most` of these, None: all, or of many those that tell most.
+    `ranks`: at most `most` of these, None: all, or of many those that tell most. `steps`: None: a few that are like
+    most.
     """
+    steps = drawn_steps(report) if steps is None else steps
     ranks = chosen_ranks(report, MOST_LANES) if ranks is None else list(ranks)
     if most is not None and len(ranks) > most:
         ranks = [rank for rank in chosen_ranks(report, most) if rank in set(ranks)]
@@ -137,7 +145,7 @@ def read_timeline(
                 {framed} AS framed
             FROM spans s LEFT JOIN main_threads m ON m.rank = s.rank {_CLOCKS} {_LABELS}
                 LEFT JOIN matched t ON t.label = l.label AND t.step = s.step AND t.sequence = s.sequence
-            WHERE {_among("s.rank", ranks)} AND {_among("s.step", drawn_steps(report))} AND s.kind <> 'step'
+            WHERE {_among("s.rank", ranks)} AND {_among("s.step", steps)} AND s.kind <> 'step'
                 AND (s.depth = 0 OR s.kind IN {_NESTED} OR {framed}))"""
     )
     first, length, waiting_known = database.execute(

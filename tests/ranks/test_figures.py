@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("duckdb")
 
 
+from page_files import page_data
 from profiler_wrapper.ranks.database import Database
 from profiler_wrapper.ranks.figures import (
     NAMED_COLOR,
@@ -22,6 +23,7 @@ from profiler_wrapper.ranks.figures import (
     heat_map_figure,
     lane_in,
     timeline_figure,
+    write_ranks_page,
 )
 from profiler_wrapper.ranks.load import open_ranks
 from profiler_wrapper.ranks.report import RanksReport
@@ -116,6 +118,16 @@ def test_what_lies_close_together_is_one_bar(job: Job) -> None:
         (forward,) = [one for one in drawn.bars if one.kind == "forward"]
         assert len(forward.starts_us) == bars_of_forward
         assert (forward.starts_us[0], forward.starts_us[-1] + forward.lengths_us[-1]) == (2_000, 212_000)
+
+
+def test_the_page_has_the_bars_of_all_steps(job: Job, tmp_path: Path) -> None:
+    database, report = job
+    write_ranks_page(report, database, tmp_path / "report.html")
+    timeline = page_data(tmp_path / "report.html")["timeline"]
+    assert timeline["steps"] == report.own.steps.tolist() and timeline["opens_at"] == drawn_steps(report)
+    (forward,) = [one for one in timeline["bars"] if one["kind"] == "forward"]
+    of_rank = [length for lane, length in zip(forward["lanes"], forward["lengths_us"], strict=True) if lane == 2]
+    assert of_rank == [60_000] * len(report.own.steps)
 
 
 def test_without_transfers_communication_is_one_bar(tmp_path: Path) -> None:

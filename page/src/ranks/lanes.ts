@@ -16,10 +16,11 @@ export interface Lanes {
   runs: readonly (readonly Run[])[]; // of each lane, the undermost first
   kinds: readonly string[];
   end: number;
+  opensAt: readonly [from: number, to: number];
 }
 
 export function lanesOf(data: PageData): Lanes {
-  const { ranks, lanes, steps, begins_us: begins, bars } = data["timeline"];
+  const { ranks, lanes, steps, begins_us: begins, bars, opens_at: opens } = data["timeline"];
   const runs: Run[][] = lanes.map(() => []);
   let end = 1;
   (bars as { kind: string; lanes: number[]; starts_us: number[]; lengths_us: number[] }[]).forEach((one, level) => {
@@ -37,9 +38,11 @@ export function lanesOf(data: PageData): Lanes {
     }
   });
   const begun = (steps as number[]).map((number, i) => ({ number, begin: begins[i] as number | null })).filter((one): one is { number: number; begin: number } => one.begin !== null);
+  const [first, last] = [(opens as number[])[0], (opens as number[]).at(-1)].map(number => begun.findIndex(one => one.number === number)) as [number, number];
+  const opensAt = first < 0 ? ([0, end] as const) : ([begun[first]!.begin, begun[last + 1]?.begin ?? end] as const);
   const order = [...Object.keys(data["page"].colors.kind), "layer"];
   const kinds = [...new Set(bars.map((one: { kind: string }) => one.kind) as string[])].sort((a, b) => order.indexOf(a) - order.indexOf(b));
-  return { ranks, names: lanes, steps: begun, runs, kinds, end };
+  return { ranks, names: lanes, steps: begun, runs, kinds, end, opensAt };
 }
 
 /** The first of ascending `ends` that is after `time`. */

@@ -30,7 +30,7 @@ const laneHeight = (count: number): number => (count <= 12 ? Math.min(56, Math.m
 
 export function RanksTimeline({ data }: { data: PageData }): JSX.Element | null {
   const lanes = useMemo(() => lanesOf(data), [data]);
-  const view = useSignal<Stretch>([0, lanes.end]);
+  const view = useSignal<Stretch>(lanes.opensAt);
   const range = useSignal<Stretch | null>(null);
   const hit = useSignal<Hit | null>(null);
   const hovered = useComputed(() => hit.value?.lane ?? -1);
