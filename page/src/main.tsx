@@ -1,6 +1,7 @@
 /** The page: reads its data and draws the frame. */
 import { render } from "preact";
 import { Frame } from "./frame";
+import { OtherFrame } from "./other_frame";
 import { type PageData, readData } from "./page_data";
 import { followAddress } from "./state";
 import { followTheme } from "./theme";
@@ -19,7 +20,8 @@ function start(): void {
     render(<p class="notice">The data of this page cannot be read ({String(error)}): is the file whole?</p>, root);
     return;
   }
-  render(<Frame data={data} />, root);
+  const isRun = (data["page"]?.kind ?? "run") === "run";
+  render(isRun ? <Frame data={data} /> : <OtherFrame data={data} />, root);
   void loadTimeline(data);
   document.documentElement.dataset["ready"] = "true";
   requestAnimationFrame(() => setTimeout(() => performance.mark("drawn"))); // for who measures how long it takes
