@@ -23,7 +23,7 @@ export function verdictOf(data: PageData): Verdict | null {
   if (!text) return null;
   const [said = "", fix = ""] = text.split(/First fix: (.*)/s);
   const end = fix.trim().replace(/\.$/, "");
-  const made = data["summary"]?.headline as string | null | undefined;
+  const made = (data["summary"]?.headline?.text as string | undefined)?.replace(/\.$/, "");
   if (made) return { headline: made, more: said.trim(), fix: end };
   const sentences = said.trim().split(/(?<=[.;])\s+(?=\S)/).map(one => one.replace(/[.;]$/, ""));
   const gain = sentences.find(one => /^Most to gain: .*%/.test(one) && one.split(" ").length <= MOST_WORDS + 3)?.slice("Most to gain: ".length);
