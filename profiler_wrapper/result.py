@@ -28,12 +28,13 @@ from profiler_wrapper.reports.full_table import full_table
 from profiler_wrapper.reports.page import result_html
 from profiler_wrapper.reports.result_json import data_frame, from_dict, to_dict, write_csv, write_csv_files
 from profiler_wrapper.reports.table import console_table
+from profiler_wrapper.terminal import unicode_terminal
 from profiler_wrapper.trace.atomic import check_path
 from profiler_wrapper.trace.events import Progress, no_garbage_collection
 from profiler_wrapper.trace.reader import read, read_with_shapes
 from profiler_wrapper.trace.run_directory import RESULT_FILE, find_result
 from profiler_wrapper.trace.run_file import read_json, run_beside, trace_beside, trace_with_shapes
-from profiler_wrapper.units import file_size, unicode_terminal
+from profiler_wrapper.units import file_size
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,4 +1,6 @@
-"""A headless Chromium without network, driven over a pipe by the Chrome DevTools protocol: no package, no port.
+"""A headless Chromium, driven over a pipe by the Chrome DevTools protocol: no package, no port.
+
+It has no network but 127.0.0.1.
 
 with Browser() as browser:
     page = browser.open(path)
@@ -40,7 +42,7 @@ _FLAGS = (
     "--no-first-run",
     "--hide-scrollbars",
     "--force-color-profile=srgb",
-    "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
     "--proxy-server=127.0.0.1:9",
     "--remote-debugging-pipe",
 )
@@ -95,8 +97,10 @@ class Browser:
         os.close(self._read)
         self._user.cleanup()
 
-    def open(self, path: Path, *, address: str = "", width: int = 1366, height: int = 768, dark: bool = False) -> Page:
-        """The page at `path`, with `address` behind its `#`, once it has loaded."""
+    def open(
+        self, path: Path | str, *, address: str = "", width: int = 1366, height: int = 768, dark: bool = False
+    ) -> Page:
+        """The page at `path`, a file or a URL, with `address` behind its `#`, once it has loaded."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         page = self._pages[session] = Page(self, session, target)
@@ -176,10 +180,10 @@ class Page:
         elif method == "Page.javascriptDialogOpening":
             self.dialogs.append(params["message"])
 
-    def go(self, path: Path, address: str = "") -> None:
-        """Loads the file anew."""
+    def go(self, path: Path | str, address: str = "") -> None:
+        """Loads the page anew."""
         self._loaded = False
-        url = path.resolve().as_uri() + (f"#{address}" if address else "")
+        url = (path if isinstance(path, str) else path.resolve().as_uri()) + (f"#{address}" if address else "")
         if self._has_page:
             self.call("Page.navigate", url="about:blank")
             self._wait_for_load()

@@ -65,7 +65,7 @@ def pytest_sessionfinish() -> None:
 @pytest.fixture(autouse=True)
 def _clean_slate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each test starts from the same seed, without our environment variables and compiled code of another test."""
-    for name in ("PROFILER_WRAPPER", "PROFILER_WRAPPER_RUN", "COLUMNS"):
+    for name in ("PROFILER_WRAPPER", "PROFILER_WRAPPER_RUN", "COLUMNS", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)

@@ -36,9 +36,9 @@ ROOMS: dict[str, str | None] = {
     "commands": None,
     "integrations": None,
 }
-SHARED = frozenset({"errors", "child", "units"})  # import nothing of the package but one another
+SHARED = frozenset({"errors", "child", "terminal", "units"})  # import nothing of the package but one another
 
-MOST_LINES = 52_640
+MOST_LINES = 52_843
 MOST_LINES_OF_A_FILE = 700
 
 # Modules that need one another, wherever they say so: also in functions and for type checkers alone. To be cut.

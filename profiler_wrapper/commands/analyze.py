@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from profiler_wrapper.commands import common
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.units import WIDTH_OF_FILES, terminal_width, unicode_terminal
+from profiler_wrapper.terminal import styled_terminal, terminal_width, unicode_terminal
 
 if TYPE_CHECKING:
     from profiler_wrapper.result import ProfileResult
@@ -67,7 +67,7 @@ def analyze(options: argparse.Namespace) -> None:
     if options.format == "text" and (options.select is not None or options.where):
         raise WrongUse("--select and --where are of JSON and CSV: add --format json or --format csv.")
     if options.output is None:
-        print(_text(_read(options), options, terminal_width(), unicode=unicode_terminal()).rstrip("\n"))
+        print(_text(_read(options), options, terminal=True).rstrip("\n"))
     elif common.is_directory(options.output):
         _write_directory(options)
     else:
@@ -84,8 +84,8 @@ def _keys(options: argparse.Namespace) -> list[str]:
     return [key.strip() for key in (options.select or "").split(",") if key.strip()]
 
 
-def _text(result: ProfileResult, options: argparse.Namespace, width: int, *, unicode: bool = False) -> str:
-    """In the format that is asked for."""
+def _text(result: ProfileResult, options: argparse.Namespace, *, terminal: bool = False) -> str:
+    """In the format that is asked for; the table for the terminal, if it is printed there."""
     if options.format == "csv":
         return _csv(result, options)
     if options.format == "json":
@@ -93,7 +93,10 @@ def _text(result: ProfileResult, options: argparse.Namespace, width: int, *, uni
     from profiler_wrapper.reports.table import NARROWEST, console_table
 
     rows = 25 if options.top is None else options.top + _LINES
-    return console_table(result, rows=rows, width=max(NARROWEST, width), unicode=unicode, layer_rows=options.top)
+    table = partial(console_table, result, rows=rows, layer_rows=options.top)
+    if not terminal:
+        return table()
+    return table(width=max(NARROWEST, terminal_width()), unicode=unicode_terminal(), styled=styled_terminal())
 
 
 def _json(result: ProfileResult, options: argparse.Namespace) -> str:
@@ -138,7 +141,7 @@ def _write_file(result: ProfileResult, path: Path, options: argparse.Namespace) 
 
         REPORTS["log"].files[0].write(result, path)
     else:
-        common.write_text(path, _text(result, options, WIDTH_OF_FILES).removesuffix("\n"))
+        common.write_text(path, _text(result, options).removesuffix("\n"))
 
 
 def _write_directory(options: argparse.Namespace) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from profiler_wrapper.commands import common
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.units import terminal_width
+from profiler_wrapper.terminal import terminal_width
 
 if TYPE_CHECKING:
     from profiler_wrapper.comparison.model import Comparison

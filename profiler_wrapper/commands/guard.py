@@ -7,7 +7,7 @@ from pathlib import Path
 
 from profiler_wrapper.commands import common
 from profiler_wrapper.errors import WrongUse
-from profiler_wrapper.units import terminal_width
+from profiler_wrapper.terminal import terminal_width
 
 
 def add(commands: common.Commands) -> None:

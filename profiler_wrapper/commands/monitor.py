@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from profiler_wrapper.commands import common
 from profiler_wrapper.errors import ProfilerWrapperError
-from profiler_wrapper.units import WIDTH_OF_FILES, terminal_width
+from profiler_wrapper.terminal import WIDTH_OF_FILES, terminal_width
 
 if TYPE_CHECKING:
     from profiler_wrapper.monitor.read import MonitorRun

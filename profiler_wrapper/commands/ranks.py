@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from profiler_wrapper.commands import common
 from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.terminal import WIDTH_OF_FILES, terminal_width
 from profiler_wrapper.trace.spans import ranges
-from profiler_wrapper.units import WIDTH_OF_FILES, terminal_width
 
 if TYPE_CHECKING:
     from profiler_wrapper.ranks.report import RanksReport

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from profiler_wrapper.commands import common
-from profiler_wrapper.units import terminal_width, unicode_output
+from profiler_wrapper.terminal import terminal_width, unicode_output
 
 
 def add(commands: common.Commands) -> None:

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from profiler_wrapper.analysis.model import LayerRow, Phase
 from profiler_wrapper.reports.result_json import NS_PER_US, plain, to_plain
+from profiler_wrapper.terminal import unicode_terminal
 from profiler_wrapper.trace.atomic import replacing
-from profiler_wrapper.units import unicode_terminal
 
 COMPARISON_VERSION = 1
 

@@ -13,7 +13,7 @@ import numpy as np
 from profiler_wrapper.monitor.read import PARTS, PERCENTILES, Column, MonitorRun, Spread
 from profiler_wrapper.reports import figures
 from profiler_wrapper.reports.text import clean, grid, shorten, wrap
-from profiler_wrapper.units import WIDTH_OF_FILES
+from profiler_wrapper.terminal import WIDTH_OF_FILES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

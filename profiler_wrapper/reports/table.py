@@ -48,7 +48,8 @@ from profiler_wrapper.reports.folding import (
     outlying_layers,
 )
 from profiler_wrapper.reports.memory import memory_lines
-from profiler_wrapper.reports.text import AT_LEAST, aligned_lines, cells, clean, shorten, whole_ones, wrap
+from profiler_wrapper.reports.text import AT_LEAST, cells, clean, set_in, shorten, whole_ones, wrap
+from profiler_wrapper.terminal import Cell, Style, bar, in_a_row
 from profiler_wrapper.units import MIB
 
 # --------------------------------------------------------------------------------------------------
@@ -261,6 +262,9 @@ _VERDICT_LINES = 3
 _FOLLOWED_LINES = 3
 _HIGH = 20  # rows: a lower table says less beside its layers
 _LITTLE = 0.05  # of the total: a phase with less has a column only where there is room
+_SHORTEST_BAR, _LONGEST_BAR = 5, 20
+_BAR_GOES = 10  # as `Column.goes`
+_STYLES: Mapping[RowKind, Style] = {"outlier": "warning", "unattributed": "warning"}
 _LARGEST_PLAIN = 1e11  # beyond, a number is written with an exponent
 
 
@@ -271,6 +275,7 @@ class _Drawn(NamedTuple):
     unit: str
     goes: int  # the highest goes first where there is no room
     texts: Sequence[str]  # of each row
+    style: Style = ""
 
     @property
     def width(self) -> int:
@@ -286,15 +291,16 @@ def console_table(
     rows: int = 25,
     width: int = 100,
     unicode: bool = False,
+    styled: bool = False,
     order: Order = "cost",
     layer_rows: int | None = None,
 ) -> str:
     """The layer tree with the most expensive layers first (`order="model"`: as in the model), times in ms per step.
 
-    At most `rows` lines and `width` columns in all, `layer_rows` of them about layers; ASCII unless `unicode`; no
-    colour codes. Rows without indentation add up to TOTAL. A row such as `layers.{0..31}` holds all 32; `median`
-    below it is one of them, with the least and the most total. Below TOTAL, and no part of it, stands what
-    is followed by name. Names are shortened, numbers never.
+    At most `rows` lines and `width` columns in all, `layer_rows` of them about layers; ASCII unless `unicode`; with
+    colours and bars of the shares if `styled`. Rows without indentation add up to TOTAL. A row such as
+    `layers.{0..31}` holds all 32; `median` below it is one of them, with the least and the most total. Below TOTAL,
+    and no part of it, stands what is followed by name. Names are shortened, numbers never.
 
     Raises:
         WrongUse: `rows` or `width` is too small for any table, or `order` is neither of the two.
@@ -311,7 +317,7 @@ def console_table(
         about += use_lines(analysis, width) + expert_and_adapter_lines(analysis, width)
         about += memory_lines(analysis.memory, width)
         about += (line for text in kv_cache_lines(analysis)[:2] for line in wrap(text, width, 2))
-    closing = [*_warning_lines(analysis, rows, width, unicode), *_verdict_lines(analysis, rows, width, unicode)]
+    closing = [*_warning_lines(analysis, rows, width, unicode), *_verdict_lines(analysis, rows, width, unicode, styled)]
     followed = followed_lines(analysis, most=_FOLLOWED_LINES if rows >= _HIGH else 1, width=width, unicode=unicode)
     most = rows - len(head) - 2 - len(followed) - len(closing)  # 2: the heading and its units
     room = max(0, most - rows // 3 - 1)  # the table itself comes first
@@ -326,7 +332,7 @@ def console_table(
         if len(notes) <= lines:
             break
     notes = [shorten(note, width) for note in notes]
-    return "\n".join([*head, *_draw(table.rows, analysis, width, unicode), *followed, *notes, *about, *closing])
+    return "\n".join([*head, *_draw(table.rows, analysis, width, unicode, styled), *followed, *notes, *about, *closing])
 
 
 def _joined(parts: Sequence[str], width: int, most: int) -> list[str]:
@@ -348,47 +354,53 @@ def _warning_lines(analysis: Analysis, rows: int, width: int, unicode: bool) -> 
     return whole_ones(lines, width, rows // 5, "warnings: see the log")
 
 
-def _verdict_lines(analysis: Analysis, rows: int, width: int, unicode: bool) -> list[str]:
+def _verdict_lines(analysis: Analysis, rows: int, width: int, unicode: bool, styled: bool) -> list[str]:
     """What stands out, and what to do first, which has a line of its own."""
     verdict, before, fix = clean(analysis.summary.get("verdict") or "", unicode=unicode).partition("First fix: ")
     room = _VERDICT_LINES if rows >= _HIGH else 1
     lines = wrap(verdict.rstrip(), width, room) if verdict else []
-    return lines + (wrap(before + fix, width) if fix else [])
+    return [in_a_row([Cell(line, "bold")], styled) for line in lines] + (wrap(before + fix, width) if fix else [])
 
 
-def _draw(rows: Sequence[TableRow], analysis: Analysis, width: int, unicode: bool) -> list[str]:
+def _draw(rows: Sequence[TableRow], analysis: Analysis, width: int, unicode: bool, styled: bool) -> list[str]:
     """The heading, its units and one line per row."""
     formats = formats_for(rows)
     milliseconds = formats["time"].text
     fixed = [sum(map(cells, _fixed_text(row, milliseconds))) for row in rows]
     needed = max([_NAME_WIDTH, *(size + min(12, cells(row.label)) for size, row in zip(fixed, rows, strict=True))])
-    columns = _columns(rows, formats, unicode)
+    columns = _columns(rows, formats, unicode, styled)
     while len(columns) > 1 and sum(column.width + 1 for column in columns) > width - needed:
         columns.remove(max(columns, key=lambda column: column.goes))
-    widths = [column.width for column in columns]
-    gap = 2 if needed + sum(widths) + 2 * len(widths) <= width else 1
-    room = width - sum(widths) - gap * len(widths)
-    texts = [list(line) for line in zip(*(column.texts for column in columns), strict=True)]
-    # How many columns of the terminal are empty between each name and its first number.
-    first = [next((i for i, text in enumerate(line) if text), len(line)) for line in texts]
-    free = [sum(widths[:i]) + gap * i for i in first]
+    taken = sum(column.width for column in columns)
+    gap = 2 if needed + taken + 2 * len(columns) <= width else 1
+    room = width - taken - gap * len(columns)
+    # A long name runs on over the empty cells before its first number, which take so many columns of the terminal.
+    empty = [next((i for i, column in enumerate(columns) if column.texts[at]), len(columns)) for at in range(len(rows))]
+    free = [sum(column.width + gap for column in columns[:count]) for count in empty]
     names = [_name(row, room + beside, milliseconds, unicode) for row, beside in zip(rows, free, strict=True)]
-    name_width = max(
-        [len(per_step(analysis)), *(cells(name) - beside for name, beside in zip(names, free, strict=True))]
-    )
-    blank = " " * name_width
-    heading, units, *lines = aligned_lines(
-        [
-            ["layer", *(column.title for column in columns)],
-            [per_step(analysis), *(column.unit for column in columns)],
-            *([blank, *line] for line in texts),
-        ],
-        ["left", *("right" for _ in columns)],
-        gap=gap,
-    )
-    # A long name runs on over the empty cells beside it.
-    named = [(name + line[cells(name) :]).rstrip() for name, line in zip(names, lines, strict=True)]
-    return [heading, units, *named]
+    per = per_step(analysis)
+    name_width = max([len(per), *(cells(name) - beside for name, beside in zip(names, free, strict=True))])
+    longer = min(_LONGEST_BAR - _SHORTEST_BAR, room - name_width)
+    columns = [_bars(rows, _SHORTEST_BAR + longer, unicode) if column.style else column for column in columns]
+
+    def line(name: str, texts: Sequence[str], style: Style = "", skipped: int = 0) -> str:
+        drawn = [
+            Cell(set_in(name, name_width + sum(column.width + gap for column in columns[:skipped]), "left"), style)
+        ]
+        for column, text in zip(columns[skipped:], texts[skipped:], strict=True):
+            drawn.append(Cell(set_in(text, column.width + gap), style or column.style))
+        return in_a_row(drawn, styled)
+
+    heads = [line("layer", [one.title for one in columns]), line(per, [one.unit for one in columns])]
+    texts = zip(*(column.texts for column in columns), strict=True)
+    styles = (_STYLES.get(row.kind, "") for row in rows)
+    return heads + [line(*one) for one in zip(names, texts, styles, empty, strict=True)]
+
+
+def _bars(rows: Sequence[TableRow], size: int, unicode: bool) -> _Drawn:
+    """The shares once more, as bars."""
+    bars = [bar(row.values["share"] or 0, size, unicode=unicode) for row in rows]
+    return _Drawn("", " " * size, _BAR_GOES, [one.ljust(size) for one in bars], "accent")
 
 
 def _name(row: TableRow, width: int, milliseconds: Callable[[float], str], unicode: bool) -> str:
@@ -408,8 +420,8 @@ def _fixed_text(row: TableRow, milliseconds: Callable[[float], str]) -> tuple[st
     return "  " * min(row.depth, _DEEPEST_INDENT) + row.before, after
 
 
-def _columns(rows: Sequence[TableRow], formats: Mapping[str, Format], unicode: bool) -> list[_Drawn]:
-    """The columns that hold anything, those of phases first."""
+def _columns(rows: Sequence[TableRow], formats: Mapping[str, Format], unicode: bool, styled: bool) -> list[_Drawn]:
+    """The columns that hold anything, those of phases first; with the shares as bars, if `styled`."""
     total = next((row.values for row in rows if row.kind == "total"), {})
     drawn = []
     for i, phase in enumerate(phase_columns(rows)):
@@ -422,6 +434,8 @@ def _columns(rows: Sequence[TableRow], formats: Mapping[str, Format], unicode: b
         values = texts if column.key == "flops" else [row.values[column.key] for row in rows]
         if column.key == "time" or any(values):
             drawn.append(_Drawn(column.console, formats[column.kind].unit, column.goes, texts))
+            if styled and column.key == "share":
+                drawn.append(_bars(rows, _SHORTEST_BAR, unicode))
     return drawn
 
 

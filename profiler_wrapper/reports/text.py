@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate
 
-# tabulate and wcwidth are imported where text is made: `load()` makes none, and they are a twentieth of its CPU time.
+# wcwidth is imported where text is made: `load()` makes none.
 
 AT_LEAST = "≥"
 _SPELLED = str.maketrans({"µ": "u", "±": "+-", AT_LEAST: ">="})  # without Unicode
@@ -89,11 +89,11 @@ def grid(
 ) -> str:
     """A plain table: the first `left_columns` columns to the left, numbers to the right, two spaces between.
 
-    Columns without any text are left out; no text without rows. With `left_last` the last column is to the left too.
+    Columns without any text are left out. With `left_last` the last column is to the left too.
     """
-    if not rows:
-        return ""
     used = [i for i in range(len(header)) if any(row[i] for row in rows)]
+    if not used:
+        return ""
     aligned = ["left" if i < left_columns or (left_last and i == len(header) - 1) else "right" for i in used]
     return "\n".join(
         aligned_lines([[header[i] for i in used], None, *([row[i] for i in used] for row in rows)], aligned)
@@ -102,15 +102,13 @@ def grid(
 
 def aligned_lines(lines: Sequence[Sequence[str] | None], aligned: Sequence[str], *, gap: int = 2) -> list[str]:
     """Cells in columns that are `gap` apart, each "left" or "right" `aligned`; None: a rule."""
-    from tabulate import SEPARATING_LINE, DataRow, Line, TableFormat, tabulate
+    widths = [max(cells(line[i]) for line in lines if line is not None) for i in range(len(aligned))]
+    rule = ["-" * width for width in widths]
+    drawn = ((set_in(*one) for one in zip(line or rule, widths, aligned, strict=True)) for line in lines)
+    return [(" " * gap).join(line).rstrip() for line in drawn]
 
-    between = " " * gap
-    rule, row = Line("", "-", between, ""), DataRow("", between, "")
-    drawn = tabulate(
-        [[SEPARATING_LINE] if line is None else line for line in lines],
-        tablefmt=TableFormat(None, rule, None, None, None, row, padding=0, with_header_hide=None),
-        colalign=aligned,
-        disable_numparse=True,
-        preserve_whitespace=True,
-    )
-    return drawn.split("\n")
+
+def set_in(text: str, width: int, aligned: str = "right") -> str:
+    """`text` at one side of `width` columns."""
+    blank = " " * (width - cells(text))
+    return text + blank if aligned == "left" else blank + text

@@ -43,10 +43,10 @@ from profiler_wrapper.run.window import (
     keep_traces,
     lack_of_memory,
 )
+from profiler_wrapper.terminal import WIDTH_OF_FILES, Stream, styled_terminal, terminal_width, unicode_terminal
 from profiler_wrapper.trace import run_directory
 from profiler_wrapper.trace.atomic import remove_empty
 from profiler_wrapper.trace.run_directory import RunDirectory, open_run
-from profiler_wrapper.units import unicode_terminal
 
 _COMMAND = "profiler-wrapper snapshot"
 _NO_OP = "no op of torch ran in the block, on the thread that entered it"
@@ -341,6 +341,8 @@ class Finisher:
         notes = [*self._notes, *self.place.notes, *notes_of(window, main)]
         self._notes, self.place.notes = [], []
         directory, target = self.place.of_window(main, self.windows)
+        on: Stream = "stderr" if self._options.from_outside else "stdout"
+        styled = styled_terminal(on)
         return WindowTask(
             options=self._options,
             info=self.info,
@@ -353,7 +355,10 @@ class Finisher:
             failure=failure,
             why_nothing="; ".join(window.warnings) or _NO_OP,
             prints=self._options.enable_print_summary and self._options.is_first(self.info),  # one rank prints
+            on=on,
             unicode=unicode_terminal(),
+            styled=styled,
+            width=terminal_width(on) if styled else WIDTH_OF_FILES,
         )
 
     def _run(self, window: Window, main: RecordedTrace, full: RecordedTrace | None, notes: list[str]) -> dict[str, Any]:
@@ -438,7 +443,7 @@ class Finisher:
             self._explained = task.failure
         if finished.result is not None:
             self.results = (*self.results, finished.result)
-        say(finished.text, on="stderr" if self._options.from_outside else "stdout")
+        say(finished.text, on=task.on)
 
     def explain_oom(self, failure: OutOfMemory) -> None:
         """Explain an out-of-memory that ended no recording, or one that could not be analysed; once."""

@@ -32,11 +32,12 @@ from profiler_wrapper.capture.growth import control_group_free_bytes, free_bytes
 from profiler_wrapper.capture.records import OutOfMemory, RecordedTrace, RunInfo
 from profiler_wrapper.child import raise_priority, start_child
 from profiler_wrapper.errors import EmptyRecording, ProfilerWrapperWarning, in_a_line, say, warn
-from profiler_wrapper.reports.table import console_table
+from profiler_wrapper.reports.table import NARROWEST, console_table
 from profiler_wrapper.result import ProfileResult, as_result, attribute_trace, work_of_trace
 from profiler_wrapper.run.files import WindowFiles
 from profiler_wrapper.run.options import Options
 from profiler_wrapper.run.out_of_memory import explain_oom
+from profiler_wrapper.terminal import WIDTH_OF_FILES, Stream
 from profiler_wrapper.trace.atomic import remove_empty
 from profiler_wrapper.trace.events import no_garbage_collection
 from profiler_wrapper.trace.run_directory import RunDirectory
@@ -46,7 +47,6 @@ from profiler_wrapper.units import file_size
 # One recorded window becomes a result and files, in this process or in a child. No torch here.
 
 PRINTED_ROWS = 25  # with the lines that say where the files are
-_PRINTED_WIDTH = 100
 _ENOUGH_BYTES = 1 << 30
 
 
@@ -65,7 +65,10 @@ class WindowTask:
     target: RunDirectory | None = None  # where the files go in the end, if `directory` is on a node's own disk
     why_nothing: str = ""  # what to say if nothing is in the trace
     prints: bool = False  # a table is wanted
+    on: Stream = "stdout"
     unicode: bool = False  # it may have other characters than ASCII
+    styled: bool = False  # and colours
+    width: int = WIDTH_OF_FILES
 
     @property
     def parts(self) -> tuple[Path, ...]:
@@ -127,7 +130,8 @@ def finish_window(task: WindowTask) -> FinishedWindow:
     if task.prints:
         summary = files.summary()
         rows = PRINTED_ROWS - len(summary.splitlines())
-        table = console_table(result, rows=rows, width=_PRINTED_WIDTH, order="cost", unicode=task.unicode)
+        width = max(NARROWEST, task.width)
+        table = console_table(result, rows=rows, width=width, unicode=task.unicode, styled=task.styled)
         text = f"{table}\n{summary}\n"
     return FinishedWindow(result=result, explained=explained, text=text)
 

@@ -679,6 +679,9 @@ def assert_fits(analysis: Analysis, rows: int, width: int, unicode: bool = False
     for order in ("cost", "model"):
         text = console_table(analysis, rows=rows, width=width, unicode=unicode, order=order)
         lines = text.split("\n")
+        styled = console_table(analysis, rows=rows, width=width, unicode=unicode, order=order, styled=True).split("\n")
+        assert len(styled) == len(lines)
+        assert max(cells(re.sub(r"\x1b\[\d+m", "", line)) for line in styled) <= width
         assert len(lines) <= rows
         assert max(map(cells, lines)) <= width, max(lines, key=cells)
         assert unicode or text.isascii()

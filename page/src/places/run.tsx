@@ -1,4 +1,5 @@
 /** Run: what to know about the numbers, how they were made, parts, experts, the trace, files, versions, environment. */
+import { useSignal } from "@preact/signals";
 import type { ComponentChildren, JSX } from "preact";
 import { useMemo } from "preact/hooks";
 import { onDevice, per, perStep, rowsOf } from "../basis";
@@ -6,6 +7,7 @@ import { ExpertsView, whyNoExperts } from "../experts";
 import { bytes, capital, clean, count, cut, full, isKnown, us } from "../format";
 import type { PageData, Row } from "../page_data";
 import { Section } from "../parts";
+import { canRead, openInPerfetto, perfetto } from "../perfetto";
 import { Parts } from "../step/steps";
 import { type Column, Table } from "../table";
 
@@ -70,11 +72,11 @@ const Experts: Draw = ({ data }) => (whyNoExperts(data) ? null : <Section title=
 
 const Trace: Draw = ({ data }) => {
   const href = data["page"].trace_href as string | null;
-  return <Section title="The whole trace, in another viewer"><TraceOf href={href} say="Every event on its thread or stream, with our lanes of layers and phases" search="a layer by its full name (model.layers.3.mlp), or for ProfilerStep to find a step" /></Section>;
+  return <Section title="The whole trace, in another viewer" id="whole-trace"><TraceOf href={href} say="Every event on its thread or stream, with our lanes of layers and phases" title={data["page"].title} search="a layer by its full name (model.layers.3.mlp), or for ProfilerStep to find a step" /></Section>;
 };
 
 /** Where the Chrome trace lies, and what to do with it. */
-export function TraceOf({ href, say, search }: { href: string | null; say: string; search: string }): JSX.Element {
+export function TraceOf({ href, say, title, search }: { href: string | null; say: string; title: string; search: string }): JSX.Element {
   if (!href) {
     return (
       <>
@@ -86,13 +88,36 @@ export function TraceOf({ href, say, search }: { href: string | null; say: strin
   return (
     <>
       <p>{say}: <a id="trace-file" href={href} download="">{cut(href.split("/").pop() || href, 120)}</a></p>
-      <p>A browser cannot open it by a click on the link, which saves it. To look at it:</p>
+      <OpenInPerfetto href={href} title={title} />
+      <p>A click on the link saves it or shows it as text. To look at it:</p>
       <ul>
         <li>In any browser: ui.perfetto.dev → “Open trace file” → choose this file. It stays on your machine.</li>
         <li>Without a network: chrome://tracing in Chrome or Chromium → “Load” → choose this file.</li>
         <li>Search there for {search}.</li>
       </ul>
       <p class="note">Both read .json.gz too; the keys W, A, S, D zoom and move. Beyond about 2 GB, Perfetto needs its trace_processor beside it. The link works as long as page and trace lie in the same place to one another.</p>
+    </>
+  );
+}
+
+function OpenInPerfetto({ href, title }: { href: string; title: string }): JSX.Element {
+  const said = useSignal("");
+  const waits = useSignal(false);
+  const open = async (): Promise<void> => {
+    if (!canRead()) {
+      window.open(perfetto.origin);
+      said.value = `Drop this file there: ${decodeURIComponent(new URL(href, location.href).pathname)}`;
+      return;
+    }
+    waits.value = true;
+    said.value = "Waiting for Perfetto …";
+    said.value = await openInPerfetto(href, title).then(() => "Handed over.", (error: Error) => error.message);
+    waits.value = false;
+  };
+  return (
+    <>
+      <p><button type="button" class="small" id="perfetto" disabled={waits.value} onClick={() => void open()}>Open in Perfetto</button> <span class="note" role="status">{said.value}</span></p>
+      {!canRead() && <p class="note">A page on a disk may not read the trace: it says where it lies, to be dropped on ui.perfetto.dev. From a page that “profiler-wrapper report --open” shows, the button hands the trace over.</p>}
     </>
   );
 }

@@ -278,5 +278,5 @@ const Missing: Draw = ({ data }) => {
 };
 
 const Trace: Draw = ({ data }) => (
-  data["page"].trace_href ? <Section title="The whole trace, in another viewer"><TraceOf href={data["page"].trace_href} say="A process for each rank, with arrows from who came last to who waited for it" search="a rank, or a layer by its name" /></Section> : null
+  data["page"].trace_href ? <Section title="The whole trace, in another viewer"><TraceOf href={data["page"].trace_href} title={data["page"].title} say="A process for each rank, with arrows from who came last to who waited for it" search="a rank, or a layer by its name" /></Section> : null
 );
