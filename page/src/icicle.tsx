@@ -4,7 +4,7 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { per, rowsOf } from "./basis";
 import { colorOf, inkOn, themeColor } from "./colors";
 import { bytes, cut, flops, full, share, us, type Value } from "./format";
-import { depthOf, type Field, fieldsOf, found, type Node, treeOf } from "./icicle_layout";
+import { type Field, fieldsOf, found, type Node, treeOf } from "./icicle_layout";
 import type { LayerRow, LayerRows } from "./layers_rows";
 import type { PageData } from "./page_data";
 import { Marked, Segments } from "./parts";
@@ -40,7 +40,7 @@ export function Icicle({ data, layers }: { data: PageData; layers: LayerRows }):
 
   // What is looked into stays so in another measure; a layer that was chosen elsewhere is in sight.
   const root = tree && zoomed ? (isIn(tree, zoomed) ? zoomed : (found(tree, (zoomed.row ? zoomed : zoomed.parent ?? zoomed).id) ?? tree)) : tree;
-  const levels = root ? Math.min(DEPTH, depthOf(root)) : 0;
+  const levels = root ? Math.min(DEPTH, root.depth) : 0;
   const fields = useMemo(() => (root && width > 0 ? fieldsOf(root, width, levels) : []), [root, width, levels]);
   useEffect(() => {
     if (tree && chosen !== null && root && found(tree, chosen) && !found(root, chosen)) setZoomed(null);
@@ -58,9 +58,8 @@ export function Icicle({ data, layers }: { data: PageData; layers: LayerRows }):
   }, [fields, chosen, dark]);
 
   if (!measures.length) return null;
-  const kindOf = (row: LayerRow): string => (row.kind && row.kind !== "other" ? row.kind : "");
-  const color = (node: Node): string => (node.row && kindOf(node.row) ? colorOf(data, "kind", node.row.kind) : LIGHT);
-  const kinds = [...new Set(all.map(kindOf))].filter(Boolean);
+  const color = (node: Node): string => (node.kind && node.kind !== "other" ? colorOf(data, "kind", node.kind) : LIGHT);
+  const kinds = [...new Set(all.map(row => row.kind))].filter(kind => kind && kind !== "other");
   const format = FORMATS[measure];
   const total = tree?.size ?? 0;
   const basis = `${phase === "all" || measure === "retained" ? "" : `${phase}, `}${measure === "retained" ? "kept for backward" : per(data)}`;
@@ -167,19 +166,18 @@ function draw(canvas: HTMLCanvasElement, fields: readonly Field[], width: number
   pen.scale(ratio, ratio);
   pen.font = `12px ${getComputedStyle(document.body).fontFamily}`;
   pen.textBaseline = "middle";
-  const [ink, paper, line] = (["--ink", "--paper", "--line"] as const).map(themeColor) as [string, string, string];
+  const [ink, paper] = (["--ink", "--paper"] as const).map(themeColor) as [string, string];
   for (const field of fields) {
     const { node, kind, x, width: wide } = field;
     const y = field.level * LEVEL;
     const high = field.height * LEVEL - 1;
     const gap = wide > 4 ? 1 : 0;
-    const isPlain = kind === "own" || !node.row;
-    pen.fillStyle = kind !== "own" && isPlain ? line : color(node);
+    pen.fillStyle = color(node);
     pen.globalAlpha = kind === "own" ? 0.25 : 1;
     pen.fillRect(x, y, Math.max(0.5, wide - gap), high);
     pen.globalAlpha = 1;
     if (wide < 18) continue;
-    pen.fillStyle = isPlain ? ink : inkOn(color(node));
+    pen.fillStyle = kind === "own" ? ink : inkOn(color(node));
     const letters = Math.floor((wide - 8) / LETTER);
     const value = kind === "own" ? "" : format(node.value);
     const name = kind === "own" ? "itself" : letters >= node.label.length ? node.label : node.short;

@@ -5,11 +5,13 @@ export interface Node {
   id: string;
   label: string;
   short: string; // of a numbered layer the number
+  kind: string; // of work; of several layers what they all are
   row: LayerRow | null; // null: of several layers together
   value: number | null; // as it is shown
   size: number; // as it is drawn: at least what is inside; a layer that several share has all its calls in each
   parent: Node | null;
   children: Node[];
+  depth: number; // of levels, with its own
 }
 
 export interface Field {
@@ -29,7 +31,7 @@ const MERGED = 64; // pixels at least of a field of many small ones, where there
 export function treeOf(rows: Iterable<LayerRow>, valueOf: (row: LayerRow) => number | null | undefined): Node | null {
   const nodes = new Map<string, Node>();
   const all = [...rows];
-  for (const row of all) nodes.set(row.layer, { id: row.layer, ...labels(row), row, value: valueOf(row) ?? null, size: 0, parent: null, children: [] });
+  for (const row of all) nodes.set(row.layer, { id: row.layer, ...labels(row), kind: row.kind, row, value: valueOf(row) ?? null, size: 0, parent: null, children: [], depth: 1 });
   const roots: Node[] = [];
   for (const node of nodes.values()) {
     const parent = node.row?.above ? nodes.get(node.row.above) : undefined;
@@ -48,12 +50,16 @@ function sized(node: Node): void {
   for (const child of node.children) sized(child);
   node.children = node.children.filter(child => child.size > 0);
   node.size = Math.max(0, node.value ?? 0, sizeOf(node.children));
+  node.depth = 1 + deepest(node.children);
 }
 
+const deepest = (nodes: readonly Node[]): number => nodes.reduce((most, node) => Math.max(most, node.depth), 0);
 const sizeOf = (nodes: readonly Node[]): number => nodes.reduce((total, node) => total + node.size, 0);
 
 function together(id: string, label: string, children: Node[], parent: Node | null, adopt = false): Node {
-  const node: Node = { id, label, short: label, row: null, value: sizeOf(children), size: sizeOf(children), parent, children };
+  const size = sizeOf(children);
+  const kind = children.every(child => child.kind === children[0]!.kind) ? children[0]!.kind : "";
+  const node: Node = { id, label, short: label, kind, row: null, value: size, size, parent, children, depth: 1 + deepest(children) };
   if (adopt) for (const child of children) child.parent = node;
   return node;
 }
@@ -63,8 +69,6 @@ function labels(row: LayerRow): { label: string; short: string } {
   const label = row.above && row.layer.startsWith(`${row.above}.`) ? row.layer.slice(row.above.length + 1) : row.layer;
   return { label, short: /[._](\d+)$/.exec(label)?.[1] ?? label };
 }
-
-export const depthOf = (node: Node): number => 1 + node.children.reduce((most, child) => Math.max(most, depthOf(child)), 0);
 
 export function found(top: Node, id: string): Node | null {
   if (top.id === id) return top;
@@ -80,7 +84,7 @@ export function fieldsOf(root: Node, width: number, levels: number): Field[] {
   const fields: Field[] = [];
   const place = (node: Node, x: number, wide: number, level: number): void => {
     fields.push({ kind: "layer", node, x, width: wide, level, height: 1 });
-    const room = Math.min(levels - level - 1, depthOf(node) - 1);
+    const room = Math.min(levels - level - 1, node.depth - 1);
     if (room < 1) return;
     if (wide < LEAST) {
       const inside = node.children;
@@ -94,7 +98,7 @@ export function fieldsOf(root: Node, width: number, levels: number): Field[] {
       const size = sizeOf(small) * scale;
       if (small.length === 1) place(small[0]!, at - size, size, level + 1);
       else if (small.length) {
-        const inner = Math.min(room, Math.max(...small.map(depthOf)));
+        const inner = Math.min(room, deepest(small));
         fields.push({ kind: "more", node: together(`${small[0]!.id}\0more`, said(small), small, node), x: at - size, width: size, level: level + 1, height: inner });
       }
       small = [];

@@ -28,7 +28,7 @@ export function pieces(of: Timeline): Piece[] {
   let found = made.get(of);
   if (!found) {
     const [name, layer, phase, kind, step, count] = ["name", "layer", "phase", "class", "step", "count"].map(column => of.sums.column(column)) as [Int32Array, Int32Array, Int32Array, Int32Array, Int32Array, Int32Array];
-    found = Array.from({ length: of.sums.count }, (_, i) => ({
+    found = Array.from({ length: of.sums.count }, (_, i): Piece => ({
       ...placed(of, name[i]!, layer[i]!, phase[i]!, kind[i]!), step: of.head.steps[step[i]!]?.number ?? null, stream: "", time_ns: of.sums.time_ns[i]!, count: count[i]!,
     }));
     made.set(of, found);

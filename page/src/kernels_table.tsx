@@ -6,7 +6,7 @@ import { markColumn, pickColumn } from "./cells";
 import { Figure, Shares } from "./chart";
 import { colorOf } from "./colors";
 import { count, cut, full, share, us } from "./format";
-import { coresOf, groupsOfKernels, groupsOfPieces, isKernel, kernelRows, type Piece, pieces, pieceTest, rowsOfPieces, rowTest, streamPieces } from "./kernels_rows";
+import { coresOf, groupsOfKernels, groupsOfPieces, isKernel, kernelRows, type Piece, pieces, pieceTest, rowsOfPieces, rowTest, streamPieces, UNKNOWN_LAYER } from "./kernels_rows";
 import type { PageData, Row } from "./page_data";
 import { Segments } from "./parts";
 import { select, type Selection, selection } from "./state";
@@ -59,6 +59,12 @@ export function KernelTable({ data, by }: { data: PageData; by: KernelGroup }): 
 function selectionOf(data: PageData, row: Row): Selection {
   if (row["name"] === undefined) return { kind: "layer", name: row["group"] as string };
   return { kind: onDevice(data) ? "kernel" : "op", name: row["name"] as string };
+}
+
+/** Why the layer is not known, where there is one reason. */
+function groupName(data: PageData, group: string): string {
+  const reasons = rowsOf(data, "unattributed").filter(row => (row["time_us"] as number) > 0);
+  return group === UNKNOWN_LAYER && reasons.length === 1 ? `(${reasons[0]!["reason"]})` : group;
 }
 
 /** Complete sums where there is a timeline, else the rows of the result. */
@@ -132,7 +138,7 @@ function columnsOf(data: PageData, by: KernelGroup, found: Found): Column<Row>[]
         if (row["launch"]) return <span class="quiet">{cut(row["launch"], letters)}</span>;
         if (row["name"] !== undefined) return <span class="name" title={full(row["name"])}>{names(row["name"] as string, letters)}</span>;
         const mark = (by === "phase" || by === "class") && color(row);
-        return <span class="name" title={full(row["group"])}>{mark && <span class="mark" style={{ background: mark }} />}{cut(row["group"], letters)}</span>;
+        return <span class="name" title={full(row["group"])}>{mark && <span class="mark" style={{ background: mark }} />}{cut(groupName(data, row["group"] as string), Math.floor(0.9 * letters))}</span>;
       },
     },
     { ...markColumn(data, "class", "class", "Class"), help: "What kind of work it is", value: row => (row["name"] !== undefined && !row["launch"] ? row["class"] : undefined), ...(by === "class" && { spare: 9 }) },

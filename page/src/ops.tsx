@@ -76,7 +76,7 @@ function columnsOf(data: PageData): Column<Row>[] {
   return [
     { key: "op", title: "Op", kind: "text", longest: 60, cell: row => (row["parent"] === null ? undefined : <span class="quiet">{row["phase"] as string}</span>) },
     { ...markColumn(data, "class", "class", "Class"), help: "What kind of work most of its time is; what one op does for another (aten::empty within attention) is of that one's class. By class each event counts under its own" },
-    markColumn(data, "phase", "phase", "Phase", { value: row => (Array.isArray(row["phase"]) ? row["phase"].join(", ") : row["phase"]), cell: row => <Phases data={data} of={row["phase"]} />, longest: 12, spare: 4 }),
+    { key: "phase", title: "Phase", kind: "text", longest: 14, spare: 4, value: row => [row["phase"]].flat().join(", "), cell: row => <Phases data={data} of={row["phase"]} /> },
     counts("calls", "Calls", `Calls ${per(data)}`, 3),
     ...(onDevice(data) ? [
       times("self_time_us", "Device self", "Time of the device events that it launched itself"), share, times("time_us", "Device total", "with those of the ops that it calls", 2),

@@ -5,7 +5,7 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { rowsOf } from "./basis";
 import { clean, count, cut, full } from "./format";
 import type { PageData } from "./page_data";
-import { placeOf } from "./panel/facts";
+import { homeOf } from "./panel/facts";
 import { go, type Selection } from "./state";
 import { findingName, findingsOf } from "./targets";
 import { theNames } from "./whole";
@@ -80,7 +80,7 @@ function Palette({ data }: { data: PageData }): JSX.Element {
   const choose = (item: Item | undefined): void => {
     if (!item) return;
     close();
-    go(placeOf(item.select), item.select);
+    go(homeOf(item.select), item.select);
   };
   const keys = (event: KeyboardEvent): void => {
     const by = { ArrowDown: 1, ArrowUp: -1 }[event.key];

@@ -5,7 +5,8 @@ import { bytes, columnFormat, cut, isKnown } from "./format";
 import type { PageData, Row } from "./page_data";
 import { Section } from "./parts";
 import { Findings } from "./step/findings";
-import { Shares, splitOf, SplitTable, Strip } from "./step/step_bar";
+import { Shares } from "./step/made_of";
+import { splitOf, SplitTable, Strip } from "./step/step_bar";
 import { verdictOf } from "./step/verdict";
 
 const MOST_LAYERS = 150;

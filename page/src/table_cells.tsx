@@ -84,7 +84,7 @@ export function fitted<R>(drawn: readonly Drawn<R>[], room: number, indent: numb
   }
   const most = Math.max(110, Math.min(first.width, room * (over(LEAST_NAME) > 0 ? NARROW : 1)));
   first.width = Math.floor(Math.max(Math.min(LEAST_NAME, most), Math.min(most, first.width - over(first.width))));
-  for (const one of columns) if (!one.format) one.letters = Math.min(one.letters, Math.max(6, Math.floor((one.width - PADDING - (one === first ? indent : 0)) / LETTER)));
+  if (first.width < (drawn[0]?.width ?? 0) + indent) first.letters = Math.max(6, Math.floor((first.width - PADDING - indent) / LETTER));
   return { columns, left };
 }
 

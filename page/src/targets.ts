@@ -59,16 +59,16 @@ export const findingNamed = (data: PageData, name: string): Row | undefined => f
 export function targetsOf(data: PageData, finding: Row, gaps: readonly GapOf[] | null): Target[] {
   const rule = String(finding["id"]);
   const found: (Target | null)[] = [];
-  if (rule in GAPS) found.push(longestGap(gaps, GAPS[rule]!));
+  if (Object.hasOwn(GAPS, rule)) found.push(longestGap(gaps, GAPS[rule]!));
   const layers = layersOf(data, finding);
   if (OF_MEMORY.test(rule) && data["memory"]?.peak) found.push({ to: "memory", kind: "memory", name: "the peak" });
-  const kernel = rule in KERNELS ? largest(rowsOf(data, "kernels").filter(KERNELS[rule]!), "name", "time_us") : null;
+  const kernel = Object.hasOwn(KERNELS, rule) ? largest(rowsOf(data, "kernels").filter(KERNELS[rule]!), "name", "time_us") : null;
   const op = opOf(data, finding, rule);
   const byLayer = layers.length ? ofLayer(layers[0]!, layers.length) : null;
   const byKernel: Target | null = kernel === null ? null : { to: "kernels", select: { kind: "kernel", name: kernel }, kind: "kernel", name: kernel };
   const byOp: Target | null = op === null ? null : { to: "kernels", select: { kind: "op", name: op }, kind: "op", name: op };
-  found.push(...(KERNELS[rule] && !/^(attention|many|unfused)/.test(rule) ? [byKernel, byOp, byLayer] : [byLayer, byKernel, byOp]));
-  if (rule in GAPS && data["overview"]?.steps.length) found.push({ to: "step", part: "idle", kind: "idle time", name: "what the device waits for" });
+  found.push(...(kernel && !/^(attention|many|unfused)/.test(rule) ? [byKernel, byOp, byLayer] : [byLayer, byKernel, byOp]));
+  if (Object.hasOwn(GAPS, rule) && data["overview"]?.steps.length) found.push({ to: "step", part: "idle", kind: "idle time", name: "of the step" });
   return found.filter(isKnown);
 }
 
@@ -89,7 +89,7 @@ function opOf(data: PageData, finding: Row, rule: string): string | null {
     const op = largest(waits, "op", "wait_us");
     return op && rowsOf(data, "operators").some(row => row["op"] === op) ? op : null;
   }
-  return rule in OPS ? largest(rowsOf(data, "operators").filter(OPS[rule]!), "op", "self_time_us") : null;
+  return Object.hasOwn(OPS, rule) ? largest(rowsOf(data, "operators").filter(OPS[rule]!), "op", "self_time_us") : null;
 }
 
 /** The name with most of `measure` in all its rows. */
@@ -98,13 +98,19 @@ function largest(rows: Row[], key: string, measure: string): string | null {
   return all.length ? all.reduce((most, one) => (one[1] > most[1] ? one : most))[0] : null;
 }
 
+const layersFound = new WeakMap<Row, string[]>();
+
 /** Layers that a finding names, folded or cut, those with most time first. */
 export function layersOf(data: PageData, finding: Row): string[] {
+  const before = layersFound.get(finding);
+  if (before) return before;
   const named = (finding["layers"] as string[] | undefined)?.length ? (finding["layers"] as string[]) : finding["layer"] ? [finding["layer"] as string] : [];
-  return matching(data, named);
+  const found = matching(data, named);
+  layersFound.set(finding, found);
+  return found;
 }
 
-export function matching(data: PageData, named: readonly string[]): string[] {
+function matching(data: PageData, named: readonly string[]): string[] {
   const time = new Map<string, number>();
   for (const row of rowsOf(data, "layers")) if (row["layer"]) time.set(row["layer"] as string, (time.get(row["layer"] as string) ?? 0) + (row["time_us"] as number));
   const found = new Set<string>();

@@ -1,5 +1,5 @@
 /** What is read once for the whole page: the events of the timeline, short names of kernels. */
-import { signal } from "@preact/signals";
+import { computed, signal } from "@preact/signals";
 import { rowsOf } from "./basis";
 import { kernelNames, type ShortName } from "./names";
 import type { PageData } from "./page_data";
@@ -20,11 +20,15 @@ export async function loadTimeline(data: PageData): Promise<void> {
   }
 }
 
-export function gapsOf(of: Timeline | null | undefined): GapOf[] | null {
-  if (!of) return null;
-  const cause = of.gaps.column("cause");
-  return Array.from(of.gaps.duration_ns, (durationNs, row) => ({ row, durationNs, cause: of.head.causes[cause[row]!] ?? "" }));
-}
+const gaps = computed((): GapOf[] | null => {
+  const events = timeline.value;
+  if (!events) return null;
+  const cause = events.gaps.column("cause");
+  return Array.from(events.gaps.duration_ns, (durationNs, row) => ({ row, durationNs, cause: events.head.causes[cause[row]!] ?? "" }));
+});
+
+/** All gaps of the timeline; null where there is none. */
+export const theGaps = (): readonly GapOf[] | null => gaps.value;
 
 /** The part of the step whose makings are shown; "idle": all parts in which the device has nothing to do. */
 export const openPart = signal<string | null>(null);

@@ -3,7 +3,7 @@ import type { ComponentChildren, JSX } from "preact";
 import { count, cut, full, isKnown, ns, share } from "../format";
 import type { PageData, Row } from "../page_data";
 import { Go } from "../parts";
-import type { Selection } from "../state";
+import { place, type Place, type Selection } from "../state";
 import type { Timeline } from "../timeline/data";
 import { theNames } from "../whole";
 
@@ -46,8 +46,11 @@ export function Entries({ title, entries, most = MOST }: { title: string; entrie
   );
 }
 
-/** Where a click in the panel leads: the place where one looks for such a thing. */
-export const placeOf = (one: Selection) => (one.kind === "layer" ? "layers" : one.kind === "kernel" || one.kind === "op" ? "kernels" : "step");
+/** The place where one looks for such a thing. */
+export const homeOf = (one: Selection): Place => (one.kind === "layer" ? "layers" : one.kind === "kernel" || one.kind === "op" ? "kernels" : "step");
+
+/** Where a link leads: the timeline shows everything, so who looks at it stays. */
+const placeOf = (one: Selection): Place => (place.value === "step" ? "step" : homeOf(one));
 
 export interface Summed {
   name: string;

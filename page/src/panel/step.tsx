@@ -8,7 +8,7 @@ import { Marked } from "../parts";
 import { FindingMore, Gain } from "../step/findings";
 import { findingNamed, targetsOf } from "../targets";
 import type { Timeline } from "../timeline/data";
-import { gapsOf } from "../whole";
+import { theGaps } from "../whole";
 import { Entries, Facts, known, NotThere, ofNames, sumsBy } from "./facts";
 
 export function OfStep({ data, number, timeline }: { data: PageData; number: number; timeline: Timeline | null }): JSX.Element {
@@ -45,8 +45,8 @@ function Split({ data, number }: { data: PageData; number: number }): JSX.Elemen
   return <section><h3>Wall time</h3><ul class="rows">{parts.filter(([key]) => (split[`${key}_us`] as number) > 0).map(([key, name]) => <li key={key}><span class="value">{us(split[`${key}_us`] as number)}</span><Marked color={colorOf(data, "split", key)}>{name}</Marked></li>)}</ul></section>;
 }
 
-export function OfFinding({ data, name, timeline }: { data: PageData; name: string; timeline: Timeline | null }): JSX.Element {
+export function OfFinding({ data, name }: { data: PageData; name: string }): JSX.Element {
   const finding = findingNamed(data, name);
   if (!finding) return <NotThere what={`The finding ${full(name)}`} />;
-  return <><h2>{capital(cut(finding["title"], 300))}</h2><p><Gain data={data} finding={finding} /></p><FindingMore data={data} finding={finding} targets={targetsOf(data, finding, gapsOf(timeline))} /></>;
+  return <><h2>{capital(cut(finding["title"], 300))}</h2><p><Gain data={data} finding={finding} /></p><FindingMore data={data} finding={finding} targets={targetsOf(data, finding, theGaps())} /></>;
 }

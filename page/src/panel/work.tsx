@@ -83,7 +83,7 @@ export function OfOp({ data, name, timeline }: { data: PageData; name: string; t
     <>
       <h2 title={full(name)}>{cut(name, 120)}</h2>
       <p class="quiet">{[...new Set(rows.map(row => row["class"]))].join(", ")}</p>
-      <div class="wide"><table class="plain narrow">
+      <div class="wide" role="region" aria-label="By phase" tabIndex={0}><table class="plain narrow">
         <caption>{timeName(data)}, {per(data)}</caption>
         <thead><tr><th>Phase</th><th class="number">Own</th><th class="number" title="With the ops that it calls">All</th><th class="number">CPU, own</th><th class="number">Calls</th></tr></thead>
         <tbody>{rows.map(row => (

@@ -10,10 +10,10 @@ import { Contained } from "../contained";
 import { Section } from "../parts";
 import { whyNot } from "../timeline/data";
 import { NoTimeline, TimelineView } from "../timeline/view";
-import { gapsOf, timeline, timelineFailure } from "../whole";
+import { theGaps, timeline, timelineFailure } from "../whole";
 
 export function StepPlace({ data }: { data: PageData }): JSX.Element {
-  const gaps = gapsOf(timeline.value);
+  const gaps = theGaps();
   return (
     <>
       <Headline data={data} gaps={gaps} />

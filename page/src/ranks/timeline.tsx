@@ -150,7 +150,7 @@ export function RanksTimeline({ data }: { data: PageData }): JSX.Element | null 
         {hit.value && <Tip data={data} lanes={lanes} hit={hit.value} width={canvas.current?.clientWidth ?? 0} />}
       </div>
       <ul class="legend">{lanes.kinds.map(kind => <li key={kind}>{kind === "layer" ? <span><span class="mark framed" style={{ borderColor: culprit(data) }} />{cut(kindName(data, kind), 60)}</span> : <Marked color={kindColor(data, kind)}>{kindName(data, kind)}</Marked>}</li>)}</ul>
-      <p class="note">Drag: a range, added up below. Ctrl and wheel, W and S: zoom. Shift and drag, A and D: move. Click, ↑ and ↓: a rank. Enter: what is in sight as a range. Double click: all.</p>
+      <p class="note keys">Drag: a range, added up below. Ctrl and wheel, W and S: zoom. Shift and drag, A and D: move. Click, ↑ and ↓: a rank. Enter: what is in sight as a range. Double click: all.</p>
       <InRange data={data} lanes={lanes} range={range} />
     </Section>
   );

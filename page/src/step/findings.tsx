@@ -8,7 +8,7 @@ import { CopyButton, Go, Section } from "../parts";
 import { selection } from "../state";
 import { findingName, findingsOf, type GapOf, layersOf, type Target, targetsOf } from "../targets";
 import { printing } from "../theme";
-import { openPart } from "../whole";
+import { openPart, theNames } from "../whole";
 import { withRun } from "./verdict";
 
 export function Findings({ data, gaps }: { data: PageData; gaps: readonly GapOf[] | null }): JSX.Element {
@@ -70,7 +70,7 @@ export function FindingMore({ data, finding, targets }: { data: PageData; findin
       <ul>{((finding["evidence"] as string[]) ?? []).map(line => <li key={line}>{cut(withRun(data, line), 400)}</li>)}</ul>
       {(targets.length > 0 || isKnown(finding["phase"])) && (
         <p class="quiet">
-          {targets.map((target, i) => <span key={i}>{i ? " · " : "In: "}<To target={target}>{target.kind} {cut(target.name, 80)}</To></span>)}
+          {targets.map((target, i) => <span key={i}>{i ? " · " : "In: "}<To target={target}>{target.kind} {target.kind === "kernel" ? theNames(data)(target.name, 80) : cut(target.name, 80)}</To></span>)}
           {isKnown(finding["phase"]) && <span>{targets.length ? " · " : "In "}phase {String(finding["phase"])}</span>}
         </p>
       )}

@@ -1,13 +1,14 @@
 /** Where a step went: one bar of wall time that adds up, and what each part of it is made of. */
-import type { ComponentChildren, JSX } from "preact";
-import { grouped, onDevice, per, perStep, rowsOf, sum, timeName } from "../basis";
+import type { JSX } from "preact";
+import { onDevice } from "../basis";
 import { colorOf } from "../colors";
-import { capital, count, cut, full, isKnown, ns, share, us } from "../format";
+import { capital, share, us } from "../format";
 import type { PageData, Row } from "../page_data";
-import { Go, Marked, Section, Text } from "../parts";
+import { Marked, Section } from "../parts";
 import { step } from "../state";
 import type { Timeline } from "../timeline/data";
-import { openPart, theNames } from "../whole";
+import { openPart } from "../whole";
+import { MadeOf } from "./made_of";
 
 const PARTS: readonly (readonly [key: string, name: string, onCpu: string, help: string])[] = [
   ["kernel", "Kernels", "Kernels", "a kernel that computes is running on the device, whatever else runs beside it"],
@@ -19,8 +20,7 @@ const PARTS: readonly (readonly [key: string, name: string, onCpu: string, help:
   ["cpu", "Idle: CPU in ops", "In ops", "the CPU is in ops, and the device has nothing to do"],
   ["other", "Idle: Python between ops", "Between ops", "none of these: Python between ops, and whatever is no op"],
 ];
-const IDLE = new Set(["runtime", "dataloader", "cpu", "other"]);
-const MOST = 8; // rows of what a part is made of
+export const IDLE = new Set(["runtime", "dataloader", "cpu", "other"]);
 
 interface Part {
   key: string;
@@ -81,7 +81,7 @@ export function StepBar({ data, timeline }: { data: PageData; timeline: Timeline
           </button>
         )}
       </div>
-      {open.length > 0 && <MadeOf data={data} parts={open} timeline={timeline} />}
+      {open.length > 0 && <MadeOf data={data} parts={open.map(part => part.key)} timeline={timeline} />}
       <details>
         <summary>The parts as a table</summary>
         <SplitTable split={split} />
@@ -109,7 +109,7 @@ function toggle(part: string): void {
 export function SplitTable({ split }: { split: Split }): JSX.Element {
   const many = split.steps > 1;
   return (
-    <div class="wide"><table class="plain">
+    <div class="wide" role="region" aria-label="The parts as a table" tabIndex={0}><table class="plain">
       <thead><tr><th>Part</th><th class="number">{many ? `Mean of ${split.steps} steps` : "Time"}</th><th class="number">Share of {split.whole}</th>{many && <><th class="number">Least</th><th class="number">Most</th></>}<th>Means</th></tr></thead>
       <tbody>
         {split.parts.map(part => (
@@ -119,105 +119,4 @@ export function SplitTable({ split }: { split: Split }): JSX.Element {
       </tbody>
     </table></div>
   );
-}
-
-// ---- what a part is made of -------------------------------------------------------------------------------------------
-
-function MadeOf({ data, parts, timeline }: { data: PageData; parts: readonly Part[]; timeline: Timeline | null }): JSX.Element {
-  const [first] = parts;
-  if (!IDLE.has(first!.key)) return <div class="made-of"><Work data={data} part={first!.key} /></div>;
-  if (!onDevice(data)) return <div class="made-of"><CpuWork data={data} part={first!.key} /></div>;
-  return <div class="made-of"><Idle data={data} timeline={timeline} only={parts.length === 1 && first!.key === "dataloader" ? /dataloader/i : /./} /><Waits data={data} /></div>;
-}
-
-/** Rows of [what, how long, of what]: the longest first. */
-function List({ title, rows, rest }: { title: string; rows: readonly { key: string; link: ComponentChildren; value: string; more?: ComponentChildren }[]; rest?: string | undefined }): JSX.Element | null {
-  if (!rows.length) return null;
-  return (
-    <div>
-      <h3>{title}</h3>
-      <ul class="rows">{rows.map(row => <li key={row.key}><span class="value">{row.value}</span><span>{row.link} {row.more && <span class="quiet">{row.more}</span>}</span></li>)}</ul>
-      {rest && <p class="note">{rest}</p>}
-    </div>
-  );
-}
-
-/** What each part of the model takes of the device's time; these add up to all of it. */
-export function Shares({ data }: { data: PageData }): JSX.Element | null {
-  const rows: Row[] = data["views"]?.shares ?? [];
-  const shown = rows.slice(0, 12).map(row => {
-    const layers = (row["layers"] as string[]) ?? [];
-    const link = layers.length ? <Go to="step" select={{ kind: "layer", name: layers[0]! }}>{cut(row["name"], 80)}</Go> : <Text of={row["name"]} longest={80} />;
-    return { key: String(row["name"]), link, value: us(perStep(data, row["time_us"] as number)), more: `${share(row["share"] as number)} of the ${data["page"].time_name}${layers.length > 1 ? `, ${count(layers.length)} layers` : ""}` };
-  });
-  return <List title={`${timeName(data)} by part of the model, ${per(data)}`} rows={shown} rest={rows.length > 12 ? `and ${rows.length - 12} more` : undefined} />;
-}
-
-function Work({ data, part }: { data: PageData; part: string }): JSX.Element {
-  const kernels = rowsOf(data, "kernels").filter(row => kindOf(row) === part);
-  const names = theNames(data);
-  const all = [...grouped(kernels, row => row["name"] as string)].map(([name, group]) => ({ name, us: sum(group, "time_us") ?? 0, count: sum(group, "count") ?? 0, class: group[0]!["class"] as string }));
-  all.sort((a, b) => b.us - a.us);
-  const rows = all.slice(0, MOST).map(one => ({
-    key: one.name, value: us(perStep(data, one.us)),
-    link: <Go to="step" select={{ kind: "kernel", name: one.name }} title={full(one.name)}>{names(one.name, 60)}</Go>, more: `${one.class}, ${count(perStep(data, one.count))} launches`,
-  }));
-  return (
-    <>
-      {part === "kernel" && <Shares data={data} />}
-      {part === "communication" && <Collectives data={data} />}
-      <List title={`${{ kernel: "Kernels", communication: "Kernels of communication", memcpy: "Copies", memset: "Sets" }[part] ?? "Kernels"} ${per(data)}, beside other work or not`} rows={rows} rest={all.length > MOST ? `and ${all.length - MOST} more in Kernels` : undefined} />
-    </>
-  );
-}
-
-const kindOf = (row: Row): string =>
-  row["class"] === "communication" ? "communication" : /^memcpy/i.test(String(row["name"])) ? "memcpy" : /^memset/i.test(String(row["name"])) ? "memset" : "kernel";
-
-function Collectives({ data }: { data: PageData }): JSX.Element | null {
-  const rows = rowsOf(data, "collectives").filter(row => isKnown(row["exposed_us"]) && (row["exposed_us"] as number) > 0).sort((a, b) => (b["exposed_us"] as number) - (a["exposed_us"] as number));
-  return <List title={`Collectives by what no compute hides, ${per(data)}`} rows={rows.slice(0, MOST).map((row, i) => ({
-    key: String(i), value: us(perStep(data, row["exposed_us"] as number)),
-    link: row["layer"] ? <Go to="step" select={{ kind: "layer", name: row["layer"] as string }}>{cut(row["collective"], 40)} in {cut(row["layer"], 60)}</Go> : <Text of={String(row["collective"]).replaceAll("_", " ")} />,
-    more: [row["phase"], row["dtype"], `${count(perStep(data, row["count"] as number))} calls`].filter(Boolean).join(", "),
-  }))} />;
-}
-
-function CpuWork({ data, part }: { data: PageData; part: string }): JSX.Element | null {
-  if (part === "dataloader" || part === "other") return <p class="note">{capital(PARTS.find(one => one[0] === part)![3])}.</p>;
-  const ops = [...grouped(rowsOf(data, "operators"), row => row["op"] as string)].map(([op, rows]) => ({ op, us: sum(rows, "self_cpu_time_us") ?? 0, calls: sum(rows, "calls") ?? 0 }));
-  ops.sort((a, b) => b.us - a.us);
-  return <><Shares data={data} /><List title={`Ops by their own time, ${per(data)}`} rows={ops.slice(0, MOST).map(one => ({
-    key: one.op, value: us(perStep(data, one.us)), link: <Go to="step" select={{ kind: "op", name: one.op }}>{cut(one.op, 60)}</Go>, more: `${count(perStep(data, one.calls))} calls`,
-  }))} /></>;
-}
-
-function Idle({ data, timeline, only }: { data: PageData; timeline: Timeline | null; only: RegExp }): JSX.Element | null {
-  if (!timeline?.gaps.count) return <IdleLayers data={data} />;
-  const { head, gaps } = timeline;
-  const found = [...gaps.duration_ns.keys()].filter(row => only.test(head.causes[gaps.column("cause")[row]!] ?? ""));
-  found.sort((a, b) => gaps.duration_ns[b]! - gaps.duration_ns[a]!);
-  return <List title="The longest gaps of the steps that are drawn" rows={found.slice(0, MOST).map(row => ({
-    key: String(row), value: ns(gaps.duration_ns[row]!),
-    link: <Go to="step" select={{ kind: "gap", number: row }}>{cut(head.causes[gaps.column("cause")[row]!] ?? "gap", 80)}</Go>,
-    more: [head.names[gaps.column("op")[row]!], head.layers[gaps.column("layer")[row]!]].filter(Boolean).map(name => cut(name, 60)).join(", in "),
-  }))} rest={found.length > MOST ? `and ${count(found.length - MOST)} more, in the timeline` : undefined} />;
-}
-
-/** Where no gaps are known: the innermost layers in which the device has most time nothing to do. */
-function IdleLayers({ data }: { data: PageData }): JSX.Element | null {
-  const rows = rowsOf(data, "layers").filter(row => (row["idle_us"] as number) > 0 && row["layer"]).sort((a, b) => (b["idle_us"] as number) - (a["idle_us"] as number));
-  return <List title={`Layers inside which the device is idle, those below them included, ${per(data)}`} rows={rows.slice(0, MOST).map(row => ({
-    key: `${row["layer"]} ${row["phase"]}`, value: us(perStep(data, row["idle_us"] as number)), link: <Go to="step" select={{ kind: "layer", name: row["layer"] as string }}>{cut(row["layer"], 80)}</Go>, more: row["phase"] as string,
-  }))} />;
-}
-
-function Waits({ data }: { data: PageData }): JSX.Element | null {
-  const rows = [...rowsOf(data, "synchronisations")].sort((a, b) => (b["wait_us"] as number) - (a["wait_us"] as number));
-  const ops = new Set(rowsOf(data, "operators").map(row => row["op"]));
-  return <List title={`The CPU waits for the device, ${per(data)}`} rows={rows.slice(0, MOST).map((row, i) => ({
-    key: String(i), value: us(perStep(data, row["wait_us"] as number)),
-    link: ops.has(row["op"]) ? <Go to="step" select={{ kind: "op", name: row["op"] as string }}>{cut(row["op"], 60)}</Go> : <Text of={row["op"]} longest={60} />,
-    more: [`${row["kind"]}, ${count(perStep(data, row["count"] as number))}×`, row["layer"] && `in ${cut(row["layer"], 60)}`, cut((row["sources"] as string[])[0] ?? "", 80)].filter(Boolean).join(", "),
-  }))} />;
 }

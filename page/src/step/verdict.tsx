@@ -22,13 +22,16 @@ export function verdictOf(data: PageData): Verdict | null {
   const text = withRun(data, data["summary"]?.verdict);
   if (!text) return null;
   const [said = "", fix = ""] = text.split(/First fix: (.*)/s);
+  const end = fix.trim().replace(/\.$/, "");
+  const made = data["summary"]?.headline as string | null | undefined;
+  if (made) return { headline: made, more: said.trim(), fix: end };
   const sentences = said.trim().split(/(?<=[.;])\s+(?=\S)/).map(one => one.replace(/[.;]$/, ""));
   const gain = sentences.find(one => /^Most to gain: .*%/.test(one) && one.split(" ").length <= MOST_WORDS + 3)?.slice("Most to gain: ".length);
   const chosen = sentences.find(one => IDLE.test(one)) ?? gain ?? sentences.find(one => SHARE.test(one) && !one.startsWith("No layer is known")) ?? sentences[0] ?? "";
   const headline = capital(shortened(chosen)).replace("of it in all", "of the device time");
   const others = sentences.filter(one => !one.endsWith(chosen));
   const rest = chosen.slice(shortened(chosen).replace(/ …$/, "").length).replace(/^[,:\s]+/, "");
-  return { headline, more: [rest && `… ${rest}.`, ...others.map(sentence)].filter(Boolean).join(" "), fix: fix.trim().replace(/\.$/, "") };
+  return { headline, more: [rest && `… ${rest}.`, ...others.map(sentence)].filter(Boolean).join(" "), fix: end };
 }
 
 const sentence = (text: string): string => `${text[0]!.toUpperCase()}${text.slice(1)}.`;
@@ -50,13 +53,13 @@ const shares = (data: PageData): Row[] => data["views"]?.shares ?? [];
 
 /** What the headline's share is a share of; null: nothing that the page shows. */
 export function verdictTarget(data: PageData, headline: string, gaps: readonly GapOf[] | null): Target | null {
-  const idle: Target = { to: "step", part: "idle", kind: "idle time", name: "what the device waits for" };
+  const idle: Target = { to: "step", part: "idle", kind: "idle time", name: "of the step" };
   if (IDLE.test(headline)) return { ...idle, ...longestGap(gaps, /./) };
   const share = shares(data).find(row => headline.startsWith(String(row["name"])));
   const layer = (share?.["layers"] as string[] | undefined)?.[0];
   if (layer && rowsOf(data, "layers").some(row => row["layer"] === layer)) return { to: "step", part: "kernel", select: { kind: "layer", name: layer }, kind: "layer", name: layer };
   const kernel = (of: string): string | undefined => rowsOf(data, "kernels").find(row => row["class"] === of)?.["name"] as string | undefined;
-  const [name, part] = /^communication/i.test(headline) ? [kernel("communication"), "communication"] : /matrix products/i.test(headline) ? [kernel("gemm"), "kernel"] : [];
+  const [name, part] = /\bcommunication\b/i.test(headline) ? [kernel("communication"), "communication"] : /matrix products/i.test(headline) ? [kernel("gemm"), "kernel"] : [];
   if (name && part) return { to: "step", part, select: { kind: "kernel", name }, kind: "kernel", name };
   const about = findingsOf(data).find(one => headline.toLowerCase().includes(String(one["title"]).slice(0, 30).toLowerCase()));
   return (about && targetsOf(data, about, gaps)[0]) ?? (data["overview"]?.steps.length ? { to: "step", part: "kernel", kind: "part of the step", name: "kernels" } : null);
