@@ -3,10 +3,11 @@ import type { JSX } from "preact";
 import { grouped, mean, onDevice, per, perStep, rowsOf, stepTimes, sum, timeName } from "./basis";
 import { markColumn, ofSelection } from "./cells";
 import { Figure, Shares } from "./chart";
+import { colorOf } from "./colors";
 import { bytes, count, share, us } from "./format";
 import type { PageData, Row } from "./page_data";
 import { Marked } from "./parts";
-import { type Column, Table } from "./table";
+import { type Column, Table, UNFOLDING, unfolding } from "./table";
 
 const UNKNOWN_IN_TRACE = "not known from the trace";
 const EXPOSED = "#D55E00";
@@ -22,26 +23,24 @@ export function whyNoCommunication(data: PageData): string | null {
 
 export function CommunicationView({ data }: { data: PageData }): JSX.Element {
   const { rows: of, said } = ofSelection(data, rowsOf(data, "collectives"), { layer: "layer" });
-  const rows = [...grouped(of, row => JSON.stringify(KIND.map(key => row[key])))].flatMap(([id, group]) => {
-    const whole = { ...mergedCollective(group), id, parent: null };
-    return group.length < 2 ? [whole] : [whole, ...group.map((row, i) => ({ ...row, id: `${id} ${i}`, parent: id }))];
-  });
-  const exposed = rows.filter(row => (row as Row)["parent"] === null);
-  const isKnown = exposed.every(row => (row as Row)["exposed_us"] !== null);
+  const rows = unfolding(grouped(of, row => JSON.stringify(KIND.map(key => row[key]))), mergedCollective);
+  const isKnown = of.every(row => row["exposed_us"] !== null);
   const parts = isKnown ? [
-    { name: "exposed", value: perStep(data, sum(exposed, "exposed_us") ?? 0), color: EXPOSED, help: "with no compute beside it: this is what it costs" },
-    { name: "overlapped", value: perStep(data, sum(exposed, "overlapped_us") ?? 0), color: HIDDEN, help: "with compute beside it" },
-  ] : [];
+    { name: "exposed", value: perStep(data, sum(of, "exposed_us") ?? 0), color: EXPOSED, help: "with no compute beside it: this is what it costs" },
+    { name: "overlapped", value: perStep(data, sum(of, "overlapped_us") ?? 0), color: HIDDEN, help: "with compute beside it" },
+  ] : rows.filter(row => row["parent"] === null).map((row, i) => ({
+    name: `${String(row["collective"]).replaceAll("_", " ")} ${row["dtype"]}`, value: perStep(data, row["time_us"] as number), color: i % 2 ? HIDDEN : colorOf(data, "class", "communication"),
+  }));
   return (
     <>
       <CommunicationFigures data={data} />
-      {parts.length > 0 && <Shares title={`Exposed and overlapped, ${per(data)}, each collective by itself`} parts={parts} format={us} of="the time of collectives" />}
+      <Shares title={isKnown ? `Exposed and overlapped, ${per(data)}, each collective by itself` : `Wall time of the calls, ${per(data)}`} parts={parts} format={us} of="the time of collectives" />
       <p class="note">
         Counts, bytes and times are {per(data)}. Bytes are those of one rank: the larger of what goes in and what comes out. Bus bandwidth is what nccl-tests call busbw: it compares with the speed of the
         link.{onDevice(data) ? "" : " On a CPU it is known of all together, not of each, what compute hides."} A row unfolds into its layers and phases.
       </p>
       {said}
-      <Table name="communication" label="Collectives" rows={rows} columns={collectiveColumns(data)} id={row => (row as Row)["id"] as string} tree={{ parent: row => (row as Row)["parent"] as string | null }} sort={{ key: "time_us", descending: true }} />
+      <Table name="communication" label="Collectives" rows={rows} columns={collectiveColumns(data)} {...UNFOLDING} sort={{ key: "time_us", descending: true }} />
     </>
   );
 }

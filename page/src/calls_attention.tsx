@@ -6,8 +6,8 @@ import { Shares } from "./chart";
 import { share, us } from "./format";
 import type { PageData, Row } from "./page_data";
 import { Marked, Section } from "./parts";
-import { type Column, Table } from "./table";
-import { alike, shaped, shapesAreTimed, timed, timedColumns, timesOf } from "./timed";
+import { type Column, Table, UNFOLDING, unfolding } from "./table";
+import { keyOf, shaped, shapesAreTimed, timed, timedColumns, timesOf } from "./timed";
 
 const COLORS: Readonly<Record<string, string>> = { flash: "#009E73", cudnn: "#0072B2", mem_efficient: "#56B4E9", flex: "#CC79A7", external: "#7B6FD0", math: "#D55E00" };
 const HELP: Readonly<Record<string, string>> = {
@@ -48,12 +48,10 @@ function ByBackend({ data }: { data: PageData }): JSX.Element {
   const total = data["time"].total_us as number;
   const time = sum(all, "time_us") ?? 0;
   const parts = [...grouped(all, row => row["backend"] as string)].map(([name, group]) => ({ name, value: perStep(data, sum(group, "time_us") ?? 0), color: COLORS[name] ?? "#999999", help: HELP[name] }));
-  const tree = alike(rows, ["backend", "phase"]).flatMap(group => {
-    const id = `${group[0]!["backend"]} ${group[0]!["phase"]}`;
-    const one = group[0]!["layer"] === null || group.length < 2;
-    const whole: Row = { ...group[0], id, parent: null, layer: group[0]!["layer"] === null ? null : inOrder(data, group.map(row => row["layer"] as string)), time_us: sum(group, "time_us"), kernels: [...new Set(group.flatMap(row => row["kernels"] as string[]))].slice(0, 5) };
-    return one ? [whole] : [whole, ...group.map((row, i): Row => ({ ...row, id: `${id} ${i}`, parent: id }))];
-  });
+  const tree = unfolding(grouped(rows, row => `${row["backend"]} ${row["phase"]}`), group => ({
+    ...group[0], layer: group[0]!["layer"] === null ? null : inOrder(data, group.map(row => row["layer"] as string)), time_us: sum(group, "time_us"),
+    kernels: [...new Set(group.flatMap(row => row["kernels"] as string[]))].slice(0, 5),
+  }));
   const columns: Column<Row>[] = [
     backend,
     markColumn(data, "phase", "phase", "Phase", { missing: "the phase is not known" }),
@@ -67,7 +65,7 @@ function ByBackend({ data }: { data: PageData }): JSX.Element {
       <Shares title={`Time in attention, ${per(data)}: ${us(perStep(data, time))}, ${share(total ? time / total : null)} of all ${data["page"].time_name}`} parts={parts} format={us} of="attention" />
       {fallbacks(data).map((finding, i) => <Finding key={i} of={finding} />)}
       {said}
-      <Table name="attention" label="Attention by implementation, phase and layer" rows={tree} columns={columns} id={row => row["id"] as string} tree={{ parent: row => row["parent"] as string | null }} sort={{ key: "time_us", descending: true }} />
+      <Table name="attention" label="Attention by implementation, phase and layer" rows={tree} columns={columns} {...UNFOLDING} sort={{ key: "time_us", descending: true }} />
     </>
   );
 }
@@ -104,9 +102,9 @@ function Calls({ data }: { data: PageData }): JSX.Element {
   if (!all.length) return <Section title="Calls"><p class="note">What attention was called with is not known: record a step with shapes (record_shapes, which the warm-up steps have by default).</p></Section>;
   const { rows, per: reach } = shaped(data, of);
   const keys = ["layer", "phase", "backend"];
-  const timeOf = grouped(rowsOf(data, "attention"), row => JSON.stringify(keys.map(key => row[key])));
+  const timeOf = grouped(rowsOf(data, "attention"), keyOf(...keys));
   const calls = timed(rows, keys, key => (timeOf.has(key) ? meanStep(data, sum(timeOf.get(key)!, "time_us")) : null));
-  const found = alike(calls, CALL).map(group => ({ ...group[0], ...timesOf(group), layers: inOrder(data, group.map(row => row["layer"] as string)) }));
+  const found = [...grouped(calls, keyOf(...CALL)).values()].map(group => ({ ...group[0], ...timesOf(group), layers: inOrder(data, group.map(row => row["layer"] as string)) }));
   const yesNo = (key: string, title: string, help?: string): Column<Row> => ({ key, title, kind: "text", missing: UNKNOWN_IN_TRACE, value: row => (row[key] == null ? null : row[key] ? "yes" : "no"), ...(help && { help }) });
   const size = (key: string, title: string): Column<Row> => ({ key, title, kind: "text", value: row => (row[key] as number[]).join("×") });
   const times = timedColumns(data, found, reach);

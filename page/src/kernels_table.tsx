@@ -10,7 +10,7 @@ import { coresOf, groupsOfKernels, groupsOfPieces, isKernel, kernelRows, type Pi
 import type { PageData, Row } from "./page_data";
 import { Segments } from "./parts";
 import { select, type Selection, selection } from "./state";
-import { type Column, Table } from "./table";
+import { type Column, Table, UNFOLDING } from "./table";
 import type { Timeline } from "./timeline/data";
 import { theNames, timeline } from "./whole";
 
@@ -35,7 +35,8 @@ export function KernelTable({ data, by }: { data: PageData; by: KernelGroup }): 
   const chosen = selection.value;
   const events = timeline.value ?? null;
   const found = useMemo(() => rowsFor(data, by, chosen, events), [data, by, chosen, events]);
-  const all = useMemo(() => columnsOf(data, by, found), [data, by, found]);
+  const leftOut = chosen?.kind === "step" ? "share" : by === "cores" ? "tensor_cores" : ""; // a step has no share of the mean step
+  const all = useMemo(() => columnsOf(data, by, found).filter(column => column.key !== leftOut), [data, by, found]);
   const keys = set === "main" ? MAIN : LAUNCH;
   const columns = useMemo(() => all.filter(column => set === "all" || keys.includes(column.key)), [all, set]);
   const selected = chosen?.kind === "kernel" ? (found.rows.find(row => row["name"] === chosen.name && !row["launch"])?.["id"] as string) : chosen?.kind === "layer" && by === "layer" ? `\0${chosen.name}` : null;
@@ -47,8 +48,8 @@ export function KernelTable({ data, by }: { data: PageData; by: KernelGroup }): 
       {by === "cores" && !found.isNarrowed && <CoreBar data={data} />}
       {found.isNarrowed && chosen && <Only of={chosen} />}
       <p class="note">{found.said || `Calls and times are ${per(data)}, ${data["page"].steps_in_words}`}; mean, least and most are those of one launch. Occupancy and blocks per SM are the profiler's estimates.{what}</p>
-      <Table name={by === "kernel" ? "kernels" : `kernels-${by}`} label={`Kernels by ${TITLES[by]}`} rows={found.rows} columns={columns} csvColumns={all} id={row => row["id"] as string}
-        tree={{ parent: row => row["parent"] as string | null }} sort={{ key: "time_us", descending: true }} search selected={selected ?? null}
+      <Table name={by === "kernel" ? "kernels" : `kernels-${by}`} label={`Kernels by ${TITLES[by]}`} rows={found.rows} columns={columns} csvColumns={all} {...UNFOLDING}
+        sort={{ key: "time_us", descending: true }} search selected={selected ?? null}
         selectable={row => row["name"] !== undefined ? !row["launch"] : Boolean(row["isLayer"])} onSelect={row => { selection.value = row && selectionOf(data, row); }}
         rowClass={row => (row["group"] !== undefined ? "group" : "")} empty={found.isNarrowed ? "What is selected ran none." : "Nothing ran on a device."}
         tools={<Segments label="Columns" options={[["main", "Main"], ["how", "Launch"], ["all", "All columns"]]} chosen={set} onChoose={setSet} />} />
@@ -141,7 +142,7 @@ function columnsOf(data: PageData, by: KernelGroup, found: Found): Column<Row>[]
         return <span class="name" title={full(row["group"])}>{mark && <span class="mark" style={{ background: mark }} />}{cut(groupName(data, row["group"] as string), Math.floor(0.9 * letters))}</span>;
       },
     },
-    { ...markColumn(data, "class", "class", "Class"), help: "What kind of work it is", value: row => (row["name"] !== undefined && !row["launch"] ? row["class"] : undefined), ...(by === "class" && { spare: 9 }) },
+    { ...markColumn(data, "class", "class", "Class"), help: "What kind of work it is", value: row => (row["name"] !== undefined && !row["launch"] ? row["class"] : undefined), spare: by === "class" ? 9 : 2 },
     {
       key: "tensor_cores", title: "Tensor cores", kind: "text", help: "By what the kernel is; – where it is not known from its name", missing: "not known from the kernel's name", spare: 4,
       value: row => (!isOne(row) || row["launch"] || row["tensor_cores"] === undefined ? undefined : row["tensor_cores"] === null ? null : row["tensor_cores"] ? "yes" : "no"),

@@ -10,7 +10,7 @@ import { Only } from "./kernels_table";
 import type { PageData, Row } from "./page_data";
 import { Segments } from "./parts";
 import { type Selection, selection } from "./state";
-import { type Column, Table } from "./table";
+import { type Column, Table, UNFOLDING, unfolding } from "./table";
 
 const LARGEST = 10;
 const BESIDE = ["device_events", "shapes", "sources"]; // for which a usual window has no room
@@ -36,7 +36,7 @@ export function OpsView({ data }: { data: PageData }): JSX.Element {
           ? "; device time is that of the kernels, copies and sets that it launches."
           : `; there are no device events in this trace, so all of it is ${data["page"].time_name}.`}{reach}
       </p>
-      <Table name="ops" label="Operators" rows={rows} columns={columns} csvColumns={all} id={row => row["id"] as string} tree={{ parent: row => row["parent"] as string | null }}
+      <Table name="ops" label="Operators" rows={rows} columns={columns} csvColumns={all} {...UNFOLDING}
         sort={{ key: "self_time_us", descending: true }} search selected={selected} selectable={row => row["parent"] === null}
         onSelect={row => { selection.value = row && { kind: "op", name: row["op"] as string }; }} empty={isNarrowed ? "No op names what is selected." : "No op was recorded."}
         tools={<Segments label="Columns" options={[["main", "Main"], ["all", "All columns"]]} chosen={set} onChoose={setSet} />} />
@@ -47,10 +47,7 @@ export function OpsView({ data }: { data: PageData }): JSX.Element {
 function opRows(data: PageData, chosen: Selection | null): Row[] {
   const ofKernel = chosen?.kind === "kernel" ? new Set(rowsOf(data, "kernels").filter(row => row["name"] === chosen.name).flatMap(row => row["ops"] as string[])) : null;
   const isOf = (row: Row): boolean => (chosen?.kind === "layer" ? (row["layers"] as string[]).some(layer => isIn(data, layer, chosen.name)) : !ofKernel || ofKernel.has(row["op"] as string));
-  return [...grouped(rowsOf(data, "operators").filter(isOf), row => row["op"] as string)].flatMap(([op, group]) => {
-    const all: Row = group.length < 2 ? { ...group[0], id: op, parent: null } : { ...merged(group), id: op, parent: null };
-    return group.length < 2 ? [all] : [all, ...group.map(row => ({ ...row, id: `${op}\0${row["phase"]}`, parent: op }))];
-  });
+  return unfolding(grouped(rowsOf(data, "operators").filter(isOf), row => row["op"] as string), group => (group.length < 2 ? group[0]! : merged(group)));
 }
 
 /** One row an op: the sums over its phases; of the class that most of its time is of. */

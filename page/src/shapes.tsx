@@ -1,13 +1,13 @@
 /** Shapes: matrix products and convolutions by their sizes; each unfolds into the layers that compute it. */
 import type { JSX } from "preact";
 import { useMemo, useState } from "preact/hooks";
-import { inOrder, rowsOf, sum } from "./basis";
+import { grouped, inOrder, rowsOf, sum } from "./basis";
 import { markColumn, ofSelection } from "./cells";
 import { count } from "./format";
 import type { PageData, Row } from "./page_data";
 import { Segments } from "./parts";
-import { type Column, Table } from "./table";
-import { alike, byLayers, shaped, shapesAreTimed, timedColumns, timesOf } from "./timed";
+import { type Column, Table, UNFOLDING, unfolding } from "./table";
+import { byLayers, keyOf, shaped, shapesAreTimed, timedColumns, timesOf } from "./timed";
 
 const ALIGNED = 8;
 const SIZE = ["op", "phase", "dtype", "m", "n", "k", "batch"];
@@ -26,21 +26,18 @@ export function ShapesView({ data }: { data: PageData }): JSX.Element {
     const { rows, per } = shaped(data, rowsOf(data, "products"));
     return { products: shapesAreTimed(data) ? [...rows] : byLayers(data, rows), per };
   }, [data]);
-  const kept = useMemo(() => {
-    const keys = new Set(of.map(row => JSON.stringify([...SIZE, "layer"].map(key => row[key]))));
-    return products.filter(row => keys.has(JSON.stringify([...SIZE, "layer"].map(key => row[key]))) && (only === "all" || isOdd(row)));
+  const rows = useMemo(() => {
+    const one = keyOf(...SIZE, "layer");
+    const kept = new Set(of.map(one));
+    const shown = products.filter(row => kept.has(one(row)) && (only === "all" || isOdd(row)));
+    return unfolding(grouped(shown, keyOf(...SIZE)), group => ({ ...group[0], ...timesOf(group), layer: inOrder(data, group.map(row => row["layer"] as string)) }));
   }, [products, of.length, of[0], only]);
-  const rows = useMemo(() => alike(kept, SIZE).flatMap(group => {
-    const id = JSON.stringify(SIZE.map(key => group[0]![key]));
-    const all = { ...group[0], ...timesOf(group), id, parent: null, layer: inOrder(data, group.map(row => row["layer"] as string)) };
-    return group.length < 2 ? [all] : [all, ...group.map((row, i) => ({ ...row, id: `${id} ${i}`, parent: id }))];
-  }), [data, kept]);
   const columns = useMemo(() => columnsOf(data, products, per), [data, products, per]);
   return (
     <>
       <p class="note">Matrix products (m×k by k×n) and convolutions by size, {per}. {!shapesAreTimed(data) && timesNote(products)}Sizes that are no multiple of {ALIGNED} are marked: tensor cores like multiples of 8 (16-bit types) or 16 (8-bit).</p>
       {said}
-      <Table name="shapes" label="Products by their sizes" rows={rows} columns={columns} id={row => row["id"] as string} tree={{ parent: row => row["parent"] as string | null }}
+      <Table name="shapes" label="Products by their sizes" rows={rows} columns={columns} {...UNFOLDING}
         sort={{ key: timedColumns(data, products, per)[0]!.key, descending: true }} search
         tools={products.some(isOdd) && <Segments label="Which sizes" options={[["all", "All"], ["odd", "Only unaligned"]]} chosen={only} onChoose={setOnly} />} />
     </>
@@ -56,8 +53,8 @@ function columnsOf(data: PageData, products: readonly Row[], per: string): Colum
   });
   return [
     { key: "op", title: "Op", kind: "text", longest: 40 },
-    { key: "layer", title: "Layer", kind: "layer", longest: 40, missing: "the layer is not known" },
-    markColumn(data, "phase", "phase", "Phase", { missing: "the phase is not known" }),
+    { key: "layer", title: "Layer", kind: "layer", longest: 30, missing: "the layer is not known" },
+    markColumn(data, "phase", "phase", "Phase", { missing: "the phase is not known", spare: 4 }),
     { key: "dtype", title: "Type", kind: "text", spare: 2 },
     size("m"), size("n"), size("k"),
     { key: "batch", title: "Batch", kind: "count", help: "products of this size in one call", spare: 1 },

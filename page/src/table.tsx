@@ -19,6 +19,7 @@ import { printing } from "./theme";
 import "./table.css";
 
 export type { Column } from "./table_cells";
+export { UNFOLDING, unfolding } from "./table_rows";
 
 export interface TableProps<R> {
   name: string; // of its sort in the address, and of its CSV's file
@@ -155,8 +156,8 @@ export function Table<R extends object>(props: TableProps<R>): JSX.Element {
   const from = isPrinted ? 0 : Math.max(0, Math.min(top, shown.length - limit) - BESIDE);
   const until = isPrinted ? PRINTED : from + limit + 2 * BESIDE;
   const inSight = shown.slice(from, until);
-  const idOf = (id: string): string => `${name}-${id}`;
-  const isActiveDrawn = active !== null && inSight.some(one => one.id === active);
+  const rowId = (at: number): string => `${name}-row-${at}`;
+  const activeAt = inSight.findIndex(one => one.id === active);
   const csv = (): string => csvOf(props.csvColumns ? measured(props.csvColumns, total ? [...rows, total] : rows) : drawn,
     (tree ? rows : forest.sorted(rows, sort)).filter(row => !matched || matched.found.has(row)));
   const width = fits.reduce((all, one) => all + one.width, 0);
@@ -183,7 +184,7 @@ export function Table<R extends object>(props: TableProps<R>): JSX.Element {
       <div class="scroller" ref={scroller} style={{ maxHeight: `${(Math.min(limit, Math.max(1, shown.length)) + (total ? 2 : 1)) * ROW + 3}px`, maxWidth: `${width + 2}px` }}
         onScroll={event => setTop(Math.floor(event.currentTarget.scrollTop / ROW / 4) * 4)}>
         <table role={tree ? "treegrid" : "grid"} aria-label={label} aria-rowcount={shown.length + 1 + (total ? 1 : 0)} aria-colcount={fits.length} tabIndex={0}
-          aria-activedescendant={isActiveDrawn ? idOf(active) : undefined} onKeyDown={pressed} style={{ width: `${width}px` }}>
+          aria-activedescendant={activeAt < 0 ? undefined : rowId(from + activeAt)} onKeyDown={pressed} style={{ width: `${width}px` }}>
           <colgroup>{fits.map(one => <col key={one.column.key} style={{ width: `${one.width}px` }} />)}</colgroup>
           <thead><tr aria-rowindex={1}>{fits.map(one => <Head key={one.column.key} table={name} drawn={one} sort={sort} isTree={tree !== undefined} />)}</tr></thead>
           <tbody>
@@ -192,7 +193,7 @@ export function Table<R extends object>(props: TableProps<R>): JSX.Element {
               const isSelected = props.selected === undefined ? one.id === active : one.id === props.selected;
               const classes = [props.rowClass?.(one.row) ?? "", one.isMatch ? "" : "beside", isSelected ? "selected" : "", one.id === active ? "active" : ""];
               return (
-                <tr key={one.id} id={idOf(one.id)} class={classes.filter(Boolean).join(" ")} aria-rowindex={from + i + 2} aria-selected={isSelected}
+                <tr key={one.id} id={rowId(from + i)} class={classes.filter(Boolean).join(" ")} aria-rowindex={from + i + 2} aria-selected={isSelected}
                   aria-level={tree ? one.depth + 1 : undefined} aria-expanded={one.open ?? undefined} onClick={event => clicked(event, one)}>
                   {fits.map((column, k) => (
                     <td key={column.column.key} role="gridcell" class={isNumeric(column.column) ? "number" : undefined}>

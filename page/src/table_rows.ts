@@ -1,4 +1,5 @@
 /** Which rows of a table are seen, and in what order: nothing is drawn here. */
+import type { Row } from "./page_data";
 import type { Sort } from "./state";
 
 export type Kind = "text" | "layer" | "us" | "bytes" | "flops" | "flop_rate" | "bandwidth" | "share" | "count" | "number";
@@ -27,6 +28,17 @@ export const isKnown = (value: unknown): boolean => value !== null && value !== 
 export function valueOf<R>(column: Values<R>, row: R): unknown {
   return column.value ? column.value(row) : (row as Record<string, unknown>)[column.key];
 }
+
+/** Rows for a table that unfolds: one of each group, and its members below where it has several. */
+export function unfolding(groups: ReadonlyMap<string, Row[]>, whole: (group: Row[]) => Row): Row[] {
+  return [...groups].flatMap(([id, group]) => {
+    const all: Row = { ...whole(group), id, parent: null };
+    return group.length < 2 ? [all] : [all, ...group.map((row, i): Row => ({ ...row, id: `${id}\0${i}`, parent: id }))];
+  });
+}
+
+/** How a table reads them. */
+export const UNFOLDING = { id: (row: Row): string => row["id"] as string, tree: { parent: (row: Row): string | null => row["parent"] as string | null } };
 
 /** Rows with those below them: what does not change with sorting, searching and unfolding. */
 export class Forest<R> {

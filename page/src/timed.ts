@@ -10,7 +10,7 @@ const CLOSE = 0.9; // of its layers' self time an op takes at least so much: the
 const MOST_ROWS = 200; // of which a result holds the longest: where there are as many, some may be missing
 
 const time = (row: Row): number => row["time_per_step_us"] as number;
-const keyOf = (...keys: string[]) => (row: Row): string => JSON.stringify(keys.map(key => row[key]));
+export const keyOf = (...keys: string[]) => (row: Row): string => JSON.stringify(keys.map(key => row[key]));
 
 /** Whether shapes were recorded in the timed steps themselves: there is one time then. */
 export const shapesAreTimed = (data: PageData): boolean => Boolean(data["summary"]?.comparable?.shapes_in_timed_steps);
@@ -89,11 +89,7 @@ export function timedColumns(data: PageData, rows: readonly Row[], per: string):
   ];
 }
 
-/** Rows that are alike as one: sums of their times, where all are known. */
-export function alike(rows: readonly Row[], keys: string[]): Row[][] {
-  return [...grouped(rows, keyOf(...keys)).values()];
-}
-
+/** Sums of the times of rows that are alike, where all are known. */
 export function timesOf(group: readonly Row[]): Row {
   const isKnown = group.every(row => row["timed_us"] !== null && row["timed_us"] !== undefined);
   return { calls_per_step: sum(group, "calls_per_step"), time_per_step_us: sum(group, "time_per_step_us"), timed_us: isKnown ? sum(group, "timed_us") : null };
