@@ -51,7 +51,7 @@ export function Frame({ data }: { data: PageData }): JSX.Element {
       </nav>
       <div class={selection.value ? "with-panel" : undefined}>
         <main id="places" tabIndex={-1} data-place={here}>
-          <Contained key={here} what={capital(here)}><Shown data={data} /></Contained>
+          {PLACES.map(one => <div key={one} id={`view-${one}`} hidden={one !== here}>{one === here && <Contained what={capital(here)}><Shown data={data} /></Contained>}</div>)}
         </main>
         <Panel data={data} />
       </div>

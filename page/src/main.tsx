@@ -1,5 +1,6 @@
 /** The page: reads its data and draws the frame. */
 import { render } from "preact";
+import { rowsOf } from "./basis";
 import { Frame } from "./frame";
 import { OtherFrame } from "./other_frame";
 import { type PageData, readData } from "./page_data";
@@ -21,6 +22,7 @@ function start(): void {
     return;
   }
   if (data["page"].kind === "run") {
+    Object.assign(window, { page: { data, rows: (name: string) => rowsOf(data, name) } }); // for scripts of one's own, in the console
     render(<Frame data={data} />, root);
     void loadTimeline(data);
   } else render(<OtherFrame data={data} />, root);

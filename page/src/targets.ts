@@ -110,7 +110,7 @@ export function layersOf(data: PageData, finding: Row): string[] {
   return found;
 }
 
-function matching(data: PageData, named: readonly string[]): string[] {
+export function matching(data: PageData, named: readonly string[]): string[] {
   const time = new Map<string, number>();
   for (const row of rowsOf(data, "layers")) if (row["layer"]) time.set(row["layer"] as string, (time.get(row["layer"] as string) ?? 0) + (row["time_us"] as number));
   const found = new Set<string>();

@@ -8,6 +8,7 @@ import { Parts, Series, Steps } from "../step/steps";
 import { Headline } from "../step/verdict";
 import { Contained } from "../contained";
 import { Section } from "../parts";
+import { address, selection } from "../state";
 import { whyNot } from "../timeline/data";
 import { NoTimeline, TimelineView } from "../timeline/view";
 import { theGaps, timeline, timelineFailure } from "../whole";
@@ -16,16 +17,24 @@ export function StepPlace({ data }: { data: PageData }): JSX.Element {
   const gaps = theGaps();
   return (
     <>
-      <Headline data={data} gaps={gaps} />
-      <StepBar data={data} timeline={timeline.value ?? null} />
-      <Section id="events" title="Timeline"><Contained what="The timeline"><Events data={data} /></Contained></Section>
-      <Findings data={data} gaps={gaps} />
+      <div id="view-summary">
+        <Headline data={data} gaps={gaps} />
+        <p><a id="tab-timeline" href={address("step", selection.value)} onClick={showTimeline}>To the timeline ↓</a></p>
+        <StepBar data={data} timeline={timeline.value ?? null} />
+        <Section id="view-timeline" title="Timeline"><Contained what="The timeline"><Events data={data} /></Contained></Section>
+        <Findings data={data} gaps={gaps} />
+      </div>
       <Figures data={data} />
       <Steps data={data} />
       <Parts data={data} />
       <Series data={data} />
     </>
   );
+}
+
+function showTimeline(event: MouseEvent): void {
+  event.preventDefault();
+  document.getElementById("view-timeline")!.scrollIntoView({ block: "start" });
 }
 
 function Events({ data }: { data: PageData }): JSX.Element {

@@ -27,7 +27,7 @@ const Summary: Draw = ({ data }) => {
   const busy = (job.ranks as Row[]).map(own);
   const blamed = job.verdict !== "none";
   return (
-    <>
+    <div id="view-summary">
       <p class={blamed ? "big blamed" : "big"} data-verdict={job.verdict} style={blamed ? { borderLeftColor: culprit(data) } : undefined}>{cut(job.sentence, 800)}</p>
       <Lines of={job.evidence} />
       <Lost data={data} />
@@ -42,7 +42,7 @@ const Summary: Draw = ({ data }) => {
         {job.stages.length > 1 && isKnown(job.ms) && <Figure label="Ms" value={job.ms.toFixed(3)} help="part of the lost time due to the last stage" />}
         {job.stages.length > 1 && isKnown(job.mw) && <Figure label="Mw" value={job.mw.toFixed(3)} help="part of it due to the slowest few ranks" />}
       </div>
-    </>
+    </div>
   );
 };
 

@@ -38,7 +38,7 @@ function Finding({ data, finding, gaps }: { data: PageData; finding: Row; gaps: 
   const targets = targetsOf(data, finding, gaps);
   const shown = open || printing.value;
   return (
-    <li ref={item} data-id={String(finding["id"])} class={chosen ? "selected" : undefined}>
+    <li ref={item} data-id={String(finding["id"])} class={`card${chosen ? " selected" : ""}`}>
       <div class="row">
         <button type="button" class="title" aria-expanded={shown} onClick={() => setOpen(!open)}>{capital(cut(finding["title"], 400))}</button>
         <Gain data={data} finding={finding} />
@@ -54,7 +54,7 @@ function Finding({ data, finding, gaps }: { data: PageData; finding: Row; gaps: 
 export function To({ target, children, class: className }: { target: Target; children: ComponentChildren; class?: string }): JSX.Element {
   const open = (): void => {
     if (target.part) openPart.value = target.part;
-    const shows = target.select?.kind === "gap" ? "events" : target.part && !target.select ? "where" : null;
+    const shows = target.select?.kind === "gap" ? "view-timeline" : target.part && !target.select ? "where" : null;
     if (shows) requestAnimationFrame(() => document.getElementById(shows)?.scrollIntoView({ block: "start" }));
   };
   return <Go class={className} to={target.to} select={target.select} title={full(`${target.kind}: ${target.name}`)} onGo={open}>{children}</Go>;

@@ -2,9 +2,9 @@
 import type { JSX } from "preact";
 import { rowsOf } from "../basis";
 import { capital, cut, full } from "../format";
-import type { PageData, Row } from "../page_data";
+import type { PageData } from "../page_data";
 import { CopyButton } from "../parts";
-import { findingsOf, type GapOf, longestGap, type Target, targetsOf } from "../targets";
+import { findingsOf, type GapOf, longestGap, matching, type Target, targetsOf } from "../targets";
 import { To } from "./findings";
 
 const MOST_WORDS = 15;
@@ -23,8 +23,8 @@ export function verdictOf(data: PageData): Verdict | null {
   if (!text) return null;
   const [said = "", fix = ""] = text.split(/First fix: (.*)/s);
   const end = fix.trim().replace(/\.$/, "");
-  const made = (data["summary"]?.headline?.text as string | undefined)?.replace(/\.$/, "");
-  if (made) return { headline: made, more: said.trim(), fix: end };
+  const made = data["summary"].headline as { text: string } | null | undefined;
+  if (made) return { headline: made.text.replace(/\.$/, ""), more: withoutFirst(said.trim(), made.text), fix: end };
   const sentences = said.trim().split(/(?<=[.;])\s+(?=\S)/).map(one => one.replace(/[.;]$/, ""));
   const gain = sentences.find(one => /^Most to gain: .*%/.test(one) && one.split(" ").length <= MOST_WORDS + 3)?.slice("Most to gain: ".length);
   const chosen = sentences.find(one => IDLE.test(one)) ?? gain ?? sentences.find(one => SHARE.test(one) && !one.startsWith("No layer is known")) ?? sentences[0] ?? "";
@@ -33,6 +33,9 @@ export function verdictOf(data: PageData): Verdict | null {
   const rest = chosen.slice(shortened(chosen).replace(/ …$/, "").length).replace(/^[,:\s]+/, "");
   return { headline, more: [rest && `… ${rest}.`, ...others.map(sentence)].filter(Boolean).join(" "), fix: end };
 }
+
+/** What follows a sentence that stands above it. */
+const withoutFirst = (text: string, sentence: string): string => (text.startsWith(sentence) ? text.slice(sentence.length).trim() : text);
 
 const sentence = (text: string): string => `${text[0]!.toUpperCase()}${text.slice(1)}.`;
 
@@ -48,16 +51,12 @@ export function withRun(data: PageData, text: string | null | undefined): string
   return text && here && data["run"].trace ? text.replaceAll("RUN_DIRECTORY", decodeURIComponent(here[1]!)) : (text ?? "");
 }
 
-/** Part of the model that takes so much of the time, as `views.shares` has them: it is a row below the step's bar. */
-const shares = (data: PageData): Row[] => data["views"]?.shares ?? [];
-
 /** What the headline's share is a share of; null: nothing that the page shows. */
 export function verdictTarget(data: PageData, headline: string, gaps: readonly GapOf[] | null): Target | null {
   const idle: Target = { to: "step", part: "idle", kind: "idle time", name: "of the step" };
   if (IDLE.test(headline)) return { ...idle, ...longestGap(gaps, /./) };
-  const share = shares(data).find(row => headline.startsWith(String(row["name"])));
-  const layer = (share?.["layers"] as string[] | undefined)?.[0];
-  if (layer && rowsOf(data, "layers").some(row => row["layer"] === layer)) return { to: "step", part: "kernel", select: { kind: "layer", name: layer }, kind: "layer", name: layer };
+  const [layer] = matching(data, data["summary"].headline?.layers ?? []);
+  if (layer) return { to: "step", part: "kernel", select: { kind: "layer", name: layer }, kind: "layer", name: layer };
   const kernel = (of: string): string | undefined => rowsOf(data, "kernels").find(row => row["class"] === of)?.["name"] as string | undefined;
   const [name, part] = /\bcommunication\b/i.test(headline) ? [kernel("communication"), "communication"] : /matrix products/i.test(headline) ? [kernel("gemm"), "kernel"] : [];
   if (name && part) return { to: "step", part, select: { kind: "kernel", name }, kind: "kernel", name };
