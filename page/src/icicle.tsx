@@ -27,6 +27,7 @@ export function Icicle({ data, layers }: { data: PageData; layers: LayerRows }):
   const [hovered, setHovered] = useState<{ field: Field; x: number } | null>(null);
   const canvas = useRef<HTMLCanvasElement>(null);
   const place = useRef<HTMLDivElement>(null);
+  const pointed = useRef<Node | undefined>(undefined); // by the last click
   const all = useMemo(() => [...layers.layers.values()], [layers]);
   const work = useMemo(() => phaseWork(data), [data]);
   const valueOf = (row: LayerRow, of: Measure, within: string): Value =>
@@ -75,7 +76,9 @@ export function Icicle({ data, layers }: { data: PageData; layers: LayerRows }):
     if (node) setZoomed(node === root ? node.parent : node.children.length ? node : (node.parent ?? node));
   };
   const clicked = (event: TargetedMouseEvent<HTMLCanvasElement>): void => {
+    if (event.detail > 1) return; // the panel that a selection opens moves the fields
     const field = at(event);
+    pointed.current = field?.node;
     if (field?.kind === "more" && !field.node.row) lookInto(field.node);
     else choose(field?.node);
   };
@@ -112,7 +115,7 @@ export function Icicle({ data, layers }: { data: PageData; layers: LayerRows }):
       {!root && <p class="note">No layer has any in {phase}.</p>}
       <div class="fields" ref={place} onMouseLeave={() => setHovered(null)}>
         <canvas ref={canvas} tabIndex={0} role="application" aria-label={`Icicle of layers by ${TITLES[measure]}: arrow keys move, Enter looks inside, Escape goes out; its fields are in the table after it`}
-          style={{ height: `${levels * LEVEL}px`, width: "100%" }} onClick={clicked} onDblClick={event => lookInto(at(event)?.node)} onKeyDown={pressed}
+          style={{ height: `${levels * LEVEL}px`, width: "100%" }} onClick={clicked} onDblClick={() => pointed.current?.row && lookInto(pointed.current)} onKeyDown={pressed}
           onMouseMove={event => { const field = at(event); setHovered(field ? { field, x: event.offsetX } : null); }} />
         {hovered && <Tip field={hovered.field} x={hovered.x} width={width} total={total} format={format} />}
       </div>
@@ -178,11 +181,11 @@ function draw(canvas: HTMLCanvasElement, fields: readonly Field[], width: number
     pen.globalAlpha = 1;
     if (wide < 18) continue;
     pen.fillStyle = kind === "own" ? ink : inkOn(color(node));
-    const letters = Math.floor((wide - 8) / LETTER);
+    const letters = Math.floor((wide - 10) / LETTER);
     const value = kind === "own" ? "" : format(node.value);
     const name = kind === "own" ? "itself" : letters >= node.label.length ? node.label : node.short;
     const says = letters >= name.length + value.length + 2 ? `${name}  ${value}` : letters >= Math.min(7, name.length) ? cut(name, letters) : "";
-    pen.fillText(says, x + 4, y + LEVEL / 2, wide - 6);
+    pen.fillText(says, x + 6, y + LEVEL / 2, wide - 8);
   }
   const marked = fields.find(field => field.kind === "layer" && field.node.id === chosen) ?? fields.find(field => chosen !== null && field.kind === "more" && found(field.node, chosen));
   if (!marked) return;
