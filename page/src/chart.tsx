@@ -1,5 +1,6 @@
 /** Charts: uPlot in the theme's colours, small bars, and one bar of many parts. */
-import type { JSX } from "preact";
+import type { ReadonlySignal } from "@preact/signals";
+import type { JSX, RefObject } from "preact";
 import { useLayoutEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
@@ -28,6 +29,34 @@ export function Chart({ data, options, height, onReady }: { data: uPlot.AlignedD
     };
   }, [data, dark, height]);
   return <div class="chart" ref={holder} aria-hidden="true" style={{ height: `${height}px` }} />;
+}
+
+/** A canvas that is drawn at once, as printing does not wait, then once a frame: at a new size, theme, or value of `when`. */
+export function useCanvas(draw: (context: CanvasRenderingContext2D, width: number, height: number) => void, when: readonly ReadonlySignal<unknown>[], inputs: readonly unknown[]): RefObject<HTMLCanvasElement | null> {
+  const canvas = useRef<HTMLCanvasElement>(null);
+  const dark = drawnDark.value;
+  useLayoutEffect(() => {
+    const place = canvas.current;
+    if (!place) return;
+    let frame = 0;
+    const now = () => {
+      const ratio = devicePixelRatio || 1;
+      const [width, height] = [place.clientWidth, place.clientHeight];
+      [place.width, place.height] = [Math.round(width * ratio), Math.round(height * ratio)];
+      const context = place.getContext("2d")!;
+      context.setTransform(ratio, 0, 0, ratio, 0, 0);
+      context.font = FONT;
+      context.textBaseline = "middle";
+      draw(context, width, height);
+    };
+    const soon = () => { frame ||= requestAnimationFrame(() => { frame = 0; now(); }); };
+    now();
+    const sizes = new ResizeObserver(soon);
+    sizes.observe(place);
+    const stop = when.map(one => one.subscribe(soon));
+    return () => { sizes.disconnect(); stop.forEach(end => end()); cancelAnimationFrame(frame); };
+  }, [dark, ...inputs]);
+  return canvas;
 }
 
 /** An axis in the theme's colours. */
