@@ -1,5 +1,6 @@
 /** The page: reads its data and draws the frame. */
 import { render } from "preact";
+import { Contained } from "./contained";
 import { Frame } from "./frame";
 import { OtherFrame } from "./other_frame";
 import { type PageData, readData } from "./page_data";
@@ -21,7 +22,7 @@ function start(): void {
     return;
   }
   const isRun = (data["page"]?.kind ?? "run") === "run";
-  render(isRun ? <Frame data={data} /> : <OtherFrame data={data} />, root);
+  render(<Contained what="The page">{isRun ? <Frame data={data} /> : <OtherFrame data={data} />}</Contained>, root);
   void loadTimeline(data);
   document.documentElement.dataset["ready"] = "true";
   requestAnimationFrame(() => setTimeout(() => performance.mark("drawn"))); // for who measures how long it takes

@@ -14,16 +14,17 @@ import { theGaps, timeline, timelineFailure } from "../whole";
 
 export function StepPlace({ data }: { data: PageData }): JSX.Element {
   const gaps = theGaps();
+  const alone = (what: string, part: JSX.Element): JSX.Element => <Contained key={what} what={what}>{part}</Contained>;
   return (
     <>
-      <Headline data={data} gaps={gaps} />
-      <StepBar data={data} timeline={timeline.value ?? null} />
-      <Section id="events" title="Timeline"><Contained what="The timeline"><Events data={data} /></Contained></Section>
-      <Findings data={data} gaps={gaps} />
-      <Figures data={data} />
-      <Steps data={data} />
-      <Parts data={data} />
-      <Series data={data} />
+      {alone("The verdict", <Headline data={data} gaps={gaps} />)}
+      {alone("Where the step went", <StepBar data={data} timeline={timeline.value ?? null} />)}
+      <Section id="events" title="Timeline">{alone("The timeline", <Events data={data} />)}</Section>
+      {alone("Findings", <Findings data={data} gaps={gaps} />)}
+      {alone("The use of the machine", <Figures data={data} />)}
+      {alone("Steps", <Steps data={data} />)}
+      {alone("Parts", <Parts data={data} />)}
+      {alone("What was followed", <Series data={data} />)}
     </>
   );
 }

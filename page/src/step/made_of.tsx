@@ -10,6 +10,7 @@ import { theNames } from "../whole";
 export function MadeOf({ data, parts, timeline }: { data: PageData; parts: readonly string[]; timeline: Timeline | null }): JSX.Element {
   const [part] = parts;
   const isIdle = /^(runtime|dataloader|cpu|other)$/.test(part!);
+  if (!onDevice(data) && (part === "dataloader" || part === "other")) return <p class="note">No op runs then: the timeline has the stretches between ops.</p>;
   return (
     <div class="made-of">
       {(part === "kernel" || (isIdle && !onDevice(data))) && <Shares data={data} />}

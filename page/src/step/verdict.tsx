@@ -1,10 +1,10 @@
 /** The verdict: one line with its share, which is a link to what it is a share of, and the first fix. */
 import type { JSX } from "preact";
-import { rowsOf } from "../basis";
+import { onDevice, rowsOf } from "../basis";
 import { capital, cut, full } from "../format";
 import type { PageData, Row } from "../page_data";
 import { CopyButton } from "../parts";
-import { findingsOf, type GapOf, longestGap, type Target, targetsOf } from "../targets";
+import { findingsOf, type GapOf, longestGap, ofIdle, type Target, targetsOf } from "../targets";
 import { To } from "./findings";
 
 const MOST_WORDS = 15;
@@ -53,8 +53,7 @@ const shares = (data: PageData): Row[] => data["views"]?.shares ?? [];
 
 /** What the headline's share is a share of; null: nothing that the page shows. */
 export function verdictTarget(data: PageData, headline: string, gaps: readonly GapOf[] | null): Target | null {
-  const idle: Target = { to: "step", part: "idle", kind: "idle time", name: "of the step" };
-  if (IDLE.test(headline)) return { ...idle, ...longestGap(gaps, /./) };
+  if (IDLE.test(headline)) return { ...ofIdle(data), ...longestGap(gaps, /./) };
   const share = shares(data).find(row => headline.startsWith(String(row["name"])));
   const layer = (share?.["layers"] as string[] | undefined)?.[0];
   if (layer && rowsOf(data, "layers").some(row => row["layer"] === layer)) return { to: "step", part: "kernel", select: { kind: "layer", name: layer }, kind: "layer", name: layer };
@@ -62,7 +61,7 @@ export function verdictTarget(data: PageData, headline: string, gaps: readonly G
   const [name, part] = /\bcommunication\b/i.test(headline) ? [kernel("communication"), "communication"] : /matrix products/i.test(headline) ? [kernel("gemm"), "kernel"] : [];
   if (name && part) return { to: "step", part, select: { kind: "kernel", name }, kind: "kernel", name };
   const about = findingsOf(data).find(one => headline.toLowerCase().includes(String(one["title"]).slice(0, 30).toLowerCase()));
-  return (about && targetsOf(data, about, gaps)[0]) ?? (data["overview"]?.steps.length ? { to: "step", part: "kernel", kind: "part of the step", name: "kernels" } : null);
+  return (about && targetsOf(data, about, gaps)[0]) ?? (data["overview"]?.steps.length ? { to: "step", part: onDevice(data) ? "kernel" : "cpu", kind: "part of the step", name: "what works" } : null);
 }
 
 export function Headline({ data, gaps }: { data: PageData; gaps: readonly GapOf[] | null }): JSX.Element | null {
