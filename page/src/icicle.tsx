@@ -2,6 +2,7 @@
 import type { JSX, TargetedKeyboardEvent, TargetedMouseEvent } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { per, rowsOf } from "./basis";
+import { useCanvas } from "./chart";
 import { colorOf, inkOn, themeColor } from "./colors";
 import { bytes, cut, flops, full, share, us, type Value } from "./format";
 import { type Field, fieldsOf, found, type Node, treeOf } from "./icicle_layout";
@@ -9,7 +10,6 @@ import type { LayerRow, LayerRows } from "./layers_rows";
 import type { PageData } from "./page_data";
 import { Marked, Segments } from "./parts";
 import { selection } from "./state";
-import { drawnDark } from "./theme";
 
 type Measure = "time" | "flops" | "retained";
 const TITLES: Record<Measure, string> = { time: "Time", flops: "FLOPs", retained: "Retained memory" };
@@ -25,7 +25,6 @@ export function Icicle({ data, layers }: { data: PageData; layers: LayerRows }):
   const [zoomed, setZoomed] = useState<Node | null>(null);
   const [width, setWidth] = useState(0);
   const [hovered, setHovered] = useState<{ field: Field; x: number } | null>(null);
-  const canvas = useRef<HTMLCanvasElement>(null);
   const place = useRef<HTMLDivElement>(null);
   const pointed = useRef<Node | undefined>(undefined); // by the last click
   const all = useMemo(() => [...layers.layers.values()], [layers]);
@@ -37,7 +36,6 @@ export function Icicle({ data, layers }: { data: PageData; layers: LayerRows }):
   const shownPhase = measure === "retained" ? "all" : phase; // what forward keeps has no other phase
   const tree = useMemo(() => treeOf(all, row => valueOf(row, measure, shownPhase)), [all, measure, shownPhase]);
   const chosen = selection.value?.kind === "layer" ? selection.value.name : null;
-  const dark = drawnDark.value;
 
   // What is looked into stays so in another measure; a layer that was chosen elsewhere is in sight.
   const root = tree && zoomed ? (isIn(tree, zoomed) ? zoomed : (found(tree, (zoomed.row ? zoomed : zoomed.parent ?? zoomed).id) ?? tree)) : tree;
@@ -54,12 +52,10 @@ export function Icicle({ data, layers }: { data: PageData; layers: LayerRows }):
     watcher.observe(box);
     return () => watcher.disconnect();
   }, [tree === null]);
-  useEffect(() => {
-    if (canvas.current && fields.length) draw(canvas.current, fields, width, levels * LEVEL, chosen, color, FORMATS[measure]);
-  }, [fields, chosen, dark]);
+  const color = (node: Node): string => (node.kind && node.kind !== "other" ? colorOf(data, "kind", node.kind) : LIGHT);
+  const canvas = useCanvas(pen => draw(pen, fields, chosen, color, FORMATS[measure]), [], [fields, chosen]);
 
   if (!measures.length) return null;
-  const color = (node: Node): string => (node.kind && node.kind !== "other" ? colorOf(data, "kind", node.kind) : LIGHT);
   const kinds = [...new Set(all.map(row => row.kind))].filter(kind => kind && kind !== "other");
   const format = FORMATS[measure];
   const total = tree?.size ?? 0;
@@ -160,15 +156,7 @@ function Tip({ field, x, width, total, format }: { field: Field; x: number; widt
   );
 }
 
-function draw(canvas: HTMLCanvasElement, fields: readonly Field[], width: number, height: number, chosen: string | null, color: (node: Node) => string, format: (value: Value) => string): void {
-  const ratio = devicePixelRatio || 1;
-  canvas.width = Math.round(width * ratio);
-  canvas.height = Math.round(height * ratio);
-  const pen = canvas.getContext("2d");
-  if (!pen) return;
-  pen.scale(ratio, ratio);
-  pen.font = `12px ${getComputedStyle(document.body).fontFamily}`;
-  pen.textBaseline = "middle";
+function draw(pen: CanvasRenderingContext2D, fields: readonly Field[], chosen: string | null, color: (node: Node) => string, format: (value: Value) => string): void {
   const [ink, paper] = (["--ink", "--paper"] as const).map(themeColor) as [string, string];
   for (const field of fields) {
     const { node, kind, x, width: wide } = field;
