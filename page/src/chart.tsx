@@ -1,6 +1,7 @@
 /** Charts: uPlot in the theme's colours, small bars, and one bar of many parts. */
-import type { JSX } from "preact";
-import { useLayoutEffect, useRef } from "preact/hooks";
+import type { ReadonlySignal } from "@preact/signals";
+import type { JSX, RefObject, TargetedMouseEvent } from "preact";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import "./chart.css";
@@ -28,6 +29,34 @@ export function Chart({ data, options, height, onReady }: { data: uPlot.AlignedD
     };
   }, [data, dark, height]);
   return <div class="chart" ref={holder} aria-hidden="true" style={{ height: `${height}px` }} />;
+}
+
+/** A canvas that is drawn at once, as printing does not wait, then once a frame: at a new size, theme, or value of `when`. */
+export function useCanvas(draw: (context: CanvasRenderingContext2D, width: number, height: number) => void, when: readonly ReadonlySignal<unknown>[], inputs: readonly unknown[]): RefObject<HTMLCanvasElement | null> {
+  const canvas = useRef<HTMLCanvasElement>(null);
+  const dark = drawnDark.value;
+  useLayoutEffect(() => {
+    const place = canvas.current;
+    if (!place) return;
+    let frame = 0;
+    const now = () => {
+      const ratio = devicePixelRatio || 1;
+      const [width, height] = [place.clientWidth, place.clientHeight];
+      [place.width, place.height] = [Math.round(width * ratio), Math.round(height * ratio)];
+      const context = place.getContext("2d")!;
+      context.setTransform(ratio, 0, 0, ratio, 0, 0);
+      context.font = FONT;
+      context.textBaseline = "middle";
+      draw(context, width, height);
+    };
+    const soon = () => { frame ||= requestAnimationFrame(() => { frame = 0; now(); }); };
+    now();
+    const sizes = new ResizeObserver(soon);
+    sizes.observe(place);
+    const stop = when.map(one => one.subscribe(soon));
+    return () => { sizes.disconnect(); stop.forEach(end => end()); cancelAnimationFrame(frame); };
+  }, [dark, ...inputs]);
+  return canvas;
 }
 
 /** An axis in the theme's colours. */
@@ -107,6 +136,7 @@ export function Bars({ title, values, labels, format, color, far = new Set(), ma
   const y = (value: number) => HEIGHT - (value / most) * (HEIGHT - 4);
   const first = [...far].slice(0, 3).map(short).join(", ");
   const named = far.size ? `outlier${far.size > 1 ? "s" : ""}: ${first}${far.size > 3 ? " …" : ""}; ` : ""; // not everybody sees colours
+  const [over, setOver] = useState(-1); // one element for all bars: there are many charts, and blocks
   const range = known.length ? `${format(least)} to ${format(most)}` : "";
   const at = [...marked][0] ?? -1;
   const keys = (event: KeyboardEvent) => {
@@ -115,6 +145,11 @@ export function Bars({ title, values, labels, format, color, far = new Set(), ma
     event.preventDefault();
     onChoose!(Math.max(0, Math.min(values.length - 1, next)));
   };
+  const top = (value: number) => Math.min(HEIGHT - 1, y(value));
+  const under = (event: TargetedMouseEvent<SVGSVGElement>) => {
+    const box = event.currentTarget.getBoundingClientRect();
+    return Math.floor(((event.clientX - box.left) / box.width) * values.length);
+  };
   const said = `${title}: ${values.length} values, ${range}. ${named}`;
   const slider = { role: "slider", tabIndex: 0, "aria-valuemin": 0, "aria-valuemax": values.length - 1, "aria-valuenow": Math.max(0, at), "aria-valuetext": at < 0 ? "none is chosen" : `${labels[at]}: ${isKnown(values[at]) ? format(values[at]) : "not known"}`, onKeyDown: keys } as const;
   return (
@@ -122,15 +157,12 @@ export function Bars({ title, values, labels, format, color, far = new Set(), ma
       <figcaption title={[`median ${format(middle)}`, range, help].filter(Boolean).join(". ")}>
         {title} <span class="quiet">{known.length ? `${named}${known.length > 1 ? "median " : ""}${format(middle)}` : "not known"}</span>
       </figcaption>
-      <svg viewBox={`0 0 ${WIDTH} ${HEIGHT}`} preserveAspectRatio="none" aria-label={said} {...(onChoose ? slider : { role: "img" })}>
-        {values.map((value, i) => isKnown(value) && (
-          <g key={i} onClick={() => onChoose?.(i)}>
-            <rect x={(i + 0.1) * width} y={value > 0 ? Math.min(HEIGHT - 1, y(value)) : HEIGHT} width={0.8 * width} height={value > 0 ? Math.max(1, HEIGHT - y(value)) : 0}
-              class={far.has(i) ? "outlier" : undefined} style={color && !far.has(i) ? { fill: color } : undefined} />
-            <rect x={i * width} y={0} width={width} height={HEIGHT} class="hover"><title>{`${full(labels[i])}: ${format(value)}`}</title></rect>
-            {marked.has(i) && <rect x={i * width} y={HEIGHT - 3} width={width} height={3} class="marked" />}
-          </g>
-        ))}
+      <svg viewBox={`0 0 ${WIDTH} ${HEIGHT}`} preserveAspectRatio="none" aria-label={said}
+        onMouseMove={event => setOver(under(event))} onMouseLeave={() => setOver(-1)} onClick={event => isKnown(values[under(event)]) && onChoose?.(under(event))} {...(onChoose ? slider : { role: "img" })}>
+        <path d={values.map((value, i) => (isKnown(value) && value > 0 && !far.has(i) ? `M${(i + 0.1) * width} ${HEIGHT}V${top(value)}h${0.8 * width}V${HEIGHT}z` : "")).join("")} style={color ? { fill: color } : undefined} />
+        {[...far].map(i => isKnown(values[i]) && <rect key={i} class="outlier" x={(i + 0.1) * width} y={top(values[i])} width={0.8 * width} height={HEIGHT - top(values[i])} />)}
+        {[...marked].map(i => <rect key={i} class="marked" x={i * width} y={HEIGHT - 3} width={width} height={3} />)}
+        {isKnown(values[over]) && <rect class="hover" x={over * width} y={0} width={width} height={HEIGHT}><title>{`${full(labels[over])}: ${format(values[over])}`}</title></rect>}
         {known.length > 0 && <line x1={0} x2={WIDTH} y1={y(middle)} y2={y(middle)} class="median" />}
       </svg>
     </figure>

@@ -2,6 +2,7 @@
 import type { JSX, TargetedKeyboardEvent, TargetedMouseEvent } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { per, rowsOf } from "./basis";
+import { useCanvas } from "./chart";
 import { colorOf, inkOn, themeColor } from "./colors";
 import { bytes, cut, flops, full, share, us, type Value } from "./format";
 import { type Field, fieldsOf, found, type Node, treeOf } from "./icicle_layout";
@@ -9,7 +10,6 @@ import type { LayerRow, LayerRows } from "./layers_rows";
 import type { PageData } from "./page_data";
 import { Marked, Segments } from "./parts";
 import { selection } from "./state";
-import { drawnDark } from "./theme";
 
 type Measure = "time" | "flops" | "retained";
 const TITLES: Record<Measure, string> = { time: "Time", flops: "FLOPs", retained: "Retained memory" };
@@ -25,8 +25,8 @@ export function Icicle({ data, layers }: { data: PageData; layers: LayerRows }):
   const [zoomed, setZoomed] = useState<Node | null>(null);
   const [width, setWidth] = useState(0);
   const [hovered, setHovered] = useState<{ field: Field; x: number } | null>(null);
-  const canvas = useRef<HTMLCanvasElement>(null);
   const place = useRef<HTMLDivElement>(null);
+  const pointed = useRef<Node | undefined>(undefined); // by the last click
   const all = useMemo(() => [...layers.layers.values()], [layers]);
   const work = useMemo(() => phaseWork(data), [data]);
   const valueOf = (row: LayerRow, of: Measure, within: string): Value =>
@@ -36,7 +36,6 @@ export function Icicle({ data, layers }: { data: PageData; layers: LayerRows }):
   const shownPhase = measure === "retained" ? "all" : phase; // what forward keeps has no other phase
   const tree = useMemo(() => treeOf(all, row => valueOf(row, measure, shownPhase)), [all, measure, shownPhase]);
   const chosen = selection.value?.kind === "layer" ? selection.value.name : null;
-  const dark = drawnDark.value;
 
   // What is looked into stays so in another measure; a layer that was chosen elsewhere is in sight.
   const root = tree && zoomed ? (isIn(tree, zoomed) ? zoomed : (found(tree, (zoomed.row ? zoomed : zoomed.parent ?? zoomed).id) ?? tree)) : tree;
@@ -53,12 +52,10 @@ export function Icicle({ data, layers }: { data: PageData; layers: LayerRows }):
     watcher.observe(box);
     return () => watcher.disconnect();
   }, [tree === null]);
-  useEffect(() => {
-    if (canvas.current && fields.length) draw(canvas.current, fields, width, levels * LEVEL, chosen, color, FORMATS[measure]);
-  }, [fields, chosen, dark]);
+  const color = (node: Node): string => (node.kind && node.kind !== "other" ? colorOf(data, "kind", node.kind) : LIGHT);
+  const canvas = useCanvas(pen => draw(pen, fields, chosen, color, FORMATS[measure]), [], [fields, chosen]);
 
   if (!measures.length) return null;
-  const color = (node: Node): string => (node.kind && node.kind !== "other" ? colorOf(data, "kind", node.kind) : LIGHT);
   const kinds = [...new Set(all.map(row => row.kind))].filter(kind => kind && kind !== "other");
   const format = FORMATS[measure];
   const total = tree?.size ?? 0;
@@ -75,7 +72,9 @@ export function Icicle({ data, layers }: { data: PageData; layers: LayerRows }):
     if (node) setZoomed(node === root ? node.parent : node.children.length ? node : (node.parent ?? node));
   };
   const clicked = (event: TargetedMouseEvent<HTMLCanvasElement>): void => {
+    if (event.detail > 1) return; // the panel that a selection opens moves the fields
     const field = at(event);
+    pointed.current = field?.node;
     if (field?.kind === "more" && !field.node.row) lookInto(field.node);
     else choose(field?.node);
   };
@@ -112,7 +111,7 @@ export function Icicle({ data, layers }: { data: PageData; layers: LayerRows }):
       {!root && <p class="note">No layer has any in {phase}.</p>}
       <div class="fields" ref={place} onMouseLeave={() => setHovered(null)}>
         <canvas ref={canvas} tabIndex={0} role="application" aria-label={`Icicle of layers by ${TITLES[measure]}: arrow keys move, Enter looks inside, Escape goes out; its fields are in the table after it`}
-          style={{ height: `${levels * LEVEL}px`, width: "100%" }} onClick={clicked} onDblClick={event => lookInto(at(event)?.node)} onKeyDown={pressed}
+          style={{ height: `${levels * LEVEL}px`, width: "100%" }} onClick={clicked} onDblClick={() => pointed.current?.row && lookInto(pointed.current)} onKeyDown={pressed}
           onMouseMove={event => { const field = at(event); setHovered(field ? { field, x: event.offsetX } : null); }} />
         {hovered && <Tip field={hovered.field} x={hovered.x} width={width} total={total} format={format} />}
       </div>
@@ -157,15 +156,7 @@ function Tip({ field, x, width, total, format }: { field: Field; x: number; widt
   );
 }
 
-function draw(canvas: HTMLCanvasElement, fields: readonly Field[], width: number, height: number, chosen: string | null, color: (node: Node) => string, format: (value: Value) => string): void {
-  const ratio = devicePixelRatio || 1;
-  canvas.width = Math.round(width * ratio);
-  canvas.height = Math.round(height * ratio);
-  const pen = canvas.getContext("2d");
-  if (!pen) return;
-  pen.scale(ratio, ratio);
-  pen.font = `12px ${getComputedStyle(document.body).fontFamily}`;
-  pen.textBaseline = "middle";
+function draw(pen: CanvasRenderingContext2D, fields: readonly Field[], chosen: string | null, color: (node: Node) => string, format: (value: Value) => string): void {
   const [ink, paper] = (["--ink", "--paper"] as const).map(themeColor) as [string, string];
   for (const field of fields) {
     const { node, kind, x, width: wide } = field;
@@ -178,11 +169,11 @@ function draw(canvas: HTMLCanvasElement, fields: readonly Field[], width: number
     pen.globalAlpha = 1;
     if (wide < 18) continue;
     pen.fillStyle = kind === "own" ? ink : inkOn(color(node));
-    const letters = Math.floor((wide - 8) / LETTER);
+    const letters = Math.floor((wide - 10) / LETTER);
     const value = kind === "own" ? "" : format(node.value);
     const name = kind === "own" ? "itself" : letters >= node.label.length ? node.label : node.short;
     const says = letters >= name.length + value.length + 2 ? `${name}  ${value}` : letters >= Math.min(7, name.length) ? cut(name, letters) : "";
-    pen.fillText(says, x + 4, y + LEVEL / 2, wide - 6);
+    pen.fillText(says, x + 6, y + LEVEL / 2, wide - 8);
   }
   const marked = fields.find(field => field.kind === "layer" && field.node.id === chosen) ?? fields.find(field => chosen !== null && field.kind === "more" && found(field.node, chosen));
   if (!marked) return;

@@ -19,7 +19,7 @@ export interface Piece {
   count: number;
 }
 
-export const OUTSIDE = "(outside all layers)";
+const OUTSIDE = "(outside all layers)";
 export const UNKNOWN_LAYER = "(layer not known)";
 const made = new WeakMap<Timeline, Piece[]>();
 
@@ -121,7 +121,7 @@ export function rowsOfPieces(data: PageData, found: readonly Piece[], steps: num
     layers.sort((a, b) => b[1] - a[1]);
     return {
       id: parent === null ? key : `${parent}\0${key}`, parent, name: group[0]!.name, class: group[0]!.class, tensor_cores: all?.["tensor_cores"], copied_bytes: all ? all["copied_bytes"] : null,
-      occupancy: all?.["occupancy"], ops: all?.["ops"], whole_us: all?.["time_us"], layers: layers.map(([layer]) => layer), layer_count: layers.length,
+      occupancy: all?.["occupancy"], ops: all?.["ops"], layers: layers.map(([layer]) => layer), layer_count: layers.length,
       ...totals(group, steps),
     };
   });

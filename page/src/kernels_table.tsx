@@ -89,7 +89,8 @@ function rowsFor(data: PageData, by: KernelGroup, chosen: Selection | null, even
     const of = isOfPieces ? pieces(events).filter(isOfPieces) : pieces(events);
     if (by === "kernel") return { rows: rowsOfPieces(data, of, steps), isNarrowed: isOfPieces !== null, said };
     if (by === "cores") return { rows: coreGroups(rowsOfPieces(data, of, steps)), isNarrowed: true, said };
-    return { rows: groupsOfPieces(data, of, steps, groupOf[by]), isNarrowed: isOfPieces !== null, said };
+    const rows = groupsOfPieces(data, of, steps, groupOf[by]);
+    return { rows: chosen?.kind === "kernel" ? rows.filter(row => row["parent"] === null) : rows, isNarrowed: isOfPieces !== null, said };
   }
   if (by === "phase") return { rows: phaseRows(data), isNarrowed: false, said: "" };
   if (by === "layer") return { rows: layerOnly(data), isNarrowed: false, said: "" };

@@ -1,6 +1,7 @@
 /** The page: reads its data and draws the frame. */
 import { render } from "preact";
 import { rowsOf } from "./basis";
+import { Contained } from "./contained";
 import { Frame } from "./frame";
 import { OtherFrame } from "./other_frame";
 import { type PageData, readData } from "./page_data";
@@ -21,11 +22,10 @@ function start(): void {
     render(<p class="notice">The data of this page cannot be read ({String(error)}): is the file whole?</p>, root);
     return;
   }
-  if (data["page"].kind === "run") {
-    Object.assign(window, { page: { data, rows: (name: string) => rowsOf(data, name) } }); // for scripts of one's own, in the console
-    render(<Frame data={data} />, root);
-    void loadTimeline(data);
-  } else render(<OtherFrame data={data} />, root);
+  const isRun = data["page"].kind === "run";
+  if (isRun) Object.assign(window, { page: { data, rows: (name: string) => rowsOf(data, name) } }); // for scripts of one's own, in the console
+  render(<Contained what="The page">{isRun ? <Frame data={data} /> : <OtherFrame data={data} />}</Contained>, root);
+  if (isRun) void loadTimeline(data);
   document.documentElement.dataset["ready"] = "true";
   requestAnimationFrame(() => setTimeout(() => performance.mark("drawn"))); // for who measures how long it takes
 }

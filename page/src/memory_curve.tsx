@@ -168,14 +168,16 @@ export function MemoryCurve({ data, moment, chosen, life, onRange }: Props): JSX
   const shown = hover.value ?? moment.value ?? peakUs;
   const point = pointAt(curve, shown);
   const reading = `${us(shown)}${placeInSteps(curve, shown) ? `, ${placeInSteps(curve, shown)}` : ""}: ${bytes(curve.allocated_bytes[point])} allocated${curve.reserved_bytes ? `, ${bytes(curve.reserved_bytes[point])} reserved` : ""}`;
+  const highest = chosen && curve.allocated_bytes.slice(pointAt(curve, chosen[0]), pointAt(curve, chosen[1]) + 1).reduce((a, b) => Math.max(a, b));
+  const said = hover.value !== null || moment.value !== null ? reading : chosen ? `Range, ${us(chosen[0])} to ${us(chosen[1])}: up to ${bytes(highest)} allocated` : `Peak: ${reading}`;
   return (
     <div class="memory-curve">
       <div class="tools">
-        <span class="reading"><strong>{hover.value === null && moment.value === null ? "Peak: " : ""}{reading}</strong></span>
+        <strong class="reading">{said}</strong>
         {chosen && <button type="button" class="small" onClick={() => { view.value = chosen; }}>Zoom to the range</button>}
         {view.value && <button type="button" class="small" onClick={() => { view.value = null; }}>Show all</button>}
       </div>
-      <div tabIndex={0} role="slider" aria-label="Moment in the memory curve" aria-valuemin={0} aria-valuemax={Math.round(curve.end_us)} aria-valuenow={Math.round(moment.value ?? peakUs)} aria-valuetext={reading} onKeyDown={onKeyDown}>
+      <div tabIndex={0} role="slider" aria-label="Moment in the memory curve" aria-valuemin={0} aria-valuemax={Math.round(curve.end_us)} aria-valuenow={Math.round(moment.value ?? peakUs)} aria-valuetext={said} onKeyDown={onKeyDown}>
         <Chart data={drawn} options={options} height={380} onReady={ready} />
       </div>
       <ul class="legend values">

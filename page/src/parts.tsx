@@ -1,14 +1,7 @@
 /** Small parts that every place uses: text that is cut, links that select, buttons that copy. */
 import type { ComponentChildren, JSX } from "preact";
 import { useState } from "preact/hooks";
-import { cut, full } from "./format";
 import { address, go, isSame, type Place, selection, type Selection } from "./state";
-
-/** Text of the run, cleaned and cut, the whole of it as its tooltip. */
-export function Text({ of, longest = 240, class: className }: { of: unknown; longest?: number; class?: string }): JSX.Element {
-  const shown = cut(of, longest);
-  return <span class={className ?? "name"} title={shown === String(of) ? undefined : full(of)}>{shown}</span>;
-}
 
 interface GoProps {
   to: Place;

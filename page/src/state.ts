@@ -36,6 +36,7 @@ export function select(chosen: Selection | null): void {
 
 /** Go to a place, and choose something there. */
 export function go(to: Place, chosen?: Selection): void {
+  if (chosen && !isSame(chosen, selection.value)) by.value = ""; // so that its row is there
   if (chosen) selection.value = chosen;
   place.value = to;
 }

@@ -1,5 +1,5 @@
 /** Where the page shows what a finding or the verdict is about. Only what is in the data: no link finds nothing. */
-import { grouped, rowsOf, sum } from "./basis";
+import { grouped, onDevice, rowsOf, sum } from "./basis";
 import { isKnown } from "./format";
 import type { PageData, Row } from "./page_data";
 import type { Place, Selection } from "./state";
@@ -68,9 +68,12 @@ export function targetsOf(data: PageData, finding: Row, gaps: readonly GapOf[] |
   const byKernel: Target | null = kernel === null ? null : { to: "kernels", select: { kind: "kernel", name: kernel }, kind: "kernel", name: kernel };
   const byOp: Target | null = op === null ? null : { to: "kernels", select: { kind: "op", name: op }, kind: "op", name: op };
   found.push(...(kernel && !/^(attention|many|unfused)/.test(rule) ? [byKernel, byOp, byLayer] : [byLayer, byKernel, byOp]));
-  if (Object.hasOwn(GAPS, rule) && data["overview"]?.steps.length) found.push({ to: "step", part: "idle", kind: "idle time", name: "of the step" });
+  if (Object.hasOwn(GAPS, rule) && data["overview"]?.steps.length) found.push(ofIdle(data));
   return found.filter(isKnown);
 }
+
+/** What the step does where nothing works: a part of its bar. */
+export const ofIdle = (data: PageData): Target => (onDevice(data) ? { to: "step", part: "idle", kind: "idle time", name: "of the step" } : { to: "step", part: "other", kind: "part of the step", name: "between ops" });
 
 const ofLayer = (name: string, count: number): Target => ({
   to: "layers", select: { kind: "layer", name }, kind: "layer", name: count > 1 ? `${name} and ${count - 1} more` : name,

@@ -34,7 +34,7 @@ export function Entries({ title, entries, most = MOST }: { title: string; entrie
   const row = (one: Entry, i: number): JSX.Element => (
     <li key={i}>
       {isTimed && <span class="value">{one.value}{isKnown(one.share) && <span class="quiet"> {share(one.share)}</span>}</span>}
-      <span>{one.select ? <Go to={placeOf(one.select)} select={one.select} title={full(one.name)}>{one.shown ?? cut(one.name, 60)}</Go> : <span title={full(one.name)}>{one.shown ?? cut(one.name, 60)}</span>}{one.more && <span class="quiet"> {one.more}</span>}</span>
+      <span>{one.select ? <Go to={placeOf(one.select)} select={one.select} title={full(one.name)}>{one.shown ?? cut(one.name, 60)}</Go> : <span title={full(one.name)}>{one.shown ?? cut(one.name, 60)}</span>}{one.more && <span class="quiet"> {cut(one.more, 240)}</span>}</span>
     </li>
   );
   return (

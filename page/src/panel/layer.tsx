@@ -33,10 +33,10 @@ export function OfLayer({ data, name, timeline }: { data: PageData; name: string
         ["CPU time", known(whole, "cpu") !== null && us(known(whole, "cpu"))],
         ["Device idle inside", known(whole, "idle") !== null && us(known(whole, "idle"))],
         ["Exposed communication", known(whole, "exposed") ? us(known(whole, "exposed")) : null],
-        ["Attention", backends.length > 0 && backends.map(([backend, time_us]) => `${backend} ${us(perStep(data, time_us))}`).join(", ")],
+        ["Attention", backends.length > 0 && backends.map(([backend, time_us]) => `${cut(backend, 40)} ${us(perStep(data, time_us))}`).join(", ")],
         ["Compiled with others", sumOf(rows, "fused_us") > 0 && us(perStep(data, sumOf(rows, "fused_us"))), "Kernels for this layer and others"],
       ]} />
-      {known(whole, "flops") === null && whole && <p class="note">{why(data, "flops", "not available")}</p>}
+      {known(whole, "flops") === null && whole && <p class="note">{cut(why(data, "flops", "not available") ?? "", 400)}</p>}
       <Entries title={`${onDevice(data) ? "Kernels" : "Ops"} inside, ${per(data)}`} entries={kernels(data, name, timeline, time)} />
       <Entries title={`Layers inside, ${per(data)}`} entries={below(data, name, time)} most={5} />
       <StepsOf data={data} rows={rows} />

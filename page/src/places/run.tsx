@@ -147,7 +147,7 @@ type Fact = readonly [name: string, value: unknown];
 function FactTable({ facts, label }: { facts: readonly Fact[]; label: string }): JSX.Element {
   const known = facts.map(([name, value]) => [name, inWords(value)] as const).filter(([, value]) => value);
   return (
-    <table class="plain" aria-label={label}>
+    <table class="plain run-facts" aria-label={label}>
       <tbody>{known.map(([name, value]) => <tr key={name}><th scope="row">{cut(name, 80)}</th><td title={cut(value, 400) === value ? undefined : full(value)}>{cut(value, 400)}</td></tr>)}</tbody>
     </table>
   );
@@ -182,7 +182,7 @@ const Facts: Draw = ({ data }) => {
     ...Object.entries((run.versions ?? {}) as Record<string, string>).map(([name, value]): Fact => [name, version(name, String(value))]),
   ];
   const rest: ComponentChildren = files.length > 0 && (
-    <><h3>Files beside this page</h3><table class="plain" aria-label="Files"><tbody>{files.map(one => <tr key={one.name}><th scope="row"><a href={encodeURI(one.name)}>{cut(one.name, 120)}</a></th><td>{clean(one.what)}</td></tr>)}</tbody></table></>
+    <><h3>Files beside this page</h3><table class="plain run-facts" aria-label="Files"><tbody>{files.map(one => <tr key={one.name}><th scope="row"><a href={encodeURI(one.name)}>{cut(one.name, 120)}</a></th><td>{clean(one.what)}</td></tr>)}</tbody></table></>
   );
   return <Section title="The run"><FactTable facts={facts} label="The run" />{rest}</Section>;
 };

@@ -15,19 +15,20 @@ import { theGaps, timeline, timelineFailure } from "../whole";
 
 export function StepPlace({ data }: { data: PageData }): JSX.Element {
   const gaps = theGaps();
+  const alone = (what: string, part: JSX.Element): JSX.Element => <Contained key={what} what={what}>{part}</Contained>;
   return (
     <>
       <div id="view-summary">
-        <Headline data={data} gaps={gaps} />
+        {alone("The verdict", <Headline data={data} gaps={gaps} />)}
         <p><a id="tab-timeline" href={address("step", selection.value)} onClick={showTimeline}>To the timeline ↓</a></p>
-        <StepBar data={data} timeline={timeline.value ?? null} />
-        <Section id="view-timeline" title="Timeline"><Contained what="The timeline"><Events data={data} /></Contained></Section>
-        <Findings data={data} gaps={gaps} />
+        {alone("Where the step went", <StepBar data={data} timeline={timeline.value ?? null} />)}
+        <Section id="view-timeline" title="Timeline">{alone("The timeline", <Events data={data} />)}</Section>
+        {alone("Findings", <Findings data={data} gaps={gaps} />)}
       </div>
-      <Figures data={data} />
-      <Steps data={data} />
-      <Parts data={data} />
-      <Series data={data} />
+      {alone("The use of the machine", <Figures data={data} />)}
+      {alone("Steps", <Steps data={data} />)}
+      {alone("Parts", <Parts data={data} />)}
+      {alone("What was followed", <Series data={data} />)}
     </>
   );
 }

@@ -1,8 +1,7 @@
 /** Heat maps: ranks by kinds of time and by blocks, and the mesh. */
 import { useSignal } from "@preact/signals";
 import type { JSX } from "preact";
-import { useLayoutEffect, useRef } from "preact/hooks";
-import { FONT } from "../chart";
+import { FONT, useCanvas } from "../chart";
 import { inkOn, themeColor } from "../colors";
 import { cut, isKnown, us } from "../format";
 import type { PageData } from "../page_data";
@@ -76,27 +75,16 @@ export function HeatMaps({ data }: { data: PageData }): JSX.Element {
 }
 
 function One({ data, map }: { data: PageData; map: HeatMap }): JSX.Element {
-  const canvas = useRef<HTMLCanvasElement>(null);
   const at = useSignal<readonly [row: number, column: number] | null>(null);
-  const dark = drawnDark.value;
   const ofRanks = map.across === "rank";
   const isBinned = ofRanks && map.ranks.length < data["job"].ranks.length;
   const across = { stage: "pipeline stage" }[map.across] ?? map.across;
   const rowHeight = map.rows.length <= 40 ? 22 : Math.max(6, 880 / map.rows.length);
   const scale = scaleOf(map, data);
-  const left = () => Math.min(canvas.current!.clientWidth * 0.35, 14 + map.rows.reduce((most, name) => Math.max(most, Math.min(40, name.length)), 4) * 6.6);
-
-  useLayoutEffect(() => {
-    const place = canvas.current!;
-    let frame = 0;
-    const now = () => draw(place, data, map, scale, left(), rowHeight, at.value);
-    const soon = () => { frame ||= requestAnimationFrame(() => { frame = 0; now(); }); };
-    now(); // printing does not wait for a frame
-    const sizes = new ResizeObserver(soon);
-    sizes.observe(place);
-    const stop = [at, rankChosen].map(one => one.subscribe(soon));
-    return () => { sizes.disconnect(); stop.forEach(end => end()); cancelAnimationFrame(frame); };
-  }, [map, dark]);
+  const names = map.rows.reduce((most, name) => Math.max(most, Math.min(40, name.length)), 4);
+  const gutter = (width: number) => Math.min(width * 0.35, 14 + names * 6.6);
+  const left = () => gutter(canvas.current!.clientWidth);
+  const canvas = useCanvas((context, width) => draw(context, width, data, map, scale, gutter(width), rowHeight, at.value), [at, rankChosen], [map]);
 
   const cellAt = (event: MouseEvent): readonly [number, number] | null => {
     const column = Math.floor(((event.offsetX - left()) / (canvas.current!.clientWidth - left() - 2)) * map.ranks.length);
@@ -142,14 +130,7 @@ function largest(map: HeatMap, scale: Scale, said: (row: number, column: number)
   return found && (!map.is_difference || found.value >= scale.floor) ? `Highest: ${said(found.row, found.column)}` : "";
 }
 
-function draw(canvas: HTMLCanvasElement, data: PageData, map: HeatMap, scale: Scale, left: number, rowHeight: number, hovered: readonly [number, number] | null): void {
-  const ratio = devicePixelRatio || 1;
-  const [width, height] = [canvas.clientWidth, canvas.clientHeight];
-  [canvas.width, canvas.height] = [Math.round(width * ratio), Math.round(height * ratio)];
-  const ctx = canvas.getContext("2d")!;
-  ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
-  ctx.font = FONT;
-  ctx.textBaseline = "middle";
+function draw(ctx: CanvasRenderingContext2D, width: number, data: PageData, map: HeatMap, scale: Scale, left: number, rowHeight: number, hovered: readonly [number, number] | null): void {
   const cell = (width - left - 2) / map.ranks.length;
   const x = (column: number) => left + column * cell;
   const y = (row: number) => TOP + row * rowHeight;
@@ -159,7 +140,7 @@ function draw(canvas: HTMLCanvasElement, data: PageData, map: HeatMap, scale: Sc
   const least = map.is_difference ? scale.high / 20 : 0;
   map.values_ms.forEach((row, i) => row.forEach((value, k) => {
     ctx.fillStyle = isKnown(value) ? scale.of(value) : themeColor("--panel");
-    ctx.fillRect(x(k), y(i), Math.ceil(cell * ratio) / ratio, rowHeight);
+    ctx.fillRect(x(k), y(i), Math.ceil(cell * devicePixelRatio) / devicePixelRatio, rowHeight);
     if (!hasNumbers || !isKnown(value) || Math.abs(value) < least) return;
     ctx.fillStyle = inkOn(scale.of(value));
     ctx.textAlign = "center";

@@ -162,6 +162,7 @@ const Ranks: Draw = ({ data }) => {
     });
     return [
       rankColumn(data, "rank", "Rank"),
+      ...when(any(row => row["share"]), { key: "share", title: "Of the lost time", kind: "share", bar: true }),
       ...when(staged, { key: "stage", title: "Stage", kind: "count" }),
       ...PLACES.filter(place => any(row => row[place])).map((place): Column<Row> => ({ key: place, title: place, kind: "count", spare: 6 })),
       ...when(any(row => row["host"]), { key: "host", title: "Host", kind: "text", longest: 24, spare: 4 }),
@@ -173,7 +174,6 @@ const Ranks: Draw = ({ data }) => {
       score("individual_score", "flagged_individual", "Own score", "its own best against now", { spare: 5 }),
       msColumn("late_ms_per_step", "Late", { help: "by how much it came last to collectives, per step", spare: 3 }),
       { key: "times_last", title: "Times last", kind: "count", help: "to how many collectives it came last, in all steps", spare: 7 },
-      ...when(any(row => row["share"]), { key: "share", title: "Of the lost time", kind: "share", bar: true }),
       ...when(any(row => row["peak_bytes"]), { key: "peak_bytes", title: "Peak memory", kind: "bytes", help: "the highest allocated", missing: unknown.peak_bytes ?? "not known" }),
       ...when(any(row => row["mfu"]), { key: "mfu", title: "MFU", kind: "share", missing: unknown.mfu ?? "not known" }),
     ];

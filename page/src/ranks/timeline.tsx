@@ -1,8 +1,8 @@
 /** The timeline of many ranks: a lane for each, what it did; zoomed, moved, and a range of it added up. */
 import { type Signal, useComputed, useSignal } from "@preact/signals";
 import type { JSX } from "preact";
-import { useEffect, useLayoutEffect, useMemo, useRef } from "preact/hooks";
-import { FONT } from "../chart";
+import { useEffect, useMemo, useRef } from "preact/hooks";
+import { FONT, useCanvas } from "../chart";
 import { themeColor } from "../colors";
 import { cut, timeUnit, us } from "../format";
 import type { PageData, Row } from "../page_data";
@@ -26,6 +26,7 @@ interface Hit {
   end: number;
 }
 
+const gutter = (width: number): number => (width < 560 ? 62 : 118);
 const laneHeight = (count: number): number => (count <= 12 ? Math.min(56, Math.max(28, 400 / count)) : count <= 64 ? 21 : Math.max(6, 1344 / count));
 
 export function RanksTimeline({ data }: { data: PageData }): JSX.Element | null {
@@ -34,24 +35,11 @@ export function RanksTimeline({ data }: { data: PageData }): JSX.Element | null 
   const range = useSignal<Stretch | null>(null);
   const hit = useSignal<Hit | null>(null);
   const hovered = useComputed(() => hit.value?.lane ?? -1);
-  const canvas = useRef<HTMLCanvasElement>(null);
+  const left = () => gutter(canvas.current!.clientWidth);
+  const canvas = useCanvas((context, width, height) => draw(context, width, height, data, lanes, view.value, range.value, hovered.value), [view, range, hovered, rankChosen], [lanes]);
   const drag = useRef<{ x: number; isMove: boolean; view: Stretch } | null>(null);
   const dark = drawnDark.value;
   const { timeline } = data;
-  const left = () => (canvas.current!.clientWidth < 560 ? 62 : 118);
-
-  useLayoutEffect(() => {
-    const place = canvas.current;
-    if (!place) return;
-    let frame = 0;
-    const now = () => draw(place, data, lanes, left(), view.value, range.value, hovered.value);
-    const soon = () => { frame ||= requestAnimationFrame(() => { frame = 0; now(); }); };
-    now(); // printing does not wait for a frame
-    const sizes = new ResizeObserver(soon);
-    sizes.observe(place);
-    const stop = [view, range, hovered, rankChosen].map(one => one.subscribe(soon));
-    return () => { sizes.disconnect(); stop.forEach(end => end()); cancelAnimationFrame(frame); };
-  }, [lanes, dark]);
 
   useEffect(() => {
     const wheel = (event: WheelEvent) => {
@@ -202,15 +190,8 @@ function InRange({ data, lanes, range }: { data: PageData; lanes: Lanes; range: 
 
 // ---- drawing ----------------------------------------------------------------------------------------------------------
 
-function draw(canvas: HTMLCanvasElement, data: PageData, lanes: Lanes, left: number, [from, to]: Stretch, range: Stretch | null, hovered: number): void {
-  const ratio = devicePixelRatio || 1;
-  const [width, height] = [canvas.clientWidth, canvas.clientHeight];
-  if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) [canvas.width, canvas.height] = [Math.round(width * ratio), Math.round(height * ratio)];
-  const ctx = canvas.getContext("2d")!;
-  ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
-  ctx.clearRect(0, 0, width, height);
-  ctx.font = FONT;
-  ctx.textBaseline = "middle";
+function draw(ctx: CanvasRenderingContext2D, width: number, height: number, data: PageData, lanes: Lanes, [from, to]: Stretch, range: Stretch | null, hovered: number): void {
+  const left = gutter(width);
   const [ink, soft, line, red] = [themeColor("--ink"), themeColor("--soft"), themeColor("--line"), culprit(data)];
   const scale = (width - left) / (to - from);
   const x = (time: number) => left + (time - from) * scale;

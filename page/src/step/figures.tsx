@@ -2,7 +2,7 @@
 import type { ComponentChildren, JSX } from "preact";
 import { attentionElsewhere, mean, onDevice, per, perStep, rowsOf, stepTimes, sum, timeName, why } from "../basis";
 import { Figure } from "../chart";
-import { bytes, capital, count, isKnown, share, us } from "../format";
+import { bytes, capital, count, cut, isKnown, share, us } from "../format";
 import type { PageData, Row } from "../page_data";
 import { Section } from "../parts";
 
@@ -20,10 +20,10 @@ export function Figures({ data }: { data: PageData }): JSX.Element | null {
   if (!known.length) return null;
   return (
     <Section title="How well the machine is used">
-      <div class="figures">{known.map(one => <Figure key={one.label} label={one.label} value={one.value} help={one.help} />)}</div>
+      <div class="figures">{known.map(one => <Figure key={one.label} label={cut(one.label, 120)} value={cut(one.value, 80)} help={cut(one.help ?? "", 400)} />)}</div>
       {unknown.length > 0 && (
-        <details><summary>Not known: {unknown.map(one => one.label).join(", ")}</summary>
-          <ul class="quiet">{unknown.map(one => <li key={one.label}>{one.label}: {one.missing}</li>)}</ul></details>
+        <details><summary>Not known: {cut(unknown.map(one => one.label).join(", "), 300)}</summary>
+          <ul class="quiet">{unknown.map(one => <li key={one.label}>{one.label}: {cut(one.missing, 400)}</li>)}</ul></details>
       )}
       <Machine data={data} />
     </Section>
@@ -34,7 +34,7 @@ function Machine({ data }: { data: PageData }): ComponentChildren {
   const use = data["overview"];
   if (!use || !onDevice(data)) return null;
   const facts = [use.device ?? data["page"].machine, use.compute_capability && `compute capability ${use.compute_capability}`, use.multiprocessors && `${use.multiprocessors} multiprocessors`, isKnown(use.device_memory_bytes) && bytes(use.device_memory_bytes)];
-  return <p class="note">{facts.filter(Boolean).join(", ")}{data["page"].use ? `; ${data["page"].use}` : ""}</p>;
+  return <p class="note">{cut(facts.filter(Boolean).join(", ") + (data["page"].use ? `; ${data["page"].use}` : ""), 600)}</p>;
 }
 
 const isStepwise = (data: PageData): boolean => rowsIn(data).some(split => split["step"] !== null);
@@ -105,7 +105,7 @@ function ofCpu(data: PageData): Shown[] {
   const device = type && type !== "cpu" ? "A device was there: record it with activities that hold it (ProfilerActivity.CUDA)." : "The run was on a CPU, or its kernels were not recorded.";
   return [
     ofSpan("In ops", "cpu_us", "of the steps' wall time, in which any thread is in an op"),
-    ofSpan("Waiting for data", "dataloader_us", "of the steps' wall time"),
+    ...(sum(splits, "dataloader_us") ? [ofSpan("Waiting for data", "dataloader_us", "of the steps' wall time")] : []),
     ofSpan("Between ops", "other_us", "of the steps' wall time: Python, and whatever is no op"),
     { label: `Ops, ${per(data)}`, value: count(Math.round(perStep(data, sum(rowsOf(data, "classes"), "count") ?? 0))) },
     { label: "Use of the device", value: null, missing: `There is no device in this trace. ${device}` },

@@ -3,18 +3,19 @@ import type { JSX } from "preact";
 import { grouped, onDevice, per, perStep, rowsOf, sum, timeName } from "../basis";
 import { count, cut, isKnown, ns, us } from "../format";
 import type { PageData, Row } from "../page_data";
-import { Entries, type Entry } from "../panel/facts";
+import { Entries, type Entry, sumsBy } from "../panel/facts";
 import type { Timeline } from "../timeline/data";
 import { theNames } from "../whole";
 
 export function MadeOf({ data, parts, timeline }: { data: PageData; parts: readonly string[]; timeline: Timeline | null }): JSX.Element {
   const [part] = parts;
   const isIdle = /^(runtime|dataloader|cpu|other)$/.test(part!);
+  if (!onDevice(data) && (part === "dataloader" || part === "other")) return <p class="note">No op runs then: the timeline has the stretches between ops.</p>;
   return (
     <div class="made-of">
       {(part === "kernel" || (isIdle && !onDevice(data))) && <Shares data={data} />}
       {part === "communication" && <Collectives data={data} />}
-      {!isIdle ? <Kernels data={data} part={part!} /> : !onDevice(data) ? <Ops data={data} /> : <><Idle data={data} timeline={timeline} only={parts.length === 1 && part === "dataloader" ? /dataloader/i : /./} /><Waits data={data} /></>}
+      {!isIdle ? <Kernels data={data} part={part!} timeline={timeline} /> : !onDevice(data) ? <Ops data={data} /> : <><Idle data={data} timeline={timeline} only={parts.length === 1 && part === "dataloader" ? /dataloader/i : /./} /><Waits data={data} /></>}
     </div>
   );
 }
@@ -29,12 +30,15 @@ export function Shares({ data }: { data: PageData }): JSX.Element {
   }))} />;
 }
 
-function Kernels({ data, part }: { data: PageData; part: string }): JSX.Element {
-  const names = theNames(data);
+function Kernels({ data, part, timeline }: { data: PageData; part: string; timeline: Timeline | null }): JSX.Element {
   const title = { kernel: "Kernels", communication: "Kernels of communication", memcpy: "Copies", memset: "Sets" }[part] ?? part;
-  const found = [...grouped(rowsOf(data, "kernels").filter(row => partOf(row) === part), row => row["name"] as string)].map(([name, rows]) => ({ name, rows, us: sum(rows, "time_us") ?? 0 }));
-  return <Entries title={`${title} ${per(data)}, beside other work or not`} entries={found.sort((a, b) => b.us - a.us).map(({ name, rows, us: time }) => ({
-    select: { kind: "kernel", name }, name, shown: names(name, 60), value: us(perStep(data, time)), more: `${rows[0]!["class"]}, ${count(perStep(data, sum(rows, "count")))}×`,
+  const kernels = new Map(rowsOf(data, "kernels").filter(row => partOf(row) === part).map(row => [row["name"] as string, row]));
+  const steps: number = data["page"].step_numbers.length;
+  // The bar is of steps: so are these, where it is known what belongs to them.
+  const ofSteps = timeline && steps ? sumsBy(timeline, one => one.step >= 0 && kernels.has(one.name), "name").map(one => ({ name: one.name, us: one.time_ns / 1000 / steps, count: one.count / steps })) : null;
+  const all = ofSteps ?? [...grouped(rowsOf(data, "kernels").filter(row => kernels.has(row["name"] as string)), row => row["name"] as string)].map(([name, rows]) => ({ name, us: perStep(data, sum(rows, "time_us") ?? 0), count: perStep(data, sum(rows, "count") ?? 0) }));
+  return <Entries title={`${title}, ${ofSteps ? "per step" : per(data)}, beside other work or not`} entries={all.sort((a, b) => b.us - a.us).map(one => ({
+    select: { kind: "kernel", name: one.name }, name: one.name, shown: theNames(data)(one.name, 60), value: us(one.us), more: `${kernels.get(one.name)!["class"]}, ${count(one.count)}×`,
   }))} />;
 }
 

@@ -77,11 +77,12 @@ export function StepBar({ data, timeline }: { data: PageData; timeline: Timeline
         ))}
         {idle > 0 && split.parts.filter(part => IDLE.has(part.key)).length > 1 && (
           <button type="button" data-part="idle" aria-expanded={openPart.value === "idle"} title="All in which the device has nothing to do" onClick={() => toggle("idle")}>
-            The device is idle <b>{us(idle)}</b> {share(idle / split.us)}
+            Device idle <b>{us(idle)}</b> {share(idle / split.us)}
           </button>
         )}
       </div>
       {open.length > 0 && <MadeOf data={data} parts={open.map(part => part.key)} timeline={timeline} />}
+      {step.value !== null && <p><button type="button" class="small" onClick={() => { step.value = null; }}>All steps instead of step {step.value}</button></p>}
       <details>
         <summary>The parts as a table</summary>
         <SplitTable split={split} />

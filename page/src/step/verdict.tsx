@@ -1,13 +1,12 @@
 /** The verdict: one line with its share, which is a link to what it is a share of, and the first fix. */
 import type { JSX } from "preact";
-import { rowsOf } from "../basis";
-import { capital, cut, full } from "../format";
+import { onDevice, rowsOf } from "../basis";
+import { cut, full } from "../format";
 import type { PageData } from "../page_data";
 import { CopyButton } from "../parts";
-import { findingsOf, type GapOf, longestGap, matching, type Target, targetsOf } from "../targets";
+import { findingsOf, type GapOf, longestGap, matching, ofIdle, type Target, targetsOf } from "../targets";
 import { To } from "./findings";
 
-const MOST_WORDS = 15;
 const IDLE = /^The device is idle/;
 const SHARE = /(?:over |at least |at most )?\d[\d.,]* %/;
 
@@ -17,33 +16,17 @@ export interface Verdict {
   fix: string;
 }
 
-/** The first sentence that says something in at most 15 words, the others, and the fix. */
+/** The headline, what else the verdict says, and the fix. Results of older versions have no headline: their first sentence. */
 export function verdictOf(data: PageData): Verdict | null {
   const text = withRun(data, data["summary"]?.verdict);
   if (!text) return null;
   const [said = "", fix = ""] = text.split(/First fix: (.*)/s);
-  const end = fix.trim().replace(/\.$/, "");
-  const made = data["summary"].headline as { text: string } | null | undefined;
-  if (made) return { headline: made.text.replace(/\.$/, ""), more: withoutFirst(said.trim(), made.text), fix: end };
-  const sentences = said.trim().split(/(?<=[.;])\s+(?=\S)/).map(one => one.replace(/[.;]$/, ""));
-  const gain = sentences.find(one => /^Most to gain: .*%/.test(one) && one.split(" ").length <= MOST_WORDS + 3)?.slice("Most to gain: ".length);
-  const chosen = sentences.find(one => IDLE.test(one)) ?? gain ?? sentences.find(one => SHARE.test(one) && !one.startsWith("No layer is known")) ?? sentences[0] ?? "";
-  const headline = capital(shortened(chosen)).replace("of it in all", "of the device time");
-  const others = sentences.filter(one => !one.endsWith(chosen));
-  const rest = chosen.slice(shortened(chosen).replace(/ …$/, "").length).replace(/^[,:\s]+/, "");
-  return { headline, more: [rest && `… ${rest}.`, ...others.map(sentence)].filter(Boolean).join(" "), fix: end };
+  const headline: string = data["summary"].headline?.text ?? /.*?[.;](?=\s|$)/.exec(said)?.[0] ?? said;
+  const more = said.startsWith(headline) ? said.slice(headline.length) : said;
+  return { headline: withoutEnd(headline), more: more.trim(), fix: withoutEnd(fix) };
 }
 
-/** What follows a sentence that stands above it. */
-const withoutFirst = (text: string, sentence: string): string => (text.startsWith(sentence) ? text.slice(sentence.length).trim() : text);
-
-const sentence = (text: string): string => `${text[0]!.toUpperCase()}${text.slice(1)}.`;
-
-function shortened(text: string): string {
-  const clauses = text.split(/, (?=which|with|mostly)|: | \(/);
-  const first = text.split(" ").length <= MOST_WORDS ? text : (clauses[0] ?? text);
-  return first.split(" ").length <= MOST_WORDS ? first : `${first.split(" ").slice(0, MOST_WORDS).join(" ")} …`;
-}
+const withoutEnd = (text: string): string => text.trim().replace(/[.;]$/, "");
 
 /** A text with the directory of the run: that in which the page lies, unless it is shared, without a trace. */
 export function withRun(data: PageData, text: string | null | undefined): string {
@@ -53,15 +36,14 @@ export function withRun(data: PageData, text: string | null | undefined): string
 
 /** What the headline's share is a share of; null: nothing that the page shows. */
 export function verdictTarget(data: PageData, headline: string, gaps: readonly GapOf[] | null): Target | null {
-  const idle: Target = { to: "step", part: "idle", kind: "idle time", name: "of the step" };
-  if (IDLE.test(headline)) return { ...idle, ...longestGap(gaps, /./) };
+  if (IDLE.test(headline)) return { ...ofIdle(data), ...longestGap(gaps, /./) };
   const [layer] = matching(data, data["summary"].headline?.layers ?? []);
   if (layer) return { to: "step", part: "kernel", select: { kind: "layer", name: layer }, kind: "layer", name: layer };
   const kernel = (of: string): string | undefined => rowsOf(data, "kernels").find(row => row["class"] === of)?.["name"] as string | undefined;
   const [name, part] = /\bcommunication\b/i.test(headline) ? [kernel("communication"), "communication"] : /matrix products/i.test(headline) ? [kernel("gemm"), "kernel"] : [];
   if (name && part) return { to: "step", part, select: { kind: "kernel", name }, kind: "kernel", name };
   const about = findingsOf(data).find(one => headline.toLowerCase().includes(String(one["title"]).slice(0, 30).toLowerCase()));
-  return (about && targetsOf(data, about, gaps)[0]) ?? (data["overview"]?.steps.length ? { to: "step", part: "kernel", kind: "part of the step", name: "kernels" } : null);
+  return (about && targetsOf(data, about, gaps)[0]) ?? (data["overview"]?.steps.length ? { to: "step", part: onDevice(data) ? "kernel" : "cpu", kind: "part of the step", name: "what works" } : null);
 }
 
 export function Headline({ data, gaps }: { data: PageData; gaps: readonly GapOf[] | null }): JSX.Element | null {

@@ -26,6 +26,7 @@ export interface Step {
   end_ns: number;
   drawn: boolean;
   slowest: boolean;
+  idle_ns: number | null; // of its devices; null: not known
 }
 
 export interface Lane {

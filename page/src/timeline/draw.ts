@@ -22,6 +22,7 @@ export interface Scene {
 
 const LEAST_TEXT = 26; // pixels of a box
 const STEPS_HEIGHT = 18;
+const STEPS_APART = 4; // pixels: nearer borders are one
 
 /** Boxes of one row by colour, in device pixels; those that touch are one. */
 class Boxes {
@@ -166,7 +167,7 @@ function drawGaps(context: CanvasRenderingContext2D, scene: Scene, band: Band): 
     const row = track.rows[i]!;
     const busy = Math.min(1, ((track.before[next]! - track.before[i]!) * perPixel) / Math.max(1, end - x));
     (isDim ? dimmed : end - x < 5 ? solid[Math.min(2, Math.floor(busy * 3))]! : hatch).rect(x, top, Math.max(1, end - x - (end - x > 3 ? 1 : 0)), height);
-    if (end - x > LEAST_TEXT * 1.5) texts.push([timeline.head.causes[cause[row]!] ?? "", x, end - x, isDim]);
+    if (end - x > LEAST_TEXT * 1.5) texts.push([(timeline.head.causes[cause[row]!] ?? "").replace(/^the /, ""), x, end - x, isDim]);
     i = next;
   }
   context.setTransform(view.ratio, 0, 0, view.ratio, 0, 0);
@@ -265,11 +266,12 @@ function drawTicks(context: CanvasRenderingContext2D, { view, palette, timeline 
   context.fillStyle = palette.line;
   for (const { time } of ticksOf(view)) context.fillRect(Math.round(xOf(view, time)), AXIS - 4, 1, view.height);
   context.fillStyle = palette.soft;
-  for (const { drawn, start_ns, end_ns } of timeline.head.steps) {
-    for (const time of drawn ? [start_ns, end_ns] : []) {
-      const x = Math.round(xOf(view, time));
-      for (let y = AXIS; y < view.height; y += 6) context.fillRect(x, y, 1, 3);
-    }
+  let last = view.left - STEPS_APART;
+  for (const time of timeline.head.steps.flatMap(one => (one.drawn ? [one.start_ns, one.end_ns] : []))) {
+    const x = Math.round(xOf(view, time));
+    if (x - last < STEPS_APART || x > view.width) continue;
+    for (let y = AXIS; y < view.height; y += 6) context.fillRect(x, y, 1, 3);
+    last = x;
   }
 }
 

@@ -18,9 +18,8 @@ export interface Hovered {
 const LEAST_SPAN_NS = 200;
 const CLICK = 4; // pixels that a click may move
 const EDGE = 5; // pixels beside the border of a range that take hold of it
-const MOVE_MS = 160;
+const MOST_LAYERS = 40; // levels; what is deeper begins folded, so that the device is in sight
 const MOST_UNFOLDED = 4; // threads; of more the others begin folded
-const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
 export class Stage {
   readonly hovered = signal<Hovered | null>(null);
@@ -44,8 +43,8 @@ export class Stage {
     this.memory = memoryOf(data, timeline);
     this.#blank = bandsOf(timeline, this.memory);
     const threads = timeline.head.lanes.flatMap((lane, i) => (lane.kind === "thread" ? [i] : []));
-    const busiest = [...threads].sort((a, b) => timeline.tracks[b]!.reduce((sum, one) => sum + one.rows.length, 0) - timeline.tracks[a]!.reduce((sum, one) => sum + one.rows.length, 0));
-    this.#folded = new Set(busiest.slice(MOST_UNFOLDED).filter(i => !timeline.head.lanes[i]!.main).map(i => `thread ${i}`));
+    this.#folded = new Set(threads.slice(MOST_UNFOLDED).map(i => `thread ${i}`)); // that of the steps comes first, then by how busy
+    for (const band of this.#blank) if (band.kind === "layers" && band.tracks.length > MOST_LAYERS) this.#folded.add(band.key);
     this.#palette = paletteOf(data, timeline);
     this.#labels = new Labels(timeline);
     this.layout.value = layoutOf(this.#blank, this.#folded);
@@ -74,7 +73,7 @@ export class Stage {
     const theme = new MutationObserver(() => this.#recolor());
     theme.observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme"] });
     this.#resize();
-    this.all(false);
+    this.all();
     const effects = [
       effect(() => this.#showStep(this.timeline.step(step.value))),
       effect(() => this.#showSelection()),
@@ -141,57 +140,33 @@ export class Stage {
 
   // ---- what is in sight -----------------------------------------------------------------------------------------------
 
-  show(from: number, to: number, isMoved = true): void {
+  show(from: number, to: number): void {
     const span = Math.min(Math.max(to - from, LEAST_SPAN_NS), this.#most * 1.04);
-    const middle = (from + to) / 2;
-    const start = Math.min(Math.max(middle - span / 2, -0.02 * this.#most), 1.02 * this.#most - span);
-    if (!isMoved || calm.matches) this.#set(start, start + span);
-    else this.#glide(start, start + span);
+    const start = Math.min(Math.max((from + to - span) / 2, -0.02 * this.#most), 1.02 * this.#most - span);
+    this.view.from = start;
+    this.view.to = start + span;
+    this.redraw();
   }
 
   get #most(): number {
     return Math.max(this.timeline.head.length_ns, LEAST_SPAN_NS);
   }
 
-  #set(from: number, to: number): void {
-    this.view.from = from;
-    this.view.to = to;
-    this.redraw();
-  }
-
-  #gliding = 0;
-
-  #glide(from: number, to: number): void {
-    const begin = performance.now();
-    const { from: oldFrom, to: oldTo } = this.view;
-    const glide = ++this.#gliding;
-    const go = (): void => {
-      if (glide !== this.#gliding) return;
-      const part = Math.min(1, (performance.now() - begin) / MOVE_MS);
-      const eased = 1 - (1 - part) ** 3;
-      this.#set(oldFrom + (from - oldFrom) * eased, oldTo + (to - oldTo) * eased);
-      if (part < 1) requestAnimationFrame(go);
-    };
-    go();
-  }
-
   zoom(factor: number, x = (this.view.left + this.view.width) / 2): void {
     const { view } = this;
-    this.#gliding++;
     const time = timeAt(view, Math.max(x, view.left));
     const span = Math.min(Math.max((view.to - view.from) * factor, LEAST_SPAN_NS), this.#most * 1.04);
     const from = time - ((time - view.from) / (view.to - view.from)) * span;
-    this.show(from, from + span, false);
+    this.show(from, from + span);
   }
 
   pan(part: number): void {
-    this.#gliding++;
     const by = (this.view.to - this.view.from) * part;
-    this.show(this.view.from + by, this.view.to + by, false);
+    this.show(this.view.from + by, this.view.to + by);
   }
 
-  all(isMoved = true): void {
-    this.show(-0.01 * this.#most, 1.01 * this.#most, isMoved);
+  all(): void {
+    this.show(-0.01 * this.#most, 1.01 * this.#most);
   }
 
   /** The range, or what is selected, with some of what is around it. */
@@ -205,7 +180,7 @@ export class Stage {
   #showStep(shown: Step | undefined): void {
     if (!shown) return;
     const room = (shown.end_ns - shown.start_ns) * 0.02;
-    this.show(shown.start_ns - room, shown.end_ns + room, false);
+    this.show(shown.start_ns - room, shown.end_ns + room);
   }
 
   #showSelection(): void {
@@ -261,7 +236,6 @@ export class Stage {
     this.#canvases![1].setPointerCapture(event.pointerId);
     const edge = isPan ? undefined : this.#edge(x, y);
     this.#drag = { x, from, to, kind: isPan ? "pan" : "range", fixed: edge ?? timeAt(this.view, x), moved: false };
-    this.#gliding++;
   }
 
   /** The other end of the range, where the pointer is at one of its ends. */
@@ -285,7 +259,7 @@ export class Stage {
     this.#hover(null);
     if (drag.kind === "pan") {
       const by = ((drag.x - x) / (this.view.width - this.view.left)) * (drag.to - drag.from);
-      this.show(drag.from + by, drag.to + by, false);
+      this.show(drag.from + by, drag.to + by);
     } else {
       const time = Math.round(Math.min(Math.max(timeAt(this.view, x), 0), this.#most));
       const fixed = Math.round(Math.min(Math.max(drag.fixed, 0), this.#most));

@@ -141,17 +141,16 @@ function idle(timeline: Timeline, device: number, within: readonly [number, numb
   }, 0);
 }
 
-/** Whether all that Python added up of the drawn steps is drawn: where not, idle is at most what it looks. */
-export function isWhole(timeline: Timeline): boolean {
-  const { head, sums } = timeline;
-  const step = sums.column("step");
-  const drawn = new Set(head.steps.flatMap((one, i) => (one.drawn ? [i] : [])));
+/**
+ * What to say before the idle time of a range: that it is at most so much, where events are left out and Python knows of
+ * less; null where Python does not know it.
+ */
+export function idleIs(timeline: Timeline): "" | "at most " | null {
   let known = 0;
-  for (let i = 0; i < sums.count; i++) if (!head.steps.length || drawn.has(step[i]!)) known += sums.time_ns[i]!;
-  const ofStep = timeline.events.column("step");
-  let there = 0;
-  for (let row = 0; row < timeline.events.count; row++) {
-    if (timeline.isOnDevice(row) && (!head.steps.length || drawn.has(ofStep[row]!))) there += timeline.events.duration_ns[row]!;
+  for (const step of timeline.head.steps) {
+    if (step.drawn && step.idle_ns === null) return null;
+    if (step.drawn) known += step.idle_ns!;
   }
-  return !head.device || there >= known;
+  const here = devices(timeline).reduce((sum, device) => sum + idle(timeline, device, timeline.drawn()), 0);
+  return here > known ? "at most " : "";
 }

@@ -4,7 +4,7 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import { columnFormat, count, cut, full, ns, share } from "../format";
 import { range as chosenRange, select, type Range, type Selection } from "../state";
 import type { Timeline } from "./data";
-import { isWhole, laneSums, NO_LAYER, rangeSums, type Sum } from "./sums";
+import { idleIs, laneSums, NO_LAYER, rangeSums, type Sum } from "./sums";
 
 const MOST_ROWS = 8;
 const MOST_EVENTS = 25;
@@ -13,7 +13,7 @@ const SETTLED_MS = 60;
 export function RangeTables({ timeline, range: dragged }: { timeline: Timeline; range: Range }): JSX.Element {
   const [from, to] = useSettled(dragged);
   const sums = useMemo(() => rangeSums(timeline, from, to), [timeline, from, to]);
-  const whole = useMemo(() => isWhole(timeline), [timeline]);
+  const idle = useMemo(() => idleIs(timeline), [timeline]);
   const { device } = timeline.head;
   const kind = device ? "kernel" : "op";
   const of = device ? "of device time" : "of op time";
@@ -22,14 +22,14 @@ export function RangeTables({ timeline, range: dragged }: { timeline: Timeline; 
     <section class="timeline-range" aria-label="The range">
       <p>
         <b>{ns(sums.length_ns)}</b> from {ns(from)} on: {device ? "device time" : "own time of ops"} <b>{ns(sums.time_ns)}</b>
-        {sums.idle.map(({ device: number, time_ns }) => (
-          <span key={number}>; {sums.idle.length > 1 ? `device ${number}` : "the device"} idle <b class="timeline-idle">{whole ? "" : "at most "}{ns(time_ns)}</b> ({share(sums.drawn_ns ? time_ns / sums.drawn_ns : null)} of the range)</span>
+        {idle !== null && sums.idle.map(({ device: number, time_ns }) => (
+          <span key={number}>; {sums.idle.length > 1 ? `device ${number}` : "the device"} idle <b class="timeline-idle">{idle}{ns(time_ns)}</b> ({share(sums.drawn_ns ? time_ns / sums.drawn_ns : null)} of the range)</span>
         ))}
         . <button type="button" class="small" onClick={() => { chosenRange.value = null; }}>Let go (Escape)</button>
       </p>
       <div class="timeline-sums">
         <SumTable title="Layers" what="layer" rows={sums.layers} total={sums.time_ns} shareOf={of} chosen={layer} />
-        <SumTable title={device ? "Kernels" : "Ops"} what={kind} rows={sums.names} total={sums.time_ns} shareOf={of} chosen={name => ({ kind, name })} label={name => timeline.label(name, 56)} />
+        <SumTable title={device ? "Kernels" : "Ops"} what={kind} rows={sums.names} total={sums.time_ns} shareOf={of} chosen={name => ({ kind, name })} label={name => timeline.label(name, mostLetters())} />
         <SumTable title="Phases" what="phase" rows={sums.phases} total={sums.time_ns} shareOf={of} />
         {device && <SumTable title="Classes" what="class" rows={sums.classes} total={sums.time_ns} shareOf={of} />}
         <SumTable title="Lanes" what="lane" rows={sums.lanes.filter(lane => lane.count)} total={sums.length_ns} shareOf="of the range" />
@@ -48,6 +48,8 @@ function useSettled(dragged: Range): Range {
   return settled;
 }
 
+const mostLetters = (): number => (innerWidth < 560 ? 26 : 58); // letters of a name
+
 interface SumTableProps {
   title: string;
   what: string;
@@ -58,7 +60,7 @@ interface SumTableProps {
   chosen?: (name: string) => Selection | null;
 }
 
-function SumTable({ title, what, rows, total, shareOf, chosen, label = name => cut(name, 60) }: SumTableProps): JSX.Element {
+function SumTable({ title, what, rows, total, shareOf, chosen, label = name => cut(name, mostLetters()) }: SumTableProps): JSX.Element {
   const shown = rows.slice(0, rows.length > MOST_ROWS + 1 ? MOST_ROWS : rows.length);
   const rest = rows.slice(shown.length);
   const restTime = rest.reduce((sum, one) => sum + one.time_ns, 0);
