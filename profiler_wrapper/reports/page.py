@@ -12,6 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from profiler_wrapper.analysis.advice.time_parts import time_parts
 from profiler_wrapper.analysis.model import CATEGORIES, PHASES, Analysis
 from profiler_wrapper.errors import in_a_line
 from profiler_wrapper.reports.columns import COLUMNS, Column, Scale, Values, scale_of, summed
@@ -78,6 +79,22 @@ def roofline_data(analysis: Analysis) -> dict[str, Any]:
         "colors": dict(KIND_COLORS),
         "other": OTHER_KIND,
     }
+
+
+def time_shares(analysis: Analysis) -> list[dict[str, Any]]:
+    """The time of the timed trace by part of the model, as the headline has it, and what has no layer: all of it."""
+    rows = [(part.name, part.time_ns, part.layers) for part in time_parts(analysis) if part.time_ns]
+    rows += [(f"No layer is known: {row.reason}", row.time_ns, ()) for row in analysis.unattributed]
+    return [
+        {
+            "name": name,
+            "time_us": time_ns / NS_PER_US,
+            "share": time_ns / analysis.time.total_ns,
+            "layers": list(layers),
+        }
+        for name, time_ns, layers in sorted(rows, key=lambda row: -row[1])
+        if time_ns
+    ]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -253,6 +270,7 @@ def page_data(analysis: Analysis, *, title: str = "", trace_href: str | None = N
         data[name] = columns_of(data[name], texts)
     data["run"] = {name: _as_columns(value, texts) for name, value in data["run"].items()}
     views = plain({"layers": _contained(layer_view, analysis), "roofline": _contained(roofline_data, analysis)})
+    views["shares"] = time_shares(analysis)
     views["layers"] = {name: _as_columns(value, texts) for name, value in views["layers"].items()}
     return {**data, "texts": list(texts), "page": plain(_page(analysis, title, trace_href)), "views": views}
 

@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from profiler_wrapper.analysis.advice import attention, blocks, communication, memory, products, waiting
 from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule, cut, fold_names, share, where
+from profiler_wrapper.analysis.advice.time_parts import TimePart, time_parts
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.model import (
     LAUNCHED_BEFORE,
-    NO_LAYERS,
     Analysis,
     Comparable,
     Finding,
     Headline,
-    LayerRow,
     Summary,
 )
-from profiler_wrapper.analysis.statistics import grouped, split_number, sum_if_all_known
+from profiler_wrapper.analysis.statistics import split_number, sum_if_all_known
 from profiler_wrapper.errors import attempt, first_few
 from profiler_wrapper.trace.marks import ROOT_PATH
 
@@ -222,8 +220,6 @@ def next_command(finding: Finding) -> str | None:
 
 # --- the verdict ---------------------------------------------------------------------------------
 
-_LOSS = re.compile(r"loss|cross_entropy|log_softmax", re.IGNORECASE)
-
 
 def verdict(facts: Facts, findings: Sequence[Finding]) -> str:
     """Where the time of a step goes and what to do first, in a few short sentences."""
@@ -253,7 +249,7 @@ def headline(facts: Facts) -> Headline:
     if (unknown := _share_without_layer(facts)) >= _MUCH_WITHOUT_LAYER:
         text = f"No layer is known for {share(unknown)} of the {facts.time_name}."
         return Headline(text=text, about="unknown", layers=[])
-    part = _largest_part(facts)
+    part = time_parts(facts.analysis)[0]
     layers = [cut(name, _LONGEST_LAYER) for name in fold_names(part.layers)[:_MOST_LAYERS]]
     return Headline(text=f"{_takes(part, facts)}.", about=part.about, layers=layers)
 
@@ -270,7 +266,7 @@ def _where_it_goes(facts: Facts) -> list[str]:
         found = f"No layer is known for {share(unknown)} of the {facts.time_name} ({reasons}); "
         found += _largest_class(facts.analysis)
     else:
-        found = _takes(_largest_part(facts), facts)
+        found = _takes(time_parts(facts.analysis)[0], facts)
     return [*said, f"{found}; {step.replace(' of ', ' takes ', 1)}." if step else f"{found}."]
 
 
@@ -288,7 +284,7 @@ def _share_without_layer(facts: Facts) -> float:
     return sum(without_layer) / facts.analysis.time.total_ns
 
 
-def _takes(part: _Part, facts: Facts) -> str:
+def _takes(part: TimePart, facts: Facts) -> str:
     return f"{part.name} takes {share(part.time_ns / facts.analysis.time.total_ns)} of the {facts.time_name}"
 
 
@@ -300,63 +296,6 @@ def _largest_class(analysis: Analysis) -> str:
     ((name, most),) = time_ns.most_common(1)
     named = {"gemm": "matrix products", "other": "work of no known kind"}.get(name, name)
     return f"{named} take{'' if named.endswith('s') else 's'} {share(most / time_ns.total())} of it in all"
-
-
-_About = Literal["layers", "optimizer", "communication", "outside"]
-
-
-class _Part(NamedTuple):
-    """A part of the step; each nanosecond with a layer is in one."""
-
-    name: str  # in a sentence
-    time_ns: int
-    about: _About
-    layers: Sequence[str] = ()
-
-
-def _largest_part(facts: Facts) -> _Part:
-    """The part with most time of its own: one kind of layer in all like blocks, a layer outside them, the optimizer."""
-    rows_of = grouped((_part(row), row) for row in facts.analysis.layers)
-    if not rows_of:
-        return _Part(NO_LAYERS, 0, "outside")
-    time_ns = {part: sum(row.self_time_ns for row in rows) for part, rows in rows_of.items()}
-    part = max(time_ns, key=time_ns.__getitem__)
-    about, _, part_name = part
-    name, rows = _readable(cut(part_name, _LONGEST_NAME)), [row for row in rows_of[part] if row.self_time_ns]
-    blocks = sorted({row.block for row in rows if row.block})
-    layers = dict.fromkeys(".".join(filter(None, (row.block, _below_block(row)))) for row in rows if row.layer)
-    if blocks:
-        one_kind = len({split_number(block)[0] for block in facts.blocks}) == 1
-        owner = f"The {len(blocks)} blocks'" if one_kind and len(blocks) > 1 else f"{_readable(where(blocks))}'s"
-        name = f"{cut(owner, _LONGEST_NAME)} {name}"
-    elif any(row.parent == part_name for row in facts.analysis.layers):  # of one with layers below, what is its own
-        of_loss = any(_LOSS.search(row.op) and part_name in row.layers for row in facts.analysis.operators)
-        name += f"'s own code (outside its layers{'; the loss' if of_loss else ''})"
-    return _Part(name, time_ns[part], about, tuple(layers))
-
-
-def _readable(name: str) -> str:
-    """A layer's name in a sentence; one of numbers alone, as `nn.Sequential` gives them, reads as none."""
-    return name if any(map(str.isalpha, name)) else f"Layer {name}"
-
-
-def _below_block(row: LayerRow) -> str:
-    """The name of what is in its block, and it is or is in; "" for the block itself."""
-    return row.layer.removeprefix(row.block).removeprefix(".").partition(".")[0] if row.block else row.layer
-
-
-def _part(row: LayerRow) -> tuple[_About, str, str]:
-    if row.block:
-        below = _below_block(row)
-        name = f"child {below}" if below.isdecimal() else below or "own code"
-        return "layers", split_number(row.block)[0], name
-    if row.layer:
-        return "layers", "", row.layer
-    if row.phase == "optimizer":
-        return "optimizer", "", "The optimizer"
-    if 2 * row.communication_ns > row.self_time_ns:
-        return "communication", "", "Communication of several layers"
-    return "outside", "", "Code outside of all layers"
 
 
 # --- comparable ----------------------------------------------------------------------------------
