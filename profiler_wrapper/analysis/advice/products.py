@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
@@ -173,6 +173,10 @@ def tensor_cores_unused(facts: Facts) -> Iterator[Finding]:
         return
     with_them = _in_steps_ns(facts, [row for row in facts.analysis.kernels if row.tensor_cores])
     dtype = _dtype_of(facts, without)
+    of_kernel = Counter[str]()  # a kernel has a row for each way that it was launched
+    for row in without:
+        of_kernel[row.name] += row.time_ns
+    ((most_expensive, _),) = of_kernel.most_common(1)
     yield facts.finding(
         "tensor-cores-unused",
         f"{share(facts.share_of_work(time_ns))} of {facts.work_name} is products that leave the tensor cores idle"
@@ -181,7 +185,7 @@ def tensor_cores_unused(facts: Facts) -> Iterator[Finding]:
         saves_ns=time_ns,
         evidence=[
             f"{duration(time_ns)} a step in kernels without tensor cores, {duration(with_them)} with; the most "
-            f"expensive: {cut(without[0].name, _LONGEST_KERNEL)}"
+            f"expensive: {cut(most_expensive, _LONGEST_KERNEL)}"
         ],
         confidence="high" if dtype == "float32" else "medium",
         fix=_fix_of_type(device, dtype),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -129,6 +130,12 @@ def test_float32_on_a_device_with_tensor_cores_but_no_tf32_asks_for_mixed_precis
     assert "float16" in found.fix
     assert "GradScaler" in found.fix
     assert found.details["with_tensor_cores_us"] == pytest.approx(0.5)
+
+
+def test_the_most_expensive_kernel_is_that_of_all_its_launches() -> None:
+    twice = [replace(kernel_row("volta_sgemm_32x32_nt", 400, False), grid=(i, 1, 1)) for i in range(2)]
+    (found,) = unused((kernel_row("volta_sgemm_128x64_tn", 700, False), *twice))
+    assert found.evidence[0].endswith("the most expensive: volta_sgemm_32x32_nt")
 
 
 def test_kernels_with_tensor_cores_and_those_that_make_no_product_are_silent() -> None:
