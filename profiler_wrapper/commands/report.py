@@ -37,7 +37,7 @@ def report(options: argparse.Namespace) -> None:
     source = common.find_source(given, peaks=options.peaks, rank=options.rank, process=options.process)
     page = _page_path(given, source, options)
     common.refuse_to_overwrite([page], force=options.force)
-    result = common.read_result(source, peaks=options.peaks, process=options.process, for_page=True)
+    result = common.read_for_page(source, options)
     trace = None if options.share else common.trace_of(source, result)
     shown = shareable(result) if options.share else result
     with replacing(page) as beside:

@@ -354,8 +354,7 @@ _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 def page_text(data: Mapping[str, Any], views: Iterable[tuple[str, str]], timeline: str = "") -> str:
     """The page of `data`, JSON types only, with its title as `data["page"]["title"]`.
 
-    `views`: name and source of the scripts that make the views; what they build on comes before them. `timeline`: its
-    columns, packed.
+    `views`: name and source of the scripts of the views; what they build on comes before them. `timeline`: as packed.
     """
     from markupsafe import Markup  # with jinja2, which a command without a page need not wait for
 
