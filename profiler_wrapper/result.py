@@ -187,8 +187,6 @@ def analyse_trace(
 ) -> ProfileResult:
     """The result of one trace file; `run` describes the run it is from (run.json), `peaks` the device.
 
-    `timeline`: with single events, for a page.
-
     Raises:
         BrokenTrace: the file is no trace.
         EmptyRecording: no event in it carries time.
@@ -232,19 +230,6 @@ def load(
         SeveralProcesses: the file holds the traces of several processes, and none is chosen.
         WrongUse: `peaks` means none, there is no trace to work shares of them out from, or there is no such `rank`.
     """
-    return load_for_page(path, peaks=peaks, rank=rank, process=process, progress=progress, timeline=False)
-
-
-def load_for_page(
-    path: str | os.PathLike[str],
-    *,
-    peaks: Given | None = None,
-    rank: int | None = None,
-    process: int | str | None = None,
-    progress: Progress | None = None,
-    timeline: bool = True,
-) -> ProfileResult:
-    """As `load`, with single events: of a `result.json` those of the trace beside it."""
     path = given = Path(path)
     check_path(path)
     wanted_peaks = (os.environ.get(VARIABLE) if peaks is None else peaks) if path.is_dir() else None
@@ -253,13 +238,20 @@ def load_for_page(
         if peaks is not None or process is not None:
             asked = "process" if peaks is None else "peaks"
             raise WrongUse(f"{path}: {asked}= needs the trace, from which the result was made. Give the trace.")
-        result = replace(as_result(from_dict(read_json(path))), source=given)
-        return replace(result, timeline=_timeline_beside(path, result, progress)) if timeline else result
+        return replace(as_result(from_dict(read_json(path))), source=given)
     _warn_if_large(path)
-    found = analyse_trace(
-        path, run=run_beside(path), peaks=peaks, process=process, progress=progress, timeline=timeline
+    return replace(
+        analyse_trace(path, run=run_beside(path), peaks=peaks, process=process, progress=progress), source=given
     )
-    return replace(found, source=given)
+
+
+def load_for_page(path: Path, **asked: Any) -> ProfileResult:
+    """As `load` of a file, with single events: of a `result.json` those of the trace beside it."""
+    if path.name == RESULT_FILE:
+        result = load(path, **asked)
+        return replace(result, timeline=_timeline_beside(path, result, asked.get("progress")))
+    _warn_if_large(path)
+    return replace(analyse_trace(path, run=run_beside(path), timeline=True, **asked), source=path)
 
 
 @no_garbage_collection()
@@ -272,8 +264,9 @@ def _timeline_beside(path: Path, result: ProfileResult, progress: Progress | Non
         found = attribute_trace(trace, run=run_beside(trace), shapes=False, progress=progress)
     except Exception as error:
         return f"{FAILED}: {in_a_line(error)}"
-    is_same = int(found.charges.time_ns.sum()) == result.time.total_ns
-    return timeline_or_why(found, layer_calls(found, {})) if is_same else OTHER_TRACE
+    if found.charges.time_ns.sum() != result.time.total_ns:
+        return OTHER_TRACE
+    return timeline_or_why(found, layer_calls(found, {}))
 
 
 def _warn_if_large(path: Path) -> None:

@@ -38,7 +38,6 @@ _NAMED_FREELY = frozenset({
     "parameters", "bytes_by_dtype"
 })  # fmt: skip
 _REPEATED = 40  # letters of a title by which it is known in a verdict, which may repeat it cut
-_OWN_NAME = "(named block)"  # of an event
 _VERSIONS = "versions"  # texts, by the name of what they are of
 # Rules whose title and cure are made of numbers, layers and ops; others may quote code, as the reason of a graph break.
 _OWN_WORDS = frozenset({
@@ -78,7 +77,7 @@ def _shareable_timeline(timeline: Timeline | str) -> Timeline | str:
     """Its events without the names that a user gave to blocks and moments, and without the time of day."""
     if isinstance(timeline, str):
         return FAILED if timeline.startswith(FAILED) else timeline
-    names = (_OWN_NAME if i in timeline.own_names else _name(name) for i, name in enumerate(timeline.names))
+    names = ("(named block)" if i in timeline.own_names else _name(name) for i, name in enumerate(timeline.names))
     return replace(timeline, names=tuple(names), layers=tuple(map(_name, timeline.layers)), origin_ns=0)
 
 

@@ -89,8 +89,7 @@ def tables(
 
     `run`: what is known of the run (run.json). `track`: names or patterns of ops, kernels and named blocks, and
     functions of a layer's events, to follow. `work`: FLOPs and bytes as another trace of the run tells them, or why it
-    does not; None: as this one does. `peaks`: of the device, see `find_peaks`. `timeline`: with single events, for a
-    page.
+    does not; None: as this one does. `peaks`: of the device, see `find_peaks`. `timeline`: with single events.
 
     Raises:
         WrongUse: `peaks` means none.

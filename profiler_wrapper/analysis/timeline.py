@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from profiler_wrapper.analysis.classes import COMMUNICATION
 from profiler_wrapper.analysis.layer_tree import is_named_block
 from profiler_wrapper.analysis.model import PHASES
 from profiler_wrapper.analysis.spans.threads import main_lane, on_training_threads
-from profiler_wrapper.analysis.statistics import at, in_order, sum_by_key
+from profiler_wrapper.analysis.statistics import at, in_order, marked, sum_by_key
 from profiler_wrapper.analysis.steps import StepWindows, step_windows
 from profiler_wrapper.analysis.time_rows import step_of_charges
 from profiler_wrapper.analysis.timeline_columns import FAILED, Timeline, TimelineLane, TimelineStep
@@ -41,11 +41,7 @@ def timeline_or_why(found: Attributed, calls: Sequence[LayerCall]) -> Timeline |
 
 
 def timeline(found: Attributed, calls: Sequence[LayerCall], *, most_events: int = _MOST_EVENTS) -> Timeline:
-    """Of an attributed recording; `calls`: those of its layers.
-
-    Raises:
-        ValueError: nothing in it takes time.
-    """
+    """Of an attributed recording; `calls`: those of its layers. Raises ValueError: nothing in it takes time."""
     return _Maker(found, calls, most_events).made()
 
 
@@ -57,29 +53,25 @@ class _Steps(NamedTuple):
     start_ns: Int64
     end_ns: Int64
     windows: StepWindows
-    of_span: Int64  # per span of a CPU
     of_charge: Int64
 
 
 def _steps_of(found: Attributed) -> _Steps:
-    spans, windows, steps = found.recording.spans, step_windows(found), found.steps
+    windows, steps = step_windows(found), found.steps
     if not windows.number:
         raise ValueError("nothing in the trace takes time")
     if not len(steps):
-        nowhere = np.zeros(len(spans), dtype=np.int64)
         of_charge = np.where(found.charges.cpu_span >= 0, 0, -1)
-        return _Steps((None,), windows.start_ns, windows.start_ns, windows.end_ns, windows, nowhere, of_charge)
-    start, end = steps.start_ns.copy(), np.minimum(steps.end_ns, spans.end_ns.max())
+        return _Steps((None,), windows.start_ns, windows.start_ns, windows.end_ns, windows, of_charge)
+    start, end = steps.start_ns.copy(), np.minimum(steps.end_ns, found.recording.spans.end_ns.max())
     if None not in windows.number:
         start[windows.place], end[windows.place] = windows.start_ns, windows.end_ns
-    begin = np.minimum(start, steps.start_ns)
-    return _Steps(steps.number, begin, start, end, windows, steps.place_of(spans.start_ns), step_of_charges(found))
+    return _Steps(steps.number, np.minimum(start, steps.start_ns), start, end, windows, step_of_charges(found))
 
 
-class _Part(NamedTuple):
-    """Events of one kind before they are put in order; `lane`: its place among the lanes."""
+class _Events(NamedTuple):
+    """Events of one lane."""
 
-    lane: Int64
     start_ns: Int64
     duration_ns: Int64
     name: Int64  # as `_Maker.texts` has them
@@ -97,71 +89,102 @@ class _Maker:
         self.on_device = self.charges.basis == "device"
         self.layer_of_place = found.attribution.layer_of_place
         self.phase_of_place = found.attribution.phase_of_place
-        layers = [layer.name for layer in self.tree.layers]
         # Numbers of names: of events as the trace has them, then of layers, then of phases.
-        self.texts = [*found.recording.names, *layers, *PHASES]
+        self.layers = tuple(layer.name for layer in self.tree.layers)
+        self.texts = [*found.recording.names, *self.layers, *PHASES]
         self.first_layer, self.first_phase = len(found.recording.names), len(self.texts) - len(PHASES)
         self.name = self.spans.name.astype(np.int64)
-        for span, layer in self.tree.layer_of_span.items():
-            self.name[span] = self.first_layer + layer
+        entries = np.array([*self.tree.layer_of_span.items()], dtype=np.int64).reshape(-1, 2)
+        self.name[entries[:, 0]] = self.first_layer + entries[:, 1]
         self.steps = _steps_of(found)
         self.slowest = int(np.argmax(self.steps.end_ns - self.steps.start_ns))
-        self.lanes: list[TimelineLane] = []
+        # Per span: its class and its step.
+        self.work = np.full(len(self.spans), -1, dtype=np.int64)
+        self.work[self.charges.span] = self.charges.work
+        self.step = found.steps.place_of(self.spans.start_ns) if len(found.steps) else np.zeros_like(self.work)
+        self.step[self.charges.span] = self.steps.of_charge
         self._choose(most_events)
-        cpu_mask = np.zeros(len(self.spans), dtype=np.bool_)
-        cpu_mask[self.cpu] = True
-        self.nesting = nest_chosen(self.spans, cpu_mask)
+        self.cpu = self.events[self.spans.category[self.events] <= Category.RUNTIME]
+        self.nesting = nest_chosen(self.spans, marked(len(self.spans), self.cpu))
         self.place_of = self._places()
+
+    def made(self) -> Timeline:
+        parts = [*self._layers(), *self._phases(), *self._lanes_of_trace()]
+        joined = _Events(*(np.concatenate(columns) for columns in zip(*(events for _, events in parts), strict=True)))
+        lane = np.repeat(np.arange(len(parts)), [len(events.start_ns) for _, events in parts])
+        order, row = rows_of_lanes(lane.astype(np.int32), joined.start_ns, joined.start_ns + joined.duration_ns)
+        levels = np.zeros(len(parts), dtype=np.int64)
+        np.maximum.at(levels, lane, row + 1)
+        joined = _Events(*(column[order] for column in joined))
+        launch, forward, row_of = np.full((3, len(self.spans) + 1), -1, dtype=np.int64)  # the last one is for "none"
+        launch[self.charges.span] = self.charges.cpu_span if self.on_device else -1
+        forward[:-1] = self.found.attribution.forward_op
+        row_of[joined.span] = np.arange(len(order))
+        row_of[-1] = -1
+        windows = self.steps.windows
+        are_steps = None not in windows.number or not len(self.found.steps)
+        idle = idle_gaps(self.found, windows) if are_steps else None
+        gaps, sums = self._gaps(idle, row_of), self._sums()
+        names, (name, gaps["op"], sums["name"]) = self._named(joined.name, gaps["op"], sums["name"])
+        keys = ("lane", "start_ns", "duration_ns", "depth", "name", "layer", "phase", "class", "step")
+        times = lane[order], joined.start_ns - self.origin_ns, joined.duration_ns, row[order].astype(np.int64)
+        links = {"launch": row_of[launch[joined.span]], "forward": row_of[forward[joined.span]]}
+        columns = (*times, name, joined.layer, joined.phase, joined.work, joined.step)
+        own = self._own_names()
+        return Timeline(
+            note="; ".join(filter(None, (self.note, _NOT_IDLE if self.on_device and idle is None else ""))),
+            device=self.on_device,
+            origin_ns=self.origin_ns,
+            length_ns=int(self.drawn_time.end_ns[-1]) - self.origin_ns,
+            steps=self._timeline_steps(idle),
+            lanes=tuple(one._replace(levels=count) for (one, _), count in zip(parts, levels.tolist(), strict=True)),
+            names=names,
+            own_names=frozenset(i for i, text in enumerate(names) if text in own),
+            layers=self.layers,
+            events={**dict(zip(keys, columns, strict=True)), **links},
+            gaps=gaps,
+            sums=sums,
+        )
 
     # -- what is drawn ----------------------------------------------------------------------------
 
     def _choose(self, most: int) -> None:
-        """The steps, and the events in the time of these; `cpu` as spans, `device` as charges."""
-        found, spans, steps = self.found, self.spans, self.steps
-        on_cpu = spans.category <= Category.RUNTIME
-        if found.left_out is not None:
-            on_cpu &= ~found.left_out
-        cpu, device = np.flatnonzero(on_cpu), np.arange(len(self.charges) if self.on_device else 0)
-        every = len(cpu) + len(device) <= most
-        drawn = np.ones(len(steps.number), dtype=np.bool_)
-        self.note = ""
-        if every:
-            span = np.concatenate([cpu, self.charges.span[device]])
-            self.drawn_time = union(spans.start_ns[span].min(keepdims=True), spans.end_ns[span].max(keepdims=True))
-        else:
-            in_step = np.concatenate([steps.of_span[cpu], steps.of_charge[device]])
-            chosen = self._chosen_steps(np.bincount(in_step[in_step >= 0], minlength=len(drawn)), most)
-            drawn[:] = np.isin(np.arange(len(drawn)), chosen)
-            self.drawn_time = union(steps.begin_ns[drawn], steps.end_ns[drawn])
-            cpu, device = cpu[self._is_drawn(cpu)], device[self._is_drawn(self.charges.span[device])]
-            if not drawn.all():
-                self.note = f"{drawn.sum()} of {len(drawn)} steps are here; all: the trace file"
-        if (too_many := len(cpu) + len(device) - most) > 0:
-            lengths = spans.duration_ns[np.concatenate([cpu, self.charges.span[device]])]
-            kept = np.ones(len(lengths), dtype=np.bool_)
-            kept[np.argsort(lengths, kind="stable")[:too_many]] = False
-            cpu, device = cpu[kept[: len(cpu)]], device[kept[len(cpu) :]]
-            short = f"the {most:,} longest of its {len(lengths):,} events are here; all: the trace file"
-            self.note = f"{'' if len(drawn) == 1 else f'1 of {len(drawn)} steps, and '}{short}"
-        self.cpu, self.device, self.drawn = cpu, device, drawn
+        """The steps, and the events in their time."""
+        spans, steps = self.spans, self.steps
+        counts = spans.category <= Category.RUNTIME
+        if self.found.left_out is not None:
+            counts &= ~self.found.left_out
+        counts[self.charges.span] = True
+        events = np.flatnonzero(counts)
+        self.drawn, parts = np.ones(len(steps.number), dtype=np.bool_), []
+        self.drawn_time = union(spans.start_ns[events].min(keepdims=True), spans.end_ns[events].max(keepdims=True))
+        if len(events) > most:
+            in_step = self.step[events]
+            self._choose_steps(np.bincount(in_step[in_step >= 0], minlength=len(self.drawn)), most)
+            self.drawn_time = union(steps.begin_ns[self.drawn], steps.end_ns[self.drawn])
+            events = events[self._is_drawn(events)]
+        if not self.drawn.all():
+            parts.append(f"{self.drawn.sum()} of {len(self.drawn)} steps")
+        if len(events) > most:
+            parts.append(f"the {most:,} longest of {len(events):,} events")
+            events = np.sort(events[np.argsort(spans.duration_ns[events], kind="stable")[-most:]])
+        are = "is" if parts == [f"1 of {len(self.drawn)} steps"] else "are"
+        self.note = f"{', of it '.join(parts)} {are} here; all: the trace file" if parts else ""
+        self.events, self.origin_ns = events, int(self.drawn_time.start_ns[0])
 
-    def _chosen_steps(self, events: Int64, most: int) -> list[int]:
+    def _choose_steps(self, events: Int64, most: int) -> None:
         """The median, the slowest, then the first about as long as the median: as many as fit, at least one."""
         length = self.steps.end_ns - self.steps.start_ns
         median = int(np.argmax(length == np.sort(length)[(len(length) - 1) // 2]))
-        unlike = np.abs(length - length[median]) > _TYPICAL * length[median]
-        others = np.lexsort((np.arange(len(length)), unlike)).tolist()
+        others = np.argsort(np.abs(length - length[median]) > _TYPICAL * length[median], kind="stable")
         chosen = [median]
-        for step in dict.fromkeys([self.slowest, *others]):
-            if len(chosen) == _MOST_STEPS:
-                break
-            if step != median and events[[*chosen, step]].sum() <= most:
+        for step in dict.fromkeys([self.slowest, *others.tolist()]):
+            if len(chosen) < _MOST_STEPS and step != median and events[[*chosen, step]].sum() <= most:
                 chosen.append(step)
-        return chosen
+        self.drawn = marked(len(length), chosen)
 
     def _is_drawn(self, span: Int64) -> Bool:
-        start, end = self.spans.start_ns[span], self.spans.end_ns[span]
-        return _overlaps(self.drawn_time, start, end)
+        return _overlaps(self.drawn_time, self.spans.start_ns[span], self.spans.end_ns[span])
 
     def _places(self) -> Int32:
         """Per span its place; calls into the runtime that launch nothing are where they lie, too."""
@@ -170,62 +193,12 @@ class _Maker:
         calls = self.cpu[spans.category[self.cpu] == Category.RUNTIME]
         around = innermost_around(found.nesting, spans, spans.lane[calls], spans.start_ns[calls], spans.end_ns[calls])
         place_of[calls] = at(found.attribution.place_of, around, found.attribution.outside)
+        place_of[self.charges.span] = self.charges.place
         return place_of
-
-    # -- all together -----------------------------------------------------------------------------
-
-    def made(self) -> Timeline:
-        parts = [*self._layers(), *self._phases(), *self._threads(), *self._streams()]
-        joined = _Part(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-        order, row = rows_of_lanes(joined.lane.astype(np.int32), joined.start_ns, joined.start_ns + joined.duration_ns)
-        joined, row = _Part(*(column[order] for column in joined)), row[order].astype(np.int64)
-        levels = np.zeros(len(self.lanes), dtype=np.int64)
-        np.maximum.at(levels, joined.lane, row + 1)
-        row_of = np.full(len(self.spans) + 1, -1, dtype=np.int64)  # the last one is for "none"
-        row_of[joined.span] = np.arange(len(order))
-        row_of[-1] = -1
-        launch = np.full(len(self.spans) + 1, -1, dtype=np.int64)
-        forward = np.append(self.found.attribution.forward_op.astype(np.int64), -1)
-        if self.on_device:
-            launch[self.charges.span] = self.charges.cpu_span
-        windows_are_steps = None not in self.steps.windows.number or not len(self.found.steps)
-        idle = idle_gaps(self.found, self.steps.windows) if windows_are_steps else None
-        self.origin_ns = int(self.drawn_time.start_ns[0])
-        gaps, sums = self._gaps(idle, row_of), self._sums()
-        names, (event_names, ops, sum_names) = self._named(joined.name, gaps["op"], sums["name"])
-        events = {
-            "lane": joined.lane,
-            "start_ns": joined.start_ns - self.origin_ns,
-            "duration_ns": joined.duration_ns,
-            "depth": row,
-            "name": event_names,
-            "layer": joined.layer,
-            "phase": joined.phase,
-            "class": joined.work,
-            "step": joined.step,
-            "launch": row_of[launch[joined.span]],
-            "forward": row_of[forward[joined.span]],
-        }
-        own = self._own_names()
-        return Timeline(
-            note="; ".join(filter(None, (self.note, _NOT_IDLE if self.on_device and idle is None else ""))),
-            device=self.on_device,
-            origin_ns=self.origin_ns,
-            length_ns=int(self.drawn_time.end_ns[-1]) - self.origin_ns,
-            steps=self._timeline_steps(idle),
-            lanes=tuple(lane._replace(levels=count) for lane, count in zip(self.lanes, levels.tolist(), strict=True)),
-            names=names,
-            own_names=frozenset(i for i, name in enumerate(names) if name in own),
-            layers=tuple(layer.name for layer in self.tree.layers),
-            events=events,
-            gaps={**gaps, "op": ops},
-            sums={**sums, "name": sum_names},
-        )
 
     def _named(self, *columns: Int64) -> tuple[tuple[str, ...], list[Int64]]:
         """The names that some columns use, each text once, and the columns with their numbers."""
-        used = np.unique(np.concatenate(columns))
-        used = used[used >= 0]
+        used = np.unique(np.concatenate([column[column >= 0] for column in columns]))
         names: dict[str, int] = {}
         number = np.full(len(self.texts) + 1, -1, dtype=np.int64)
         number[used] = [names.setdefault(self.texts[i], len(names)) for i in used.tolist()]
@@ -233,179 +206,109 @@ class _Maker:
 
     def _own_names(self) -> set[str]:
         """Annotations that a user named, but for those that are layers."""
-        recording = self.found.recording
-        used = np.unique(recording.spans.name[recording.spans.category == Category.ANNOTATION]).tolist()
-        texts = (recording.names[i] for i in used)
-        own = {text for text in texts if is_named_block(text) or text.startswith((MEMORY_POINT, REQUEST))}
-        return own - {layer.name for layer in self.tree.layers}
+        used = np.unique(self.spans.name[self.spans.category == Category.ANNOTATION]).tolist()
+        texts = {self.texts[i] for i in used}
+        return {t for t in texts if is_named_block(t) or t.startswith((MEMORY_POINT, REQUEST))} - {*self.layers}
 
     def _timeline_steps(self, idle: IdleGaps | None) -> tuple[TimelineStep, ...]:
-        steps, windows = self.steps, self.steps.windows
-        idle_ns: list[int | None] = [None] * len(steps.number)
+        numbers, windows = self.steps.number, self.steps.windows
+        idle_ns: dict[int, int] = {}
         if idle is not None:
-            sums = sum_by_key(idle.window, idle.length_ns, len(windows.number)).tolist()
-            for i, length_ns in zip(windows.place.tolist(), sums, strict=True):
-                idle_ns[i] = length_ns
-        columns = (steps.number, (steps.start_ns - self.origin_ns).tolist(), (steps.end_ns - self.origin_ns).tolist())
+            sums = sum_by_key(idle.window, idle.length_ns, len(windows.number))
+            idle_ns = dict(zip(windows.place.tolist(), sums.tolist(), strict=True))
+        times = ((column - self.origin_ns).tolist() for column in (self.steps.start_ns, self.steps.end_ns))
         return tuple(
-            TimelineStep(number, start, end, drawn, i == self.slowest and len(steps.number) > 1, gap)
-            for i, (number, start, end, drawn, gap) in enumerate(
-                zip(*columns, self.drawn.tolist(), idle_ns, strict=True)
-            )
+            TimelineStep(number, start, end, drawn, i == self.slowest and len(numbers) > 1, idle_ns.get(i))
+            for i, (number, start, end, drawn) in enumerate(zip(numbers, *times, self.drawn.tolist(), strict=True))
         )
 
     # -- lanes ------------------------------------------------------------------------------------
 
-    def _lane(
-        self,
-        kind: Literal["layers", "phases", "thread", "stream"],
-        name: str,
-        device: int | None,
-        *,
-        main: bool = False,
-    ) -> int:
-        self.lanes.append(TimelineLane(kind, name, device, main, 0))
-        return len(self.lanes) - 1
-
-    def _layers(self) -> Iterator[_Part]:
+    def _layers(self) -> Iterator[tuple[TimelineLane, _Events]]:
         """When each layer ran, on the device where there is one."""
-        depth = {layer.name: (i, layer.depth) for i, layer in enumerate(self.tree.layers)}
-        bars = sorted(layer_lanes(self.found, self.calls), key=lambda bar: depth[bar.name][1])  # outer ones come first
+        place = {layer.name: (layer.depth, i) for i, layer in enumerate(self.tree.layers)}
         phase_of: dict[object, int] = {phase: i for i, phase in enumerate(PHASES)}
-        table = [(bar.start_ns, bar.duration_ns, depth[bar.name][0], phase_of[bar.args["phase"]]) for bar in bars]
-        start, duration, layer, phase = np.array(table, dtype=np.int64).reshape(-1, 4).T
+        bars = layer_lanes(self.found, self.calls)
+        bars.sort(key=lambda bar: place[bar.name])  # outer ones come first
         device = np.array([-1 if bar.device is None else bar.device for bar in bars], dtype=np.int64)
-        kept = _overlaps(self.drawn_time, start, start + duration)
-        step = self._step_at(start)
-        for one in np.unique(device[kept]).tolist():
-            chosen = np.flatnonzero(kept & (device == one))
-            lane = self._lane("layers", "layers", None if one < 0 else one)
-            yield _Part(
-                _same(lane, chosen), start[chosen], duration[chosen], self.first_layer + layer[chosen],
-                layer[chosen], phase[chosen], _same(-1, chosen), step[chosen], _same(-1, chosen),
-            )  # fmt: skip
+        table = [(bar.start_ns, bar.duration_ns, place[bar.name][1], phase_of[bar.args["phase"]]) for bar in bars]
+        start, duration, layer, phase = np.array(table, dtype=np.int64).reshape(-1, 4).T
+        step = np.searchsorted(self.steps.start_ns, start, side="right") - 1
+        step = np.where((step >= 0) & (start < self.steps.end_ns[step]), step, -1)
+        none = np.full(len(start), -1)
+        events = _Events(start, duration, self.first_layer + layer, layer, phase, none, step, none)
+        drawn = _overlaps(self.drawn_time, start, start + duration)
+        for one in np.unique(device[drawn]).tolist():
+            lane = TimelineLane("layers", "layers", None if one < 0 else one, False, 0)
+            yield lane, _Events(*(column[drawn & (device == one)] for column in events))
 
-    def _step_at(self, time_ns: Int64) -> Int64:
-        """The step whose window an instant is in; -1 for none."""
-        place = np.searchsorted(self.steps.start_ns, time_ns, side="right") - 1
-        return np.where((place >= 0) & (time_ns < self.steps.end_ns[place]), place, -1)
-
-    def _phases(self) -> Iterator[_Part]:
+    def _phases(self) -> Iterator[tuple[TimelineLane, _Events]]:
         """Which phase runs when: from its first event to its last, or to the first of the next."""
         charges, spans = self.charges, self.spans
-        device = spans.device[charges.span].astype(np.int64) if self.on_device else _same(-1, charges.span)
-        counts = self._is_drawn(charges.span)
-        if self.on_device:
-            counts &= charges.work != COMMUNICATION  # runs beside what it waits for
-        else:
-            counts &= on_training_threads(self.found)[charges.span]
+        beside = charges.work == COMMUNICATION if self.on_device else ~on_training_threads(self.found)[charges.span]
+        counts = self._is_drawn(charges.span) & ~beside
+        device = spans.device[charges.span].astype(np.int64) if self.on_device else np.full(len(charges), -1)
         for one in np.unique(device[counts]).tolist():
-            here = np.flatnonzero(counts & (device == one))
-            here = in_order(here, spans.start_ns[charges.span])
+            here = in_order(np.flatnonzero(counts & (device == one)), spans.start_ns[charges.span])
             phase, step = self.phase_of_place[charges.place[here]], self.steps.of_charge[here]
             first = np.flatnonzero(np.append(True, (np.diff(phase) != 0) | (np.diff(step) != 0)))
-            start, ends = spans.start_ns[charges.span[here]], spans.end_ns[charges.span[here]]
-            end = np.minimum(np.maximum.reduceat(ends, first), np.append(start[first[1:]], ends.max()))
-            start, phase, step = start[first], phase[first], step[first]
-            lane = self._lane("phases", "phases", None if one < 0 else one)
-            yield _Part(
-                _same(lane, start), start, end - start, self.first_phase + phase, _same(-1, start), phase,
-                _same(-1, start), step, _same(-1, start),
-            )  # fmt: skip
+            start, ends = spans.start_ns[charges.span[here]][first], spans.end_ns[charges.span[here]]
+            end = np.minimum(np.maximum.reduceat(ends, first), np.append(start[1:], ends.max()))
+            phase, none = phase[first], np.full(len(first), -1)
+            lane = TimelineLane("phases", "phases", None if one < 0 else one, False, 0)
+            times = start, end - start
+            yield lane, _Events(*times, self.first_phase + phase, none, phase, none, step[first], none)
 
-    def _threads(self) -> Iterator[_Part]:
-        """The threads of the CPU: that of the steps, those of backward, then the others, the busiest first."""
-        spans, found = self.spans, self.found
-        lane = spans.lane[self.cpu]
-        main = main_lane(found)
+    def _lanes_of_trace(self) -> Iterator[tuple[TimelineLane, _Events]]:
+        """The threads: that of the steps, those of backward, then the others, the busiest first; streams by device."""
+        spans, found, main = self.spans, self.found, main_lane(self.found)
         with_nodes = set(np.unique(spans.lane[found.attribution.is_node]).tolist())
-        counts = np.bincount(lane, minlength=1)
-        work = np.full(len(spans), -1, dtype=np.int64)
-        if not self.on_device:
-            work[self.charges.span] = self.charges.work
-        for one in sorted(np.unique(lane).tolist(), key=lambda i: (i != main, i not in with_nodes, -counts[i], i)):
-            chosen = self.cpu[lane == one]
-            tid = found.recording.lanes[one].tid
-            number = tid if isinstance(tid, int) else one
-            name = "main thread" if one == main else f"{'backward, ' * (one in with_nodes)}thread {number}"
-            place = self.place_of[chosen]
-            yield _Part(
-                _same(self._lane("thread", name, None, main=one == main), chosen),
-                spans.start_ns[chosen], spans.duration_ns[chosen], self.name[chosen],
-                self.layer_of_place[place], self.phase_of_place[place], work[chosen],
-                self.steps.of_span[chosen], chosen,
-            )  # fmt: skip
-
-    def _streams(self) -> Iterator[_Part]:
-        """The streams of each device."""
-        spans, charges = self.spans, self.charges
-        events = charges.span[self.device]
-        lane = spans.lane[events]
-        first = dict(zip(lane[::-1].tolist(), events[::-1].tolist(), strict=True))
-        keys = {one: (int(spans.device[event]), int(spans.stream[event])) for one, event in first.items()}
-        for one in sorted(keys, key=lambda i: (*keys[i], i)):
-            chosen = self.device[lane == one]
-            place, span = charges.place[chosen], charges.span[chosen]
-            device, stream = keys[one]
-            yield _Part(
-                _same(self._lane("stream", f"stream {stream}", device), chosen),
-                spans.start_ns[span], spans.duration_ns[span], self.name[span],
-                self.layer_of_place[place], self.phase_of_place[place], charges.work[chosen].astype(np.int64),
-                self.steps.of_charge[chosen], span,
-            )  # fmt: skip
+        lane_of = spans.lane[self.events]
+        lanes, first, counts = np.unique(lane_of, return_index=True, return_counts=True)
+        shown: list[tuple[tuple[int, ...], int, TimelineLane]] = []
+        for lane, event, count in zip(lanes.tolist(), self.events[first].tolist(), counts.tolist(), strict=True):
+            device, stream, tid = int(spans.device[event]), int(spans.stream[event]), found.recording.lanes[lane].tid
+            if spans.category[event] > Category.RUNTIME:
+                shown.append(((1, device, stream), lane, TimelineLane("stream", f"stream {stream}", device, False, 0)))
+                continue
+            name = f"{'backward, ' * (lane in with_nodes)}thread {tid if isinstance(tid, int) else lane}"
+            thread = TimelineLane("thread", "main thread" if lane == main else name, None, lane == main, 0)
+            shown.append(((0, lane != main, lane not in with_nodes, -count), lane, thread))
+        for _, lane, one in sorted(shown):
+            span = self.events[lane_of == lane]
+            times, place = (spans.start_ns[span], spans.duration_ns[span]), self.place_of[span]
+            where = self.layer_of_place[place], self.phase_of_place[place]
+            yield one, _Events(*times, self.name[span], *where, self.work[span], self.step[span], span)
 
     # -- gaps and sums ----------------------------------------------------------------------------
 
     def _gaps(self, idle: IdleGaps | None, row_of: Int64) -> dict[str, Int64]:
         """The long ones of the steps that are drawn."""
         keys = ("start_ns", "duration_ns", "device", "step", "layer", "phase", "op", "cause", "event")
-        if idle is None:
-            return {key: np.empty(0, dtype=np.int64) for key in keys}
         windows = self.steps.windows
-        step = windows.place[idle.window]
-        long_ns = np.minimum((windows.end_ns - windows.start_ns) // _LONG_GAP_SHARE, _LONG_GAP_NS)
-        idle = idle.only(self.drawn[step] & (idle.length_ns >= long_ns[idle.window]))
-        if not len(idle.start_ns):
-            return self._gaps(None, row_of)
-        why = meanwhile(self.found, idle, self.nesting, self.place_of)
-        columns = (
-            idle.start_ns - self.origin_ns, idle.length_ns, idle.device, windows.place[idle.window],
-            why.layer, why.phase, np.where(why.event >= 0, self.name[why.event], -1), why.cause, row_of[why.event],
-        )  # fmt: skip
+        if idle is not None:
+            long_ns = np.minimum((windows.end_ns - windows.start_ns) // _LONG_GAP_SHARE, _LONG_GAP_NS)
+            idle = idle.only(self.drawn[windows.place[idle.window]] & (idle.length_ns >= long_ns[idle.window]))
+        if idle is None or not len(idle.start_ns):
+            return {key: np.empty(0, dtype=np.int64) for key in keys}
+        cause, event, *where = meanwhile(self.found, idle, self.nesting, self.place_of)
+        op = np.where(event >= 0, self.name[event], -1)
+        start, step = idle.start_ns - self.origin_ns, windows.place[idle.window]
+        columns = (start, idle.length_ns, idle.device, step, *where, op, cause, row_of[event])
         order = np.lexsort((idle.device, idle.start_ns))
         return {key: column[order] for key, column in zip(keys, columns, strict=True)}
 
     def _sums(self) -> dict[str, Int64]:
         """Per name, layer, phase, class and step what took time, and how many."""
-        charges = self.charges
-        columns = {
-            "name": self.name[charges.span],
-            "layer": self.layer_of_place[charges.place],
-            "phase": self.phase_of_place[charges.place],
-            "class": charges.work.astype(np.int64),
-            "step": self.steps.of_charge,
-        }
-        key, least, widths = np.zeros(len(charges), dtype=np.int64), [], []
-        for column in columns.values():
-            least.append(int(column.min()))
-            widths.append(int(column.max()) - least[-1] + 1)
-            key = key * widths[-1] + (column - least[-1])
-        keys, place = np.unique(key, return_inverse=True)
-        found = {}
-        for name, low, width in zip(reversed(columns), reversed(least), reversed(widths), strict=True):
-            keys, digit = np.divmod(keys, width)
-            found[name] = digit + low
-        sums = {name: found[name] for name in columns}
-        count = len(keys)
-        return {
-            **sums,
-            "time_ns": sum_by_key(place, charges.time_ns, count),
-            "count": np.bincount(place, minlength=count).astype(np.int64),
-        }
-
-
-def _same(value: int, like: Int64) -> Int64:
-    return np.full(len(like), value, dtype=np.int64)
+        charges, place = self.charges, self.charges.place
+        where = self.layer_of_place[place], self.phase_of_place[place]
+        columns = np.array([self.name[charges.span], *where, charges.work, self.steps.of_charge], dtype=np.int64)
+        order = np.lexsort(columns[::-1])
+        columns = columns[:, order]
+        first = np.flatnonzero(np.append(True, (np.diff(columns) != 0).any(axis=0)))
+        sums = np.add.reduceat(charges.time_ns[order], first), np.diff(np.append(first, len(order)))
+        keys = ("name", "layer", "phase", "class", "step", "time_ns", "count")
+        return dict(zip(keys, (*columns[:, first], *sums), strict=True))
 
 
 def _overlaps(times: Union, start_ns: Int64, end_ns: Int64) -> Bool:

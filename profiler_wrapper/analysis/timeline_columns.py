@@ -49,10 +49,7 @@ class TimelineLane(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Timeline:
-    """Events of the chosen steps, gaps in them, and sums over everything. -1 in a column: none; layer -2: not known.
-
-    Rows of events are in order of lane, start and, the longest first, length.
-    """
+    """Events of some steps (by lane, start, the longest first), gaps, sums of all. -1: none; layer -2: not known."""
 
     note: str  # what is left out; "": nothing
     device: bool  # whether sums are of device time; else of CPU time of ops

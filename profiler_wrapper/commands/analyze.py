@@ -165,7 +165,7 @@ def _write_directory(options: argparse.Namespace) -> None:
         for file in report.files
     }
     common.refuse_to_overwrite(files, force=options.force)
-    result = common.read_result(source, peaks=options.peaks, process=options.process, for_page=True)
+    result = common.read_for_page(source, peaks=options.peaks, process=options.process)
     reports: Mapping[Path, Callable[[ProfileResult, Path], object]] = {
         path: file.write for path, (report, file) in files.items() if report.applies(result)
     }

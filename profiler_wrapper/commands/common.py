@@ -197,18 +197,21 @@ def add_source(command: argparse.ArgumentParser) -> None:
 
 
 def read_result(
-    path: Path,
-    *,
-    peaks: str | None = None,
-    rank: int | None = None,
-    process: str | None = None,
-    for_page: bool = False,
+    path: Path, *, peaks: str | None = None, rank: int | None = None, process: str | None = None
 ) -> ProfileResult:
-    """As `load`, with a bar on a terminal while it takes long; `for_page`: with single events."""
+    """As `load`, with a bar on a terminal while it takes long."""
+    from profiler_wrapper.result import load
+
+    with reading_bar(f"reading {path.name}") as progress:
+        return load(path, peaks=peaks, rank=rank, process=process, progress=progress)
+
+
+def read_for_page(path: Path, *, peaks: str | None = None, process: str | None = None) -> ProfileResult:
+    """As `read_result` of a file that `find_source` found, with single events."""
     from profiler_wrapper.result import load_for_page
 
     with reading_bar(f"reading {path.name}") as progress:
-        return load_for_page(path, peaks=peaks, rank=rank, process=process, progress=progress, timeline=for_page)
+        return load_for_page(path, peaks=peaks, process=process, progress=progress)
 
 
 def find_source(path: Path, *, peaks: str | None = None, rank: int | None = None, process: str | None = None) -> Path:

@@ -66,7 +66,8 @@ def _make(options: argparse.Namespace) -> tuple[Path, Path | None]:
         common.refuse_to_overwrite([page], force=options.force)
     if is_there and source.name != RESULT_FILE:  # a trace, which takes its time to read
         return page, None if options.share else source
-    result = common.read_result(source, peaks=options.peaks, process=options.process, for_page=not is_there)
+    read = common.read_result if is_there else common.read_for_page
+    result = read(source, peaks=options.peaks, process=options.process)
     trace = None if options.share else common.trace_of(source, result)
     if not is_there:
         shown = shareable(result) if options.share else result

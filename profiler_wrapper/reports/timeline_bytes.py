@@ -11,7 +11,6 @@ import zlib
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from profiler_wrapper.analysis.classes import CLASSES
 from profiler_wrapper.analysis.model import PHASES
@@ -24,17 +23,16 @@ _PLAIN = frozenset({"duration_ns", "depth", "device", "time_ns", "count", "event
 
 def packed_timeline(timeline: Timeline | str) -> tuple[dict[str, Any], str]:
     """(what its numbers mean, its numbers); where there is no timeline, or packing it fails, ({why}, "")."""
-    try:
-        return timeline_head(timeline), timeline_bytes(timeline)
-    except Exception as error:  # the page is worth more
-        return timeline_head(f"{FAILED}: {in_a_line(error)}"), ""
-
-
-def timeline_head(timeline: Timeline | str) -> dict[str, Any]:
-    """JSON types only; of what is no timeline, but says why there is none, that alone."""
     if isinstance(timeline, str):
-        return {"why": timeline}
-    return {
+        return {"why": timeline}, ""
+    tables: dict[str, Columns] = {"events": timeline.events, "gaps": timeline.gaps, "sums": timeline.sums}
+    try:
+        columns = (varints(coded(name, key, table[key])) for name, table in tables.items() for key in table)
+        packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+        packed = packer.compress(b"".join(columns)) + packer.flush()
+    except Exception as error:  # the page is worth more
+        return {"why": f"{FAILED}: {in_a_line(error)}"}, ""
+    head = {
         "why": None,
         "note": timeline.note,
         "device": timeline.device,
@@ -42,31 +40,14 @@ def timeline_head(timeline: Timeline | str) -> dict[str, Any]:
         "length_ns": timeline.length_ns,
         "steps": [step._asdict() for step in timeline.steps],
         "lanes": [lane._asdict() for lane in timeline.lanes],
-        "names": list(timeline.names),
-        "layers": list(timeline.layers),
-        "phases": list(PHASES),
-        "classes": list(CLASSES),
-        "causes": list(CAUSES),
-        "tables": [
-            {"name": name, "count": len(next(iter(columns.values()))), "columns": list(columns)}
-            for name, columns in _tables(timeline).items()
-        ],
+        "names": [*timeline.names],
+        "layers": [*timeline.layers],
+        "phases": [*PHASES],
+        "classes": [*CLASSES],
+        "causes": [*CAUSES],
+        "tables": [{"name": name, "count": len(one["step"]), "columns": [*one]} for name, one in tables.items()],
     }
-
-
-def timeline_bytes(timeline: Timeline | str) -> str:
-    """The columns of all tables; "" where there is no timeline."""
-    if isinstance(timeline, str):
-        return ""
-    columns = (
-        varints(coded(name, key, column)) for name, table in _tables(timeline).items() for key, column in table.items()
-    )
-    packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
-    return base64.b64encode(packer.compress(b"".join(columns)) + packer.flush()).decode("ascii")
-
-
-def _tables(timeline: Timeline) -> dict[str, Columns]:
-    return {"events": timeline.events, "gaps": timeline.gaps, "sums": timeline.sums}
+    return head, base64.b64encode(packed).decode("ascii")
 
 
 def coded(table: str, name: str, column: Int64) -> Int64:
@@ -83,7 +64,7 @@ def varints(numbers: Int64) -> bytes:
     for bits in range(7, 63, 7):
         length += numbers >> bits > 0
     first = np.cumsum(length) - length
-    packed: npt.NDArray[np.uint8] = np.empty(int(length.sum()), dtype=np.uint8)
+    packed = np.empty(int(length.sum()), dtype=np.uint8)
     for byte in range(int(length.max(initial=0))):
         longer = np.flatnonzero(length > byte)
         goes_on = length[longer] > byte + 1

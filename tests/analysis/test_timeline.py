@@ -175,6 +175,9 @@ def test_else_the_median_the_slowest_and_the_first_like_the_median() -> None:
 
 
 def test_never_more_than_fit() -> None:
+    assert made(steps_of([100] * 30), most_events=7).note == "1 of 30 steps is here; all: the trace file"
+    least = made(steps_of([100] * 30), most_events=3).note
+    assert least == "1 of 30 steps, of it the 3 longest of 4 events are here; all: the trace file"
     found = made(steps_of([100] * 30), most_events=15)  # 4 events a step, with its own
     assert len(drawn(found)) == 3
     assert len([row for row in rows(found, "events") if row["lane"] not in ("layers", "phases")]) == 12
@@ -182,7 +185,7 @@ def test_never_more_than_fit() -> None:
 
 def test_of_one_step_that_is_too_large_the_longest_events() -> None:
     found = made(steps_of([1000], ops=20), most_events=41)
-    assert found.note == "the 41 longest of its 61 events are here; all: the trace file"
+    assert found.note == "the 41 longest of 61 events are here; all: the trace file"
     events = rows(found, "events")
     assert Counter(row["name"] for row in events if row["lane"] != "phases") == {
         "ProfilerStep#0": 1, "aten::mm": 20, "gemm": 20,
