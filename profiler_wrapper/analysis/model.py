@@ -17,7 +17,7 @@ from profiler_wrapper.analysis.work.peaks import Peaks
 from profiler_wrapper.trace.recording import Int64
 from profiler_wrapper.trace.run_file import Run
 
-# What a training or generating loop is doing while something happens. verify: of assisted decoding, the model looks at several proposed tokens at once.
+# What a loop is doing while something happens; verify: the model looks at several tokens that an assistant proposed.
 Phase = Literal[
     "forward", "prefill", "decode", "verify", "backward", "recompute", "accumulate_grad", "optimizer", "other"
 ]  # fmt: skip
