@@ -1,9 +1,10 @@
-"""What the views of a page show, read by a browser: tables as rows of texts, and numbers in base units."""
+"""What the places of a page show, read by a browser: tables as rows of texts, and numbers in base units."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,23 +14,33 @@ from browser import Browser, Page
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.reports.page import write_page
 
-VIEWS = ("operators", "kernels", "attention", "memory", "communication", "waits", "roofline", "shapes", "timeline")
-LAYER_ROWS = "#view-layers tbody tr"
+PLACES = ("step", "layers", "kernels", "memory", "run")
+GROUPS = ("kernel", "op", "layer", "phase", "class", "shape", "stream", "cores")  # of Kernels
+LOOKS = ("attention", "communication", "waits", "experts", "roofline")  # in the same place
+LAYER_ROWS = "table[aria-label=Layers] tbody tr:not(.space)"
 TRACE = "rank0/profile_trace.json.gz"  # where pages say that the trace is
 Opener = Callable[..., Page]  # the fixture `opened`
 UNITS = {
-    "": 1,
-    "%": 0.01,
-    "s": 1e6,
-    "ms": 1000,
-    "µs": 1,
-    "MiB": 1 << 20,
-    "KiB": 1 << 10,
-    "TFLOP": 1e12,
-    "GFLOP": 1e9,
-    "MFLOP": 1e6,
-}
-UNITS |= {"TFLOP/s": 1e12, "GFLOP/s": 1e9, "MFLOP/s": 1e6, "TB/s": 1e12, "GB/s": 1e9, "MB/s": 1e6}
+    **{"": 1, "%": 0.01, "s": 1e6, "ms": 1000, "µs": 1, "ns": 0.001, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "B": 1},
+    **{"TFLOP": 1e12, "GFLOP": 1e9, "MFLOP": 1e6, "FLOP": 1},
+    **{"TFLOP/s": 1e12, "GFLOP/s": 1e9, "MFLOP/s": 1e6, "TB/s": 1e12, "GB/s": 1e9, "MB/s": 1e6},
+}  # fmt: skip
+
+
+def read_number(text: str, unit: str | None = None) -> tuple[float, float]:
+    """A number in base units (µs, bytes, 1), and how far it may be off: `12.34 ms`, or without its unit."""
+    found = re.search(r"(<?)(-?[\d,]+(?:\.(\d+))?)(?: (\S+))?", text)
+    assert found is not None, text
+    size = UNITS[(found[4] or "").rstrip(",;)") if unit is None else unit]
+    if found[1]:  # less than the smallest that is shown
+        return 0.0, float(found[2].replace(",", "")) * size
+    return float(found[2].replace(",", "")) * size, 0.5001 * 10.0 ** -len(found[3] or "") * size
+
+
+def assert_reads(text: str, value: float, unit: str | None = None) -> None:
+    """What is shown is right to its last digit."""
+    found, within = read_number(text, unit)
+    assert math.isclose(found, value, rel_tol=1e-9, abs_tol=within), (text, value)
 
 
 @dataclass(frozen=True)
@@ -37,117 +48,112 @@ class Table:
     """What a table on the page shows: cells by the keys of their columns, numbers in base units (µs, bytes, 1)."""
 
     units: dict[str, str]
-    rows: list[dict[str, str]]
+    rows: list[dict[str, str]]  # those that are drawn
+    count: int  # of all that scrolling shows
+    total: dict[str, str]  # the last row, if there is one
 
     def texts(self, key: str) -> list[str]:
         return [row[key] for row in self.rows]
 
     def numbers(self, key: str) -> list[float | None]:
         """None where the cell says that it is not known, or is empty."""
-        return [None if row[key] in ("–", "") else self._number(key, row[key]) for row in self.rows]
-
-    def _number(self, key: str, text: str) -> float:
-        if text.startswith("<"):  # less than the smallest share that is shown
-            return 0.0
-        return float(text.replace(",", "")) * UNITS[self.units[key]]
+        return [None if row[key] in ("–", "") else read_number(row[key], self.units[key])[0] for row in self.rows]
 
     def assert_shows(self, key: str, values: Sequence[float | None]) -> None:
-        """As many numbers, each right to the last digit that is shown."""
-        shown = self.numbers(key)
-        assert len(shown) == len(values)
-        for text, found, value in zip(self.texts(key), shown, values, strict=True):
-            assert (found is None) == (value is None), (key, text, value)
-            if found is None or value is None:
-                continue
-            decimals = len(text.partition(".")[2])
-            within = 0.5001 * 10.0**-decimals * UNITS[self.units[key]]
-            assert math.isclose(found, value, rel_tol=1e-9, abs_tol=max(within, 0.00101 if text[0] == "<" else 0)), (
-                key,
-                text,
-                value,
-            )
+        """Of the rows that are drawn; each right to the last digit that is shown."""
+        assert self.rows and self.count == len(values)
+        for row, value in zip(self.rows, values, strict=False):
+            assert (row[key] in ("–", "")) == (value is None), (key, row[key], value)
+            if value is not None:
+                assert_reads(row[key], value, self.units[key])
 
 
-def table_of(page: Page, view: str, *, at: int = 0) -> Table:
-    """The `at`-th table of a view, as it is drawn."""
+def table_of(page: Page, label: str, *, level: int | None = None) -> Table:
+    """The table whose label begins so; `level`: of its rows only those, all of which must be drawn."""
     found = page.evaluate(
-        f"""(() => {{
-          const table = document.querySelectorAll("#view-{view} .table")[{at}];
+        f"""((label, level) => {{
+          const table = [...document.querySelectorAll("table")].find(one => one.ariaLabel?.startsWith(label));
+          if (!table) return null;
           const heads = [...table.querySelectorAll("thead th")];
           const units = heads.map(one => [one.dataset.key, one.querySelector(".unit")?.textContent.trim() ?? ""]);
-          const lines = [...table.querySelectorAll("tbody tr")].filter(line => line.row);
-          const cells = line => [...line.cells].map((cell, i) => [heads[i].dataset.key, cell.innerText.trim()]);
-          return [units, lines.map(cells)];
-        }})()"""
+          const cells = line => [...line.cells].map((cell, i) => [heads[i].dataset.key, cell.textContent.replace(/^[▸▾]/, "").trim()]);
+          const rows = [...table.querySelectorAll("tbody tr[aria-selected]")];
+          const isOf = row => level === null || row.ariaLevel == level;
+          const total = table.tFoot ? cells(table.tFoot.rows[0]) : [];
+          return [units, rows.filter(isOf).map(cells), table.ariaRowCount - 1 - (table.tFoot ? 1 : 0), total];
+        }})({json.dumps(label)}, {json.dumps(level)})"""
     )
-    units, rows = found
-    return Table(dict(units), [dict(row) for row in rows])
+    assert found is not None, (label, page.evaluate("[...document.querySelectorAll('table')].map(one => one.ariaLabel)"))
+    units, rows, count, total = found
+    return Table(dict(units), [dict(row) for row in rows], len(rows) if level else count, dict(total))
 
 
-def table_named(page: Page, view: str, heading: str) -> Table:
-    """The table below a heading that begins so."""
-    at = page.evaluate(
-        f"""(() => {{
-          const tables = [...document.querySelectorAll("#view-{view} .table")];
-          const headings = tables.map(one => one.closest("section")?.querySelector("h2")?.textContent ?? "");
-          return headings.findIndex(one => one.startsWith({json.dumps(heading)}));
-        }})()"""
-    )
-    assert at >= 0, f"no table below {heading!r}"
-    return table_of(page, view, at=at)
-
-
-def tooltip_of_cell(page: Page, view: str, key: str, row: int) -> str:
-    return str(
-        page.evaluate(
-            f"""(() => {{
-              const table = document.querySelector("#view-{view} .table");
-              const at = [...table.querySelectorAll("thead th")].findIndex(one => one.dataset.key === "{key}");
-              return table.querySelectorAll("tbody tr")[{row}].cells[at].title;
-            }})()"""
-        )
-    )
+def figures_of(page: Page, place: str) -> dict[str, str]:
+    """The figures of a place by their names."""
+    values = page.texts(f"#view-{place} .figure .value")
+    return dict(zip(page.texts(f"#view-{place} .figure:has(.value) .label"), values, strict=True))
 
 
 def open_page(
     browser: Browser, analysis: Analysis | str, directory: Path, address: str = "", *, title: str = "", **how: Any
 ) -> Page:
-    """The page of an analysis, or of the HTML of one; `how`: what the window is like."""
+    """The page of an analysis, or of the HTML of one, when its events are read; `how`: what the window is like."""
     path = directory / "report.html"
     if isinstance(analysis, str):
         path.write_text(analysis, encoding="utf-8")
     else:
         write_page(analysis, path, title=title, trace_href=TRACE)
-    return browser.open(path, address=address, **how)
+    page = browser.open(path, address=address, **how)
+    page.wait("!document.querySelector('[aria-busy]')")
+    return page
 
 
 def names_of_layers(page: Page) -> list[str]:
     """Names in the first column of the layer table, in order."""
-    return [text.split("\n")[0] for text in page.texts(f"{LAYER_ROWS} td:first-child .name")]
+    return page.texts(f"{LAYER_ROWS} td:first-child .name")
 
 
-def show(page: Page, view: str) -> None:
-    """A click on its tab, and its charts are drawn."""
+def show(page: Page, place: str, by: str = "", **more: str) -> None:
+    """Nothing but this is in the address: no selection, no range, the sorts that tables begin with."""
     page.to_front()
-    page.click(f"#tab-{view}")
-    page.wait(f"document.querySelector('#view-{view}') && !document.querySelector('#view-{view}').hidden")
-    page.wait(f"[...document.querySelectorAll('#view-{view} .chart')].every(one => one.dataset.drawn)")
+    parts = "&".join(f"{key}={value}" for key, value in {"by": by, **more}.items() if value)
+    page.evaluate(f"location.hash = {json.dumps(f'#{place}' + (f'?{parts}' if parts else ''))}")
+    page.wait(f"document.querySelector('#view-{place}:not([hidden])') && !document.querySelector('[aria-busy]')")
+    if by:
+        page.wait(
+            f"document.querySelector('#view-kernels [data-id={by}][aria-pressed=true], #view-kernels > .notice')"
+        )
+    page.evaluate("new Promise(resolve => requestAnimationFrame(() => setTimeout(resolve)))")
+
+
+def assert_said(page: Page, place: str) -> None:
+    """A place has something to say, fits its window and lacks no number."""
+    text = page.text(f"#view-{place}")
+    assert len(text) > 20, place
+    for wrong in ("could not be shown", "NaN", "undefined", "[object", "Infinity"):
+        assert wrong not in text, (place, wrong)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{place} scrolls sideways"
 
 
 def assert_all_open(page: Page) -> set[str]:
-    """Every view is drawn or says why not; gives those that are drawn."""
+    """Every place, and every group of Kernels, is drawn or says why not; gives the groups that are drawn."""
     drawn = set()
-    for view in VIEWS:
-        tab = f"document.getElementById('tab-{view}')"
-        if page.evaluate(f"{tab}.getAttribute('aria-disabled')") == "true":
-            assert len(page.evaluate(f"{tab}.title")) > 10, view
+    for place in PLACES:
+        page.to_front()
+        page.click(f"#tab-{place}")
+        page.wait(f"location.hash.startsWith('#{place}') && document.querySelector('#view-{place}:not([hidden])')")
+        assert_said(page, place)
+    for by in (*GROUPS, *LOOKS):
+        choice = f"#view-kernels .choices [data-id={by}]"
+        show(page, "kernels")
+        if page.evaluate(f"document.querySelector('{choice}').ariaDisabled") == "true":
+            assert len(page.evaluate(f"document.querySelector('{choice}').title")) > 10, by
             continue
-        show(page, view)
-        assert "could not be shown" not in page.text(f"#view-{view}"), view
-        assert page.count(f"#view-{view} *") > 5, view
-        assert "NaN" not in page.text(f"#view-{view}"), view
-        assert "undefined" not in page.text(f"#view-{view}"), view
-        drawn.add(view)
+        page.click(choice)
+        page.wait(f"document.querySelector('{choice}').ariaPressed === 'true'")
+        assert_said(page, "kernels")
+        assert page.count("#view-kernels tbody tr, #view-kernels .notice"), by
+        drawn.add(by)
     assert page.problems == []
     assert page.requests == []
     return drawn

@@ -244,7 +244,7 @@ function Head<R>({ table, drawn: { column, format }, sort, isTree }: { table: st
     else sorts.value = { ...others, [table]: { key: column.key, descending: isSorted ? !sort.descending : firstDown } };
   };
   return (
-    <th scope="col" role="columnheader" class={isNumeric(column) ? "number" : undefined} title={column.help} aria-sort={!isSorted ? "none" : sort.descending ? "descending" : "ascending"}>
+    <th scope="col" role="columnheader" data-key={column.key} class={isNumeric(column) ? "number" : undefined} title={column.help} aria-sort={!isSorted ? "none" : sort.descending ? "descending" : "ascending"}>
       <button type="button" onClick={click}>{column.title}{format?.unit && <span class="unit"> {format.unit}</span>}</button>
     </th>
   );

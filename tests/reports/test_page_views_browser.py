@@ -1,4 +1,4 @@
-"""The views of the page in a browser that has no network: all open, of every kind of run, and say what the rows say."""
+"""The places of the page in a browser that has no network: all open, of every kind of run, and say what the rows say."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from browser import Browser, Page
-from page_numbers import assert_first_views, assert_numbers
-from page_tables import VIEWS, Opener, assert_all_open, open_page, show, table_named, table_of
+from page_numbers import assert_first_places, assert_numbers
+from page_tables import GROUPS, LOOKS, PLACES, Opener, assert_all_open, open_page, show, table_of
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.reports.result_json import from_dict, to_dict
 from profiler_wrapper.result import load
@@ -21,6 +21,8 @@ from shared_traces import TRACE_NAMES, TRACES, needs_traces
 
 # A browser takes seconds for a trace; these have the same kinds of rows as h100_qwen1.5_0.5b_inference, and fewer.
 ALIKE = ("h100_bert_small_inference", "h100_vit_inference")
+
+ALL = {*GROUPS, *LOOKS}
 
 pytestmark = pytest.mark.full
 
@@ -50,18 +52,19 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
     return result
 
 
-def test_all_views_of_a_result_with_everything(full: Page) -> None:
-    assert assert_all_open(full) == set(VIEWS)
+def test_all_of_a_result_with_everything(full: Page) -> None:
+    assert assert_all_open(full) == ALL - {"stream"}, "a result without events knows no streams"
 
 
 def test_a_training_run_on_a_cpu(opened: Opener, trained: Analysis) -> None:
     page = opened(trained)
-    assert_first_views(page, trained)
-    assert "no device in this trace" in page.text("#view-overview")
-    assert "In ops" in page.text("#view-overview .figures")
+    assert_first_places(page, trained)
+    show(page, "step")
+    assert "There is no device in this trace" in page.evaluate("document.querySelector('#view-step').textContent")
+    assert "In ops" in page.texts("#view-step .figure .label")
     drawn = assert_all_open(page)
-    assert drawn >= {"operators", "memory", "attention", "roofline", "timeline"}
-    assert not drawn & {"kernels", "waits"}
+    assert drawn >= {"op", "layer", "phase", "attention", "roofline"}
+    assert not drawn & {"kernel", "stream", "cores", "waits"}
     assert_numbers(page, trained, drawn)
 
 
@@ -70,19 +73,22 @@ def test_a_training_run_on_a_cpu(opened: Opener, trained: Analysis) -> None:
 def test_traces_of_other_machines(opened: Opener, name: str) -> None:
     analysis = load(str(TRACES / name))
     page = opened(analysis)
-    assert_first_views(page, analysis)
+    assert_first_places(page, analysis)
     if not any(row.layer for row in analysis.layers):
+        show(page, "layers")
         assert "This trace has no layers" in page.text("#view-layers")
         assert "ProfilerWrapper(model)" in page.text("#view-layers")
     drawn = assert_all_open(page)
-    assert ("kernels" in drawn) == bool(analysis.kernels)
+    assert ("kernel" in drawn) == bool(analysis.kernels)
     assert_numbers(page, analysis, drawn)
 
 
-def test_a_result_without_rows_of_views_says_why(opened: Opener) -> None:
+def test_a_result_without_rows_says_why(opened: Opener) -> None:
     """As an older version wrote it."""
     page = opened(llama(2, memory=False))
-    assert assert_all_open(page) == {"attention", "timeline"}
+    assert assert_all_open(page) == {"layer", "phase", "attention"}
+    show(page, "memory")
+    assert "No allocation was recorded" in page.text("#view-memory")
 
 
 def test_a_result_that_was_written_and_read_again(opened: Opener) -> None:
@@ -91,29 +97,31 @@ def test_a_result_that_was_written_and_read_again(opened: Opener) -> None:
     analysis = replace(analysis, operators=(backward, replace(forward, tensor_core_time_ns=None), *others))
     again = from_dict(json.loads(json.dumps(to_dict(analysis))))
     page = opened(again)
-    assert assert_all_open(page) == set(VIEWS)
+    assert assert_all_open(page) == ALL - {"stream"}
     show(page, "memory")
-    leaks = table_named(page, "memory", "Leaks")
+    leaks = table_of(page, "Leaks")
     assert leaks.texts("op") == ["aten::clone"]
     leaks.assert_shows("bytes_per_step", [2 << 20])
-    show(page, "operators")
-    assert table_of(page, "operators").texts("tensor_cores")[0] == "–"  # of one of its phases it is not told
+    show(page, "kernels", "op")
+    page.resize(2600, 768)
+    page.wait("document.querySelector('th[data-key=tensor_cores]')")
+    assert table_of(page, "Operators").texts("tensor_cores")[0] == "–"  # of one of its phases it is not told
 
 
 def test_numbers_of_a_result_with_everything(full: Page) -> None:
-    assert_numbers(full, full_analysis(), set(VIEWS))
+    assert_numbers(full, full_analysis(), ALL)
 
 
-def test_the_address_of_a_view_without_rows_says_why(opened: Opener) -> None:
-    page = opened(replace(full_analysis(), collectives=()), "communication")
-    assert page.texts("#view-communication .notice")[0].startswith("Communication: no collective was found")
-    page.evaluate("page.goto('waits')")
-    page.wait("document.querySelector('#view-communication').hidden")
+def test_the_address_of_what_has_no_rows_says_why(opened: Opener) -> None:
+    page = opened(replace(full_analysis(), collectives=()), "kernels?by=communication")
+    assert page.text("#view-kernels > .notice").startswith("Communication: no collective was found")
+    show(page, "kernels", "waits")
+    assert page.count("#view-kernels > .notice") == 0
 
 
 def test_waiting_for_data_is_among_the_waits(opened: Opener) -> None:
-    page = opened(replace(full_analysis(), synchronisations=()), "waits")
-    assert "The CPU waits for the DataLoader, per step\n300.0 µs" in page.text("#view-waits")
+    page = opened(replace(full_analysis(), synchronisations=()), "kernels?by=waits")
+    assert "The CPU waits for the DataLoader, per step\n300.0 µs" in page.text("#view-kernels")
 
 
 def test_one_failed_part_leaves_the_others(browser: Browser, tmp_path: Path) -> None:
@@ -122,10 +130,9 @@ def test_one_failed_part_leaves_the_others(browser: Browser, tmp_path: Path) -> 
     broken = replace(analysis, memory={**analysis.memory, "curve": {"time_us": None}})
     page = open_page(browser, broken, tmp_path, "memory")
     assert "could not be shown" in page.text("#view-memory")
-    for view in VIEWS:
-        if view != "memory":
-            show(page, view)
-            assert "could not be shown" not in page.text(f"#view-{view}"), view
+    for place in PLACES:
+        show(page, place)
+        assert ("could not be shown" in page.text(f"#view-{place}")) == (place == "memory")
     page.close()
 
 
@@ -152,12 +159,12 @@ def test_names_are_inert_and_legible(opened: Opener) -> None:
         ),
         title="names",
     )
-    assert assert_all_open(page) == set(VIEWS)
+    assert assert_all_open(page) == ALL - {"stream"}
     assert page.dialogs == []
     assert page.evaluate("document.title") == "names"
-    assert page.count("#views img") == 0
-    show(page, "operators")
-    shown = table_of(page, "operators").texts("op")
+    assert page.count("#root img") == 0
+    show(page, "kernels", "op")
+    shown = table_of(page, "Operators").texts("op")
     assert "</script><script>document.title='ran'</script>" in shown
     assert any("…" in text for text in shown)
     assert all(len(text) <= 70 for text in shown)
