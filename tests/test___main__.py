@@ -131,7 +131,6 @@ def test_output_into_a_directory_has_every_report(trace: Path, tmp_path: Path) -
         "memory/memory.log",
         "memory/os_memory_sunburst.html",
         "memory/params_memory_sunburst.html",
-        "memory/plotly.min.js",
         "memory/summary_sunburst.html",
         "report.html",
         "result.json",

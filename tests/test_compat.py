@@ -19,7 +19,6 @@ FILES = {
     "os_memory_sunburst.html",
     "activation_memory_sunburst.html",
     "summary_sunburst.html",
-    "plotly.min.js",
 }
 SUMMARY = re.compile(r"(\w+)_memory: (\d+\.\d\d) MB")
 

@@ -116,8 +116,8 @@ def test_windows_have_a_directory_and_a_result_each(case: Case, tmp_path: Path) 
     assert (directory_of(prof) / "result.json").is_file()
     later = directory_of(prof) / "steps_6-6"
     assert (later / "result.json").is_file()
-    assert 'src="../../memory/plotly.min.js"' in (later / "memory" / "params_memory_sunburst.html").read_text()
-    assert list(tmp_path.rglob("plotly.min.js")) == [directory_of(prof) / "memory" / "plotly.min.js"]
+    assert (later / "memory" / "params_memory_sunburst.html").is_file()
+    assert not list(tmp_path.rglob("*.js"))
     assert not list(tmp_path.rglob("*part*"))
 
 

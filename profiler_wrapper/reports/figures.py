@@ -329,6 +329,6 @@ def mixed(color: str, share: float) -> str:
 
 
 def ink_on(color: str) -> str:
-    """Black or white, whichever is read more easily on `color`."""
-    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
-    return "#111111" if 0.299 * red + 0.587 * green + 0.114 * blue > 118 else "#ffffff"
+    """Black or white, whichever is read more easily on `color`: the contrast is at least 4.5."""
+    red, green, blue = ((int(color[i : i + 2], 16) / _WHITE) ** 2.2 for i in (1, 3, 5))
+    return "#000000" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 else "#ffffff"

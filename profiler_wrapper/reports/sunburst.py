@@ -1,25 +1,19 @@
-"""Who holds memory at the peak as rings that open on a click: pages that need no network.
-
-A page reads `plotly.min.js` beside it, or, in the directory of a later window, the one of its rank.
-"""
+"""Who holds memory at the peak as rings that open on a click: pages that need nothing but themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-
-from markupsafe import Markup
 
 from profiler_wrapper.analysis.model import CATEGORIES, Analysis, MemoryCategory, MemoryUse
 from profiler_wrapper.reports.describe import machine, rank_in_words, root_names
 from profiler_wrapper.reports.figures import CATEGORY_COLORS, ink_on, ring_colors
 from profiler_wrapper.reports.memory import MemoryNode, category_tree, layer_order, moment_in_words, walk
-from profiler_wrapper.reports.page import page_template, script_json
+from profiler_wrapper.reports.page import page_template
 from profiler_wrapper.reports.text import clean, shorten
 from profiler_wrapper.units import MIB
 
-SCRIPT_NAME = "plotly.min.js"
 PAGES: Mapping[str, tuple[str, tuple[MemoryCategory, ...]]] = {
     "params": ("Parameters and buffers", ("params",)),
     "grads": ("Gradients", ("grads",)),
@@ -34,14 +28,12 @@ _WHY_EMPTY: Mapping[str, str] = {
     "activation": "No pass through the model held anything then.",
     "summary": "Nothing was allocated.",
 }
-_RINGS = 6  # at once; a click shows those further out
 _LONGEST_LABEL = 32
-_SCRIPT_PLACES = ("", "../../memory/")
 
 
 @dataclass(frozen=True)
 class Sector:
-    """A piece of a ring. Its bytes are its own and those of the sectors whose parent it is."""
+    """A piece of a ring. Those whose parent it is add up to its bytes, if there are any."""
 
     parent: int | None  # number of the sector inside it; None in the middle
     label: str
@@ -57,19 +49,10 @@ def write_page(analysis: Analysis, path: Path, *, page: str) -> None:
     Raises:
         ValueError: the analysis knows nothing of who holds memory.
     """
-    scripts = (place + SCRIPT_NAME for place in _SCRIPT_PLACES)
-    there = next((script for script in scripts if (path.parent / script).is_file()), SCRIPT_NAME)
-    path.write_bytes(page_text(analysis, page, script=there).encode())
+    path.write_bytes(page_text(analysis, page).encode())
 
 
-def write_script(_: Analysis, path: Path) -> None:
-    """Writes plotly's own script, which all pages share."""
-    from plotly.offline import get_plotlyjs
-
-    path.write_bytes(get_plotlyjs().encode())
-
-
-def page_text(analysis: Analysis, page: str, *, script: str = SCRIPT_NAME) -> str:
+def page_text(analysis: Analysis, page: str) -> str:
     """The HTML of one of PAGES; where nothing is held, a page that says why."""
     use = analysis.memory_use
     if use is None:
@@ -77,18 +60,16 @@ def page_text(analysis: Analysis, page: str, *, script: str = SCRIPT_NAME) -> st
     title, categories = PAGES[page]
     rings = sectors(use, page, layer_order(analysis))
     size_bytes = rings[0].size_bytes
-    fixed = {
-        i: CATEGORY_COLORS[category]
-        for i, sector in enumerate(rings)
-        for category in CATEGORIES
-        if page == "summary" and sector.parent == 0 and sector.name == category
-    }
+    known = CATEGORY_COLORS.items() if page == "summary" else ()
+    fixed = {i: color for i, one in enumerate(rings) for name, color in known if (one.parent, one.name) == (0, name)}
+    parents, labels, sizes = zip(*((sector.parent, sector.label, sector.size_bytes) for sector in rings), strict=True)
+    colors = ring_colors(parents, labels, sizes, fixed)
     return page_template("sunburst.html").render(
         title=f"{title}: {size_bytes / MIB:.2f} MiB of {use.peak.total_bytes / MIB:.2f} MiB at the peak",
         subtitle=_subtitle(analysis, use),
         why="" if size_bytes else _why_empty(use, page, categories),
-        script=script,
-        sectors=_json(rings, fixed) if size_bytes else "",
+        sectors=zip(rings, colors, map(ink_on, colors), strict=True),
+        whole=size_bytes,
     )
 
 
@@ -110,6 +91,9 @@ def sectors(use: MemoryUse, page: str, layers: Mapping[str, int]) -> list[Sector
         label = shorten(clean(node.label, unicode=True), _LONGEST_LABEL, ellipsis="…")
         parent = numbers[path[:-1]] if path else None
         found.append(Sector(parent, label, name, node.total_bytes, node.count, _phases(node)))
+        if node.children and node.own_bytes:
+            count = node.count - sum(child.count for child in node.children.values())
+            found.append(Sector(numbers[path], "itself", f"{name} itself", node.own_bytes, count, ""))
     return found
 
 
@@ -139,13 +123,3 @@ def _why_empty(use: MemoryUse, page: str, categories: Sequence[MemoryCategory]) 
     most = int(course.max()) if len(use.timeline.time_ns) else 0
     other = f" At another moment it was up to {most / MIB:.2f} MiB: see memory.log." if most else ""
     return _WHY_EMPTY[page] + other
-
-
-def _json(rings: Sequence[Sector], fixed: Mapping[int, str]) -> Markup:
-    """The sectors by column, in a form that cannot end the element it stands in."""
-    parents, labels, names, sizes, counts, phases = zip(*map(astuple, rings), strict=True)
-    colors = ring_colors(parents, labels, sizes, fixed)
-    columns = {"labels": labels, "parents": parents, "bytes": sizes, "names": names, "counts": counts, "phases": phases}
-    return Markup(
-        script_json({"rings": _RINGS, **columns, "colors": colors, "inks": [ink_on(color) for color in colors]})
-    )

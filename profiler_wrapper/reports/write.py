@@ -24,7 +24,6 @@ class ReportFile(NamedTuple):
 
     name: str
     write: Callable[[Analysis, Path], object]
-    shared: bool = False  # by all windows of a rank: it is the same for each, and written once
 
 
 class Report(NamedTuple):
@@ -71,13 +70,5 @@ REPORTS: Mapping[str, Report] = {
         (ReportFile("<prefix>_memory_categories_plot.png", draw_categories),), _knows_owners, _IF_MEMORY
     ),
     "memory_log": Report((ReportFile("memory/memory.log", _text(memory_log)),), _knows_owners, _IF_MEMORY),
-    "sunbursts": Report(
-        (
-            # The script comes first: the pages look for where it is.
-            ReportFile(f"memory/{sunburst.SCRIPT_NAME}", sunburst.write_script, shared=True),
-            *map(_sunburst, sunburst.PAGES),
-        ),
-        _knows_owners,
-        _IF_MEMORY,
-    ),
+    "sunbursts": Report(tuple(map(_sunburst, sunburst.PAGES)), _knows_owners, _IF_MEMORY),
 }

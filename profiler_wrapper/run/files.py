@@ -6,7 +6,6 @@ import gzip
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -181,11 +180,7 @@ class WindowFiles:
     def _report(self, name: str, file: ReportFile, result: ProfileResult) -> None:
         directory = self._directory
         assert directory is not None
-        if file.shared:  # never on the node's own disk, from where each window takes its own
-            directory = replace(self._target or directory, window="")
         path = directory.page if name == "report" else directory.path(file.name)
-        if file.shared and path.exists():
-            return
         if name == "log" and self._options.log_dir is not None:
             path = self._options.log_dir / (f"{directory.window}_{path.name}" if directory.window else path.name)
         with replacing(path) as beside:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,20 @@ def test_like_names_have_like_colours_and_rings_get_lighter() -> None:
     assert ring_colors([None, 0], ["a", "b"], [1, 1], {0: "#000000"})[1] == mixed("#000000", 0.16) == "#292929"
 
 
-@pytest.mark.parametrize(("color", "ink"), [("#0072B2", "#ffffff"), ("#F0E442", "#111111"), ("#c3c8cf", "#111111")])
+@pytest.mark.parametrize(
+    ("color", "ink"),
+    [("#0072B2", "#ffffff"), ("#F0E442", "#000000"), ("#c3c8cf", "#000000"), ("#009E73", "#000000")],
+)
 def test_text_is_readable_on_its_sector(color: str, ink: str) -> None:
     assert ink_on(color) == ink
+
+
+def test_the_ink_on_any_color_has_contrast() -> None:
+    def luminance(color: str) -> float:
+        parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    for color in (f"#{red:02x}{green:02x}{blue:02x}" for red, green, blue in product(range(0, 256, 15), repeat=3)):
+        low, high = sorted((luminance(color), luminance(ink_on(color))))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, color

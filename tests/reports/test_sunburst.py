@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +14,7 @@ from hypothesis import strategies as st
 from memory_recordings import use_of
 from profiler_wrapper.analysis.model import CATEGORIES, MemoryCategory
 from profiler_wrapper.reports.memory import layer_order
-from profiler_wrapper.reports.sunburst import PAGES, page_text, sectors, write_page, write_script
+from profiler_wrapper.reports.sunburst import PAGES, page_text, sectors
 from recordings import Trace
 from sample_memory import MIB, llama_memory, memory_at_peak, owner, with_memory
 from sample_results import Layer, analysis_of, llama
@@ -49,6 +46,7 @@ class Page(HTMLParser):
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.texts: dict[str, list[str]] = {}
+        self.rows: list[list[str]] = []  # of the table, without its head
         self._open = ""
         self.feed(text)
         self.close()
@@ -56,16 +54,18 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
         self._open = tag
+        if tag == "tr" and attrs:
+            self.rows.append([])
+        elif tag == "td":
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._open = ""
 
     def handle_data(self, data: str) -> None:
         self.texts.setdefault(self._open, []).append(data)
-
-    @property
-    def data(self) -> dict[str, Any]:
-        """What the rings are drawn from."""
-        (text,) = (text for text in self.texts["script"] if text.startswith("{"))
-        found: dict[str, Any] = json.loads(text)
-        return found
+        if self._open == "td":
+            self.rows[-1][-1] += data
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -79,13 +79,18 @@ def test_rings_add_up_to_what_the_category_holds(page: str) -> None:
             assert sector.parent < i
             below[sector.parent] += sector.size_bytes
     for sector, size_bytes in zip(found, below, strict=True):
-        assert size_bytes in (0, sector.size_bytes)  # no name here holds anything beside those below it
+        assert size_bytes in (0, sector.size_bytes)
 
 
-def test_what_a_name_holds_itself_is_no_part_of_those_below() -> None:
-    use = memory_at_peak((owner("params", 3, name="a"), owner("params", 5, name="a.b")))
-    found = [(sector.name, sector.size_bytes) for sector in sectors(use, "params", {})]
-    assert found == [("Parameters and buffers", 8), ("a", 8), ("a.b", 5)]
+def test_what_a_name_holds_itself_is_a_sector_beside_those_below() -> None:
+    use = memory_at_peak((owner("params", 1, name="a"), owner("params", 2, name="a"), owner("params", 5, name="a.b")))
+    found = [(sector.name, sector.parent, sector.size_bytes, sector.count) for sector in sectors(use, "params", {})]
+    assert found == [
+        ("Parameters and buffers", None, 8, 3),
+        ("a", 0, 8, 3),
+        ("a itself", 1, 3, 2),
+        ("a.b", 1, 5, 1),
+    ]
 
 
 def test_the_summary_has_every_category_and_the_optimizers_page_two() -> None:
@@ -102,16 +107,16 @@ SIZED = st.tuples(st.sampled_from(CATEGORIES), st.sampled_from(["a", "a.b", "c"]
 
 
 @given(st.lists(SIZED, min_size=1))
-def test_children_are_never_more_than_what_they_are_in(held: list[tuple[MemoryCategory, str, int]]) -> None:
+def test_children_add_up_to_what_they_are_in(held: list[tuple[MemoryCategory, str, int]]) -> None:
     use = memory_at_peak(tuple(owner(category, size, name=name, op="aten::x") for category, name, size in held))
     for page in PAGES:
         found = sectors(use, page, {})
         below = [0] * len(found)
         for sector in found:
-            assert sector.size_bytes >= 0
+            assert sector.size_bytes > 0 or len(found) == 1
             if sector.parent is not None:
                 below[sector.parent] += sector.size_bytes
-        assert all(inner <= sector.size_bytes for sector, inner in zip(found, below, strict=True))
+        assert all(inner in (0, sector.size_bytes) for sector, inner in zip(found, below, strict=True))
 
 
 def test_memory_outside_of_the_allocator_leaves_the_summary_whole() -> None:
@@ -144,22 +149,51 @@ def test_phases_are_told_with_their_sizes_where_they_are_several() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_loads_nothing_but_the_script_beside_it(page: str) -> None:
+def test_a_page_loads_nothing(page: str) -> None:
     text = page_text(with_memory(llama_memory(12)), page)
-    assert "http" not in text
-    assert "//" not in re.sub(r"^ *//.*$", "", text, flags=re.MULTILINE)  # but comments
+    assert "http" not in text and "url(" not in text
     elements = Page(text).elements
-    assert [attributes["src"] for _, attributes in elements if "src" in attributes] == ["plotly.min.js"]
-    assert not [tag for tag, attributes in elements if tag in ("link", "img", "iframe", "a") or "href" in attributes]
+    assert not [
+        tag for tag, attributes in elements if tag in ("link", "img", "iframe", "a") or {"src", "href"} & {*attributes}
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_without_scripts_a_table_has_every_sector(page: str) -> None:
+    use, analysis = llama_memory(12), llama(12)
+    found = sectors(use, page, layer_order(analysis))
+    rows = Page(page_text(with_memory(use, analysis), page)).rows
+    for sector, (name, size_mib, size_bytes, share, count, phases) in zip(found, rows, strict=True):
+        assert (name, size_bytes, int(count), phases) == (
+            sector.name,
+            f"{sector.size_bytes:,}",
+            sector.count,
+            sector.phases,
+        )
+        assert float(size_mib) == pytest.approx(sector.size_bytes / MIB, abs=0.005)
+        assert float(share) == pytest.approx(100 * sector.size_bytes / found[0].size_bytes, abs=0.005)
+
+
+def kinds(page: Page) -> list[str]:
+    """Its elements in their order, the rows of the table apart."""
+    return [tag for tag, _ in page.elements if tag not in ("tr", "td")]
+
+
+@cache
+def usual_kinds() -> list[str]:
+    return kinds(Page(page_text(with_memory(llama_memory(2)), "params")))
 
 
 def test_awkward_names_are_inert_and_whole() -> None:
     model = analysis_of([Layer("</title><script>x</script>\ud800", "M")])
     use = memory_at_peak(tuple(owner("params", MIB, layer=name, name=f"{name}.weight") for name in AWKWARD))
-    plain = Page(page_text(with_memory(llama_memory(2)), "params"))
     page = Page(page_text(with_memory(use, model), "params"))
-    assert [tag for tag, _ in page.elements] == [tag for tag, _ in plain.elements]
-    names = page.data["names"]
+    assert kinds(page) == usual_kinds()
+    assert {tuple(attributes) for tag, attributes in page.elements if tag == "tr"} == {
+        (),
+        ("data-parent", "data-label", "style"),
+    }
+    names = [row[0] for row in page.rows]
     shown = {"\ud800lone": "\\ud800lone", "line\nbreak\u2028": "line\\nbreak\\u2028"}
     assert set(names) == {
         "Parameters and buffers",
@@ -169,26 +203,13 @@ def test_awkward_names_are_inert_and_whole() -> None:
     assert any("</title><script>x</script>\\ud800" in text for text in page.texts["p"])
 
 
-@cache
-def usual_tags() -> list[str]:
-    return [tag for tag, _ in Page(page_text(with_memory(llama_memory(2)), "params")).elements]
-
-
 @settings(deadline=None)
 @given(st.lists(st.text(min_size=1, max_size=30), min_size=1, max_size=5, unique=True))
 def test_no_name_changes_the_page(names: list[str]) -> None:
     use = memory_at_peak(tuple(owner("params", MIB, name=name) for name in names))
     page = Page(page_text(with_memory(use), "params"))
-    assert [tag for tag, _ in page.elements] == usual_tags()
-    assert page.data["bytes"][0] == MIB * len(names)
-
-
-def test_the_data_hold_nothing_that_html_reads() -> None:
-    use = memory_at_peak((owner("params", MIB, name="</script>&<!--é\u2028"),))
-    data = re.search(r'id="sectors">(.*?)</script>', page_text(with_memory(use), "params"))
-    assert data is not None
-    assert not set("<>&\u2028") & set(data[1])
-    assert json.loads(data[1])["names"][1] == "</script>&<!--é\\u2028"
+    assert kinds(page) == usual_kinds()
+    assert page.rows[0][2] == f"{MIB * len(names):,}"
 
 
 @pytest.mark.parametrize(
@@ -214,21 +235,3 @@ def test_an_empty_page_says_what_was_held_at_other_times() -> None:
 def test_nothing_known_is_refused() -> None:
     with pytest.raises(ValueError, match="memory_use"):
         page_text(llama(1), "params")
-
-
-def test_a_later_window_reads_the_script_of_its_rank(tmp_path: Path) -> None:
-    first, later, alone = (tmp_path / name / "memory" for name in ("rank0", "rank0/steps_5-7", "elsewhere"))
-    for directory in (first, later, alone):
-        directory.mkdir(parents=True)
-    analysis = with_memory(llama_memory(2))
-    write_script(analysis, first / "plotly.min.js")
-    for directory, script in (
-        (first, "plotly.min.js"),
-        (later, "../../memory/plotly.min.js"),
-        (alone, "plotly.min.js"),
-    ):
-        write_page(analysis, directory / "page.html", page="params")
-        (source,) = (a["src"] for _, a in Page((directory / "page.html").read_text()).elements if "src" in a)
-        assert source == script
-        if directory != alone:
-            assert (directory / script).is_file()

@@ -28,7 +28,6 @@ def test_names_are_those_users_know() -> None:
         "categories_plot": ["<prefix>_memory_categories_plot.png"],
         "memory_log": ["memory/memory.log"],
         "sunbursts": [
-            "memory/plotly.min.js",
             "memory/params_memory_sunburst.html",
             "memory/grads_memory_sunburst.html",
             "memory/os_memory_sunburst.html",
@@ -44,7 +43,6 @@ BEGINS = {
     "png": b"\x89PNG",
     "txt": b"device: ",
     "html": b"<!DOCTYPE html>",
-    "js": b"/**\n* plotly.js",
     "memory.log": b"# Memory of cuda:0",
     "log": b"LlamaForCausalLM on ",
 }
