@@ -30,7 +30,7 @@ IMPORTED = (
     *("torch._inductor.compile_fx", "torch.distributed.fsdp", "torch.distributed.pipelining", "torch.utils.checkpoint"),
     *("torch.profiler", "hypothesis.extra.numpy", "pandas", "msgspec", "tabulate", "tqdm", "jinja2", "jsonschema"),
     *("transformers.models.llama.modeling_llama", "transformers.models.gpt2.modeling_gpt2", "transformers.generation"),
-    *("matplotlib.figure", "matplotlib.backends.backend_agg", "plotly.graph_objects", "pyarrow.parquet"),
+    *("matplotlib.figure", "matplotlib.backends.backend_agg", "pyarrow.parquet"),
 )
 
 
