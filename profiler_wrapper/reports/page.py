@@ -81,20 +81,24 @@ def roofline_data(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-def time_shares(analysis: Analysis) -> list[dict[str, Any]]:
+def time_shares(analysis: Analysis) -> dict[str, Any]:
     """The time of the timed trace by part of the model, as the headline has it, and what has no layer: all of it."""
     rows = [(part.name, part.time_ns, part.layers) for part in time_parts(analysis) if part.time_ns]
     rows += [(f"No layer is known: {row.reason}", row.time_ns, ()) for row in analysis.unattributed]
-    return [
-        {
-            "name": name,
-            "time_us": time_ns / NS_PER_US,
-            "share": time_ns / analysis.time.total_ns,
-            "layers": list(layers),
-        }
-        for name, time_ns, layers in sorted(rows, key=lambda row: -row[1])
-        if time_ns
-    ]
+    total_ns = analysis.time.total_ns
+    return {
+        "rows": [
+            {
+                "name": name,
+                "time_us": time_ns / NS_PER_US,
+                "share": _short(time_ns / total_ns),
+                "layer": next(iter(layers), None),
+                "layers": len(layers),
+            }
+            for name, time_ns, layers in sorted(rows, key=lambda row: -row[1])
+            if time_ns
+        ]
+    }
 
 
 # --------------------------------------------------------------------------------------------------
@@ -269,8 +273,8 @@ def page_data(analysis: Analysis, *, title: str = "", trace_href: str | None = N
     for name in LISTS:
         data[name] = columns_of(data[name], texts)
     data["run"] = {name: _as_columns(value, texts) for name, value in data["run"].items()}
-    views = plain({"layers": _contained(layer_view, analysis), "roofline": _contained(roofline_data, analysis)})
-    views["shares"] = time_shares(analysis)
+    makers = {"layers": layer_view, "roofline": roofline_data, "shares": time_shares}
+    views = plain({name: _contained(make, analysis) for name, make in makers.items()})
     views["layers"] = {name: _as_columns(value, texts) for name, value in views["layers"].items()}
     return {**data, "texts": list(texts), "page": plain(_page(analysis, title, trace_href)), "views": views}
 

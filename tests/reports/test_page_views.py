@@ -13,6 +13,8 @@ from profiler_wrapper.reports.page import page_data
 from sample_results import llama
 from sample_views import full_analysis
 
+SOURCES = Path(__file__).parents[2] / "page" / "src"
+
 
 def test_the_roofline_by_hand() -> None:
     """Of a step of a Llama of 4 blocks: forward 200 us of MLP and 100 us of attention a block, backward twice that."""
@@ -43,8 +45,9 @@ def test_what_cannot_be_made_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(page, "roofline_data", broken)
     monkeypatch.setattr(page, "layer_view", broken)
+    monkeypatch.setattr(page, "time_shares", broken)
     failed = {"failed": "ZeroDivisionError: no steps"}
-    assert page_data(llama(2))["views"] == {"layers": failed, "roofline": failed}
+    assert page_data(llama(2))["views"] == {"layers": failed, "roofline": failed, "shares": failed}
 
 
 def test_what_times_are_is_written_once_and_so_are_names_of_categories() -> None:
@@ -52,6 +55,6 @@ def test_what_times_are_is_written_once_and_so_are_names_of_categories() -> None
     data = page_data(full_analysis(4, odd=None))["page"]
     assert data["time_name"] == "device time"
     assert set(data["category_names"]) == set(CATEGORIES) and data["category_names"]["os_state"] == "optimizer state"
-    sources = [path.read_text(encoding="utf-8") for path in Path(page.__file__).with_suffix("").glob("*.js")]
+    sources = [path.read_text(encoding="utf-8") for path in SOURCES.rglob("*.ts*")]
     assert len(sources) > 20
     assert [word for word in ("CPU time", '"CPU"} time', 'optimizer state"') for text in sources if word in text] == []

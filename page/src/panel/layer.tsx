@@ -30,7 +30,7 @@ export function OfLayer({ data, name, timeline }: { data: PageData; name: string
         ["Bytes moved a step", known(whole, "bytes_moved") !== null && bytes(known(whole, "bytes_moved"))],
         ["Retained", known(whole, "retained") !== null && bytes(known(whole, "retained")), "Allocated inside and kept for backward: mean over calls"],
         ["Peak inside", known(whole, "peak") !== null && bytes(known(whole, "peak"))],
-        ["CPU time", known(whole, "cpu") !== null && us(known(whole, "cpu"))],
+        ["Time on the CPU", known(whole, "cpu") !== null && us(known(whole, "cpu"))],
         ["Device idle inside", known(whole, "idle") !== null && us(known(whole, "idle"))],
         ["Exposed communication", known(whole, "exposed") ? us(known(whole, "exposed")) : null],
         ["Attention", backends.length > 0 && backends.map(([backend, time_us]) => `${cut(backend, 40)} ${us(perStep(data, time_us))}`).join(", ")],

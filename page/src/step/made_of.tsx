@@ -24,9 +24,9 @@ const layerOrNone = (data: PageData, name: unknown): Entry["select"] => (rowsOf(
 
 /** What each part of the model takes of the device's time; these add up to all of it. */
 export function Shares({ data }: { data: PageData }): JSX.Element {
-  const rows: Row[] = data["views"]?.shares ?? [];
+  const rows: Row[] = data["views"].shares.rows;
   return <Entries title={`${timeName(data)} by part of the model, ${per(data)}`} most={12} entries={rows.map(row => ({
-    select: layerOrNone(data, (row["layers"] as string[])[0]), name: row["name"] as string, value: us(perStep(data, row["time_us"] as number)), share: row["share"] as number, more: (row["layers"] as string[]).length > 1 ? `${count((row["layers"] as string[]).length)} layers` : "",
+    select: layerOrNone(data, row["layer"]), name: row["name"] as string, value: us(perStep(data, row["time_us"] as number)), share: row["share"] as number, more: (row["layers"] as number) > 1 ? `${count(row["layers"] as number)} layers` : "",
   }))} />;
 }
 
