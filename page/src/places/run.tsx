@@ -122,7 +122,7 @@ type Fact = readonly [name: string, value: unknown];
 function FactTable({ facts, label }: { facts: readonly Fact[]; label: string }): JSX.Element {
   const known = facts.map(([name, value]) => [name, inWords(value)] as const).filter(([, value]) => value);
   return (
-    <table class="plain" aria-label={label}>
+    <table class="plain long" aria-label={label}>
       <tbody>{known.map(([name, value]) => <tr key={name}><th scope="row">{cut(name, 80)}</th><td title={cut(value, 400) === value ? undefined : full(value)}>{cut(value, 400)}</td></tr>)}</tbody>
     </table>
   );
