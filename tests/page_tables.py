@@ -61,7 +61,7 @@ class Table:
 
     def assert_shows(self, key: str, values: Sequence[float | None]) -> None:
         """Of the rows that are drawn; each right to the last digit that is shown."""
-        assert self.rows and self.count == len(values)
+        assert bool(self.rows) == bool(values) and self.count == len(values)
         for row, value in zip(self.rows, values, strict=False):
             assert (row[key] in ("–", "")) == (value is None), (key, row[key], value)
             if value is not None:
@@ -152,7 +152,7 @@ def assert_all_open(page: Page) -> set[str]:
         page.click(choice)
         page.wait(f"document.querySelector('{choice}').ariaPressed === 'true'")
         assert_said(page, "kernels")
-        assert page.count("#view-kernels tbody tr, #view-kernels .notice"), by
+        assert page.count("#view-kernels :is(tbody tr, .figure, .notice)"), by
         drawn.add(by)
     assert page.problems == []
     assert page.requests == []

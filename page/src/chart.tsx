@@ -151,7 +151,7 @@ export function Bars({ title, values, labels, format, color, far = new Set(), ma
     return Math.floor(((event.clientX - box.left) / box.width) * values.length);
   };
   const said = `${title}: ${values.length} values, ${range}. ${named}`;
-  const slider = { role: "slider", tabIndex: 0, "aria-valuemin": 0, "aria-valuemax": values.length - 1, "aria-valuenow": Math.max(0, at), "aria-valuetext": at < 0 ? "none is chosen" : `${labels[at]}: ${isKnown(values[at]) ? format(values[at]) : "not known"}`, onKeyDown: keys } as const;
+  const slider = { role: "slider", tabindex: 0, "aria-valuemin": 0, "aria-valuemax": values.length - 1, "aria-valuenow": Math.max(0, at), "aria-valuetext": at < 0 ? "none is chosen" : `${labels[at]}: ${isKnown(values[at]) ? format(values[at]) : "not known"}`, onKeyDown: keys } as const;
   return (
     <figure class="bars">
       <figcaption title={[`median ${format(middle)}`, range, help].filter(Boolean).join(". ")}>

@@ -75,10 +75,11 @@ export function Table<R extends object>(props: TableProps<R>): JSX.Element {
 
   const fold = (changes: Iterable<[string, boolean]>): void => {
     const next = new Map([...folds, ...changes]);
-    unfolded.set(name, next);
+    if (!query) unfolded.set(name, next);
     setFolds(next);
   };
   const search = (text: string): void => {
+    if (!text !== !query) setFolds((text ? undefined : unfolded.get(name)) ?? new Map()); // what is found is seen, whatever was folded
     setQuery(text);
     setTop(0);
     if (scroller.current) scroller.current.scrollTop = 0;

@@ -1,8 +1,7 @@
-"""The page of a job of many ranks in a browser: every view, what it tells, and names that stay text."""
+"""The page of a job of many ranks in a browser: what each part of it tells, and names that stay text."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,15 +10,13 @@ import pytest
 pytest.importorskip("duckdb")
 
 from browser import Browser, Page
+from page_tables import assert_reads, table_of
 from profiler_wrapper.ranks.figures import write_ranks_page
 from profiler_wrapper.ranks.load import open_ranks
 from small_rank_jobs import HOSTILE, write_job
 
 HOSTILE_NAME = "<img src=x>my reader"
 pytestmark = pytest.mark.full
-
-VIEWS = ("summary", "timeline", "heat", "ranks", "communication", "layers")
-
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
@@ -34,46 +31,34 @@ def written(folder: Path, **about: str) -> Path:
     return page
 
 
-def visit(page: Page, view: str) -> None:
-    page.click(f"#tab-{view}")
-    page.wait(f"document.querySelector('#view-{view}')")
-    if view in ("timeline", "heat"):
-        page.wait(f"document.querySelector('#view-{view} .chart[data-drawn] svg')")
-
-
-def chart(page: Page, view: str, what: str, at: int = 0) -> str:
-    """What plotly was given, as JSON."""
-    return str(page.evaluate(f"JSON.stringify(document.querySelectorAll('#view-{view} .chart')[{at}].{what})"))
-
-
-def test_every_view_tells_the_planted_cause(browser: Browser, tmp_path: Path) -> None:
-    page = browser.open(written(tmp_path))
+def opened(browser: Browser, page_file: Path, **how: bool) -> Page:
+    page = browser.open(page_file, **how)
     page.wait("document.documentElement.dataset.ready")
-    sentence = page.text("[data-verdict=rank]")
-    assert sentence.startswith("Rank 2 is the straggler: its blocks.1 takes longer")
-    assert "50.00 ms" in page.text("#view-summary .figures") and "rank 2, blocks.1" in page.text("#view-summary .table")
-    assert page.texts("#tabs [role=tab]") == ["Summary", "Timeline", "Heat maps", "Ranks", "Communication", "Layers"]
-    for view in VIEWS[1:]:
-        visit(page, view)
-    bars = {one["name"]: one for one in json.loads(chart(page, "timeline", "data"))}
-    slow = [length for lane, length in zip(bars["forward"]["y"], bars["forward"]["x"], strict=True) if lane == 2]
-    assert slow == pytest.approx([60.0] * 3) and set(bars["blocks.1"]["y"]) == {2}
-    (heat,) = json.loads(chart(page, "heat", "data"))
-    row = page.evaluate("page.data.heat[0].rows.indexOf('forward')")
-    assert heat["z"][row] == pytest.approx([0, 0, 50, 0])
-    assert set(bars["waiting for others"]["y"]) == {0, 1, 3}, "the slow rank waits for nobody"
-    shapes = json.loads(chart(page, "timeline", "layout"))["shapes"]
-    assert [one["y0"] for one in shapes if one["type"] == "rect"] == [1.5], "the lane of rank 2 is marked"
-    layout = json.loads(chart(page, "heat", "layout"))
-    assert "50.0" in heat["text"][row] and heat["text"][row].count("") == 3, "few cells have their numbers in them"
-    assert [one["x0"] for one in layout["shapes"]] == [1.5], "the column of rank 2 is framed"
-    ranks = page.texts("#view-ranks tbody tr")
-    assert len(ranks) == 4 and "▸ 2" in ranks[0] and "60.0" in ranks[0], "who is named comes first"
-    small = page.texts("#view-summary .bars figcaption")
-    assert len(small) == 2 and small[0].startswith("Self time") and "outlier: rank 2" in small[0]
-    assert "Peak memory and MFU are not known: no rank has a result.json" in page.text("#view-summary")
-    assert "67.6" in page.text("#view-communication tbody tr") and "blocks.1" in page.text("#view-layers tbody tr")
+    return page
+
+
+def test_the_page_tells_the_planted_cause(browser: Browser, tmp_path: Path) -> None:
+    page = opened(browser, written(tmp_path))
+    assert page.text("[data-verdict=rank]").startswith("Rank 2 is the straggler: its blocks.1 takes longer")
+    assert "50.00 ms" in page.text("#view-summary .figures")
+    assert table_of(page, "Suspects").rows[0]["who"] == "rank 2, blocks.1"
+    lanes = dict(page.evaluate("[...document.querySelectorAll('.ranks-timeline .unseen tbody tr')].map(row => [row.cells[0].textContent, row.textContent])"))
+    assert len(lanes) == 4, lanes
+    heat = page.evaluate("(map => Object.fromEntries(map.rows.map((row, i) => [row, map.values_ms[i]])))(JSON.parse(document.getElementById('data').textContent).heat[0])")
+    assert heat["forward"] == pytest.approx([0, 0, 50, 0])
+    assert page.text(".heat .legend [aria-live]") == "Highest: rank 2, forward: +50.00 ms"
+    ranks = table_of(page, "Ranks")
+    assert [ranks.rows[0]["rank"], ranks.count] == ["▸ 2", 4], "who is named comes first"
+    assert_reads(ranks.rows[0]["forward"], 60_000, ranks.units["forward"])
+    assert [float(text) for text in ranks.texts("waiting_ms_per_step")] == [0, 50, 50, 50], "the slow rank waits for nobody"
+    small = page.texts(".bars figcaption")
+    assert small[0].startswith("Self time") and "outlier: rank 2" in small[0]
+    assert "Peak memory and MFU are not known: no rank has a result.json" in page.text("#places")
+    assert table_of(page, "Communication").rows[0]["waited"] == "67.6"
+    assert table_of(page, "Layers over the ranks").rows[0]["layer"] == "blocks.1"
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.problems == [] and page.requests == []
+    page.close()
 
 
 def test_names_of_no_kind_and_low_scores_are_told(browser: Browser, tmp_path: Path) -> None:
@@ -83,23 +68,23 @@ def test_names_of_no_kind_and_low_scores_are_told(browser: Browser, tmp_path: Pa
     page_file = tmp_path / "report.html"
     with open_ranks(table) as (loaded, report):
         write_ranks_page(report, loaded.database, page_file)
-    page = browser.open(page_file)
-    page.wait("document.documentElement.dataset.ready")
-    visit(page, "ranks")
-    *ranks, named = page.texts("#view-ranks tbody tr")
-    assert "!" in ranks[0] and not any("!" in row for row in ranks[1:]), "the slow rank alone scores low"
-    assert named.startswith(HOSTILE_NAME) and "2.000" in named, named
-    assert "the mean of the 8 steps that were judged" in page.text("#view-ranks")
-    assert "8 steps were judged" in page.text("#view-summary .figures") and "add up" in page.text("#view-summary")
-    assert page.problems == [] and page.count("#views img") == 0
+    page = opened(browser, page_file)
+    scores = table_of(page, "Ranks").texts("relative_score")
+    assert "!" in scores[0] and not any("!" in score for score in scores[1:]), "the slow rank alone scores low"
+    (named,) = table_of(page, "Named spans").rows
+    assert named["name"] == HOSTILE_NAME and named["others_ms_per_step"] == "2.000", named
+    assert "the mean of the 8 steps that were judged" in page.text("#places")
+    assert "8 steps were judged" in page.text("#view-summary .figures") and "add up" in page.text("#places")
+    assert page.problems == [] and page.count("#root img") == 0
+    page.close()
 
 
 def test_hostile_names_are_inert(browser: Browser, tmp_path: Path) -> None:
-    page = browser.open(written(tmp_path, layer="blocks.1" + HOSTILE, group=HOSTILE), dark=True)
-    page.wait("document.documentElement.dataset.ready")
-    for view in VIEWS:
-        visit(page, view)
+    page = opened(browser, written(tmp_path, layer="blocks.1" + HOSTILE, group=HOSTILE), dark=True)
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert page.dialogs == [] and page.problems == [] and page.requests == []
-    assert page.count("#views img") == 0 and page.count("#views b img") == 0
-    assert "blocks.1</script><img src=x" in page.text("#view-layers tbody")
+    assert page.count("#root :is(img, b img, script)") == 0
+    assert "blocks.1</script><img src=x" in table_of(page, "Layers over the ranks").rows[0]["layer"]
     assert "\u202e" not in page.evaluate("document.body.innerText")
+    page.close()

@@ -1,14 +1,25 @@
-"""What the views of the page show of a result made by hand, read in a browser that has no network."""
+"""What the places of the page show of a result made by hand, read in a browser that has no network."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from statistics import fmean
 
 import pytest
 
 from browser import Page
-from page_tables import Opener, show, table_named, table_of, tooltip_of_cell
+from page_tables import (
+    GROUPS,
+    LAYER_ROWS,
+    LOOKS,
+    Opener,
+    assert_reads,
+    figures_of,
+    read_number,
+    show,
+    table_of,
+)
 from profiler_wrapper.analysis.model import Analysis, ClassRow, Phase, UnattributedRow
 from sample_results import llama
 from sample_views import US, full_analysis, overview, products
@@ -16,34 +27,26 @@ from sample_views import US, full_analysis, overview, products
 pytestmark = pytest.mark.full
 
 
-def figures_of(page: Page) -> dict[str, str]:
-    """The figures of the Summary by their names."""
-    show(page, "summary")
-    values = page.texts("#view-summary .figure .value")
-    return dict(zip(page.texts("#view-summary .figure .label"), values, strict=True))
-
-
 def test_figures_say_what_they_are_over(opened: Opener) -> None:
     """Steps of 10 ms by the overview; without it the spans on the CPU, under that name."""
-    figures = figures_of(opened(full_analysis()))
-    assert figures["Step time, per step"] == "10.00 ms"
+    figures = figures_of(opened(full_analysis()), "step")
+    assert figures["Step time"] == "10.00 ms"
     assert {"Device time, per step", "Attention, per step"} <= set(figures)
     assert figures["Attributed to layers"] == "99.8 %"  # 13.3 us of 5.335 ms have no layer: 99.75
     analysis = full_analysis(utilization=None, overview=None)
     page = opened(analysis)
     spans = [row.span_ns or 0 for row in analysis.steps]
-    assert figures_of(page)["CPU span, per step"] == f"{fmean(spans) / 1e6:.3f} ms"
-    show(page, "communication")
-    assert "of a step's CPU span" in page.text("#view-communication .figures")
-    show(page, "overview")
-    steps = table_named(page, "overview", "Steps")
+    assert figures_of(page, "step")["CPU span"] == f"{fmean(spans) / 1e6:.3f} ms"
+    steps = table_of(page, "Steps")
     assert "wall_us" not in steps.units
     steps.assert_shows("span_us", [span / 1000 for span in spans])
+    show(page, "kernels", "communication")
+    assert "of a step's CPU span" in page.text("#view-kernels .figures")
 
 
 def test_steps_take_what_the_overview_says(full: Page) -> None:
-    show(full, "overview")
-    steps = table_named(full, "overview", "Steps")
+    show(full, "step")
+    steps = table_of(full, "Steps")
     steps.assert_shows("wall_us", [10_000] * 3)
     steps.assert_shows("span_us", [(row.span_ns or 0) / 1000 for row in full_analysis().steps])
 
@@ -58,22 +61,23 @@ def test_generation_is_told_over_the_whole_trace(opened: Opener) -> None:
     )
     generated = replace(generated, steps=steps)
     page = opened(replace(generated, overview=overview(3), products=products(), summary=shaped))
-    figures = figures_of(page)
-    assert figures["Step time, all 3 steps"] == "30.00 ms"
-    assert "Device time, over the whole trace" in figures
+    figures = figures_of(page, "step")
+    assert figures["Step time"] == "10.00 ms"
     assert (figures["Prefill, a call"], figures["Decode, a call"]) == ("808.0 µs", "808.0 µs")
-    assert "over the whole trace" in page.text("#view-summary")
+    assert "over the whole trace" in page.text("#view-step .figures")
     show(page, "layers")
-    assert any("summed over the whole trace" in text for text in page.texts("#view-layers .note"))
-    show(page, "shapes")
-    assert "in all 3 steps" in page.text("#view-shapes .note")
-    table_of(page, "shapes").assert_shows("calls_per_step", [3, 6])
+    assert any("over the whole trace" in text for text in page.texts("#view-layers .note"))
+    show(page, "kernels", "shape")
+    assert "in all 3 steps" in page.text("#view-kernels .note")
+    table_of(page, "Products").assert_shows("calls_per_step", [3, 6])
 
 
 def test_operators_by_hand(full: Page) -> None:
-    show(full, "operators")
-    full.click("#view-operators .segments [data-id=op]")
-    table = table_of(full, "operators")
+    full.resize(1900, 768)
+    show(full, "kernels", "op")
+    table = table_of(full, "Operators")
+    assert full.count("#view-kernels td [title^='it could use tensor cores, but whether']") == 1
+    full.resize(1366, 768)
     assert table.texts("op") == [
         "aten::mm",
         "aten::_scaled_dot_product_flash_attention",
@@ -85,68 +89,66 @@ def test_operators_by_hand(full: Page) -> None:
     table.assert_shows("self_cpu_time_us", [1300, 60, 700, 150])
     table.assert_shows("tensor_cores", [2000 / 2300, None, None, None])
     assert table.texts("tensor_cores") == ["87.0", "–", "", ""]  # not known of attention; the others cannot
-    assert "not known" in tooltip_of_cell(full, "operators", "tensor_cores", 1)
-    assert table.texts("phase")[0].split() == ["backward", "forward"]
+    assert table.texts("phase")[0] == "2 phases"
+    full.click("#view-kernels tbody .fold")
+    assert table_of(full, "Operators").texts("op")[1:3] == ["backward", "forward"]
+    full.click("#view-kernels tbody .fold")
 
 
 def test_kernels_by_hand(full: Page) -> None:
-    show(full, "kernels")
-    assert "grid" not in table_of(full, "kernels").rows[0]
-    full.click("#view-kernels .segments [data-id=all]")
-    table = table_of(full, "kernels")
-    first = table.rows[0]
-    assert (first["name"], first["grid"], first["block"], first["tensor_cores"]) == (
-        "sm90_xmma_gemm_bf16",
-        "16×8×1",
-        "384×1×1",
-        "yes",
-    )
-    assert table.texts("name")[-1] == "mystery"
-    assert [table.rows[-1][key] for key in ("tensor_cores", "grid", "occupancy")] == ["–", "–", "–"]
-    assert full.texts("#view-kernels .figure .value") == [
+    show(full, "kernels", "kernel")
+    merged = table_of(full, "Kernels by Kernel")
+    merged.assert_shows("time_us", [2000, 800, 500, 300, 100])
+    assert "grid" not in merged.units
+    assert list(figures_of(full, "kernels").values()) == [
         "3.200 ms",
         "177",
         "87.5 %",
         "51.4 %",
     ]  # 90 of 175, copies apart
-    full.click("#view-kernels .segments [data-id=kernel]")
-    merged = table_of(full, "kernels")
-    assert len(merged.rows) == 5
-    merged.assert_shows("time_us", [2000, 800, 500, 300, 100])
-    assert (merged.rows[0]["grid"], merged.rows[0]["block"]) == ("", "384×1×1")  # what differs is left out
-    full.click("#view-kernels .segments [data-id=launch]")
-    full.click("#view-kernels .segments [data-id=main]")
+    full.click("#view-kernels .table .segments [data-id=all]")
+    full.resize(2600, 768)
+    full.click("#view-kernels tbody .fold")
+    full.wait("document.querySelectorAll('#view-kernels tbody tr').length === 7")
+    table = table_of(full, "Kernels by Kernel")
+    full.click("#view-kernels tbody .fold")
+    full.resize(1366, 768)
+    full.click("#view-kernels .table .segments [data-id=main]")
+    whole, first, second, *_, last = table.rows
+    assert (whole["name"], whole["grid"], whole["block"]) == ("sm90_xmma_gemm_bf16", "", "384×1×1")  # what differs is left out
+    assert (whole["tensor_cores"], first["grid"], first["name"]) == ("yes", "16×8×1", "grid 16×8×1, block 384×1×1")
+    assert float(first["count"]) + float(second["count"]) == float(whole["count"])
+    assert last["name"] == "mystery"
+    assert [last[key] for key in ("tensor_cores", "occupancy")] == ["–", "–"]
 
 
 def test_communication_by_hand(full: Page) -> None:
-    show(full, "communication")
-    table = table_of(full, "communication")
+    show(full, "kernels", "communication")
+    full.resize(1900, 768)
+    table = table_of(full, "Collectives")
+    full.resize(1366, 768)
     assert table.texts("collective") == ["all reduce", "all gather"]
     table.assert_shows("exposed_us", [200, 400])
-    table.assert_shows("overlapped_us", [800, 0])
+    table.assert_shows("time_us", [1000, 400])
     table.assert_shows("payload_bytes", [400 << 20, None])
     table.assert_shows("bus_bandwidth_bytes_per_s", [734e9, None])
-    assert full.texts("#view-communication .figure .value")[:2] == ["1.400 ms", "600.0 µs"]
+    assert list(figures_of(full, "kernels").values())[:2] == ["1.400 ms", "600.0 µs"]
 
 
 def test_shapes_and_attention_by_hand(full: Page) -> None:
-    show(full, "shapes")
-    shapes = table_of(full, "shapes")
+    show(full, "kernels", "shape")
+    shapes = table_of(full, "Products")
     assert shapes.texts("n") == ["50,257", "8,192"]
-    shapes.assert_shows("flops", [2.0 * 512 * 50257 * 2048, 2 * 2.0 * 512 * 8192 * 2048])
-    full.click("#view-shapes .segments [data-id=odd]")
-    assert table_of(full, "shapes").texts("layer") == ["lm_head"]
-    show(full, "attention")
-    calls = table_named(full, "attention", "Calls")
+    works = [2.0 * 512 * 50257 * 2048, 2 * 2.0 * 512 * 8192 * 2048]
+    shapes.assert_shows("rate", [works[0] / 600e-6, works[1] / 180e-6])
+    full.click("#view-kernels .segments [data-id=odd]")
+    assert table_of(full, "Products").texts("layer") == ["lm_head"]
+    show(full, "kernels", "attention")
+    calls = table_of(full, "Calls of attention")
     assert len(calls.rows) == 1
-    assert [calls.rows[0][key] for key in ("query_shape", "key_shape", "mask", "causal", "dropout", "grouped")] == [
-        "1×32×512×64",
-        "1×8×512×64",
-        "no",
-        "yes",
-        "–",
-        "yes",
-    ]
+    keys = ("query_shape", "key_shape", "mask", "causal", "grouped")
+    assert [calls.rows[0][key] for key in keys] == ["1×32×512×64", "1×8×512×64", "no", "yes", "yes"]
+    assert "dropout" not in calls.units and "not known: Dropout" in full.texts("#view-kernels .shown")
     calls.assert_shows("calls_per_step", [4])
 
 
@@ -177,26 +179,25 @@ def test_calls_with_shapes_show_the_time_of_the_timed_steps_too(opened: Opener) 
     analysis = replace(analysis, products=products, attention_calls=(call, other, backward))
     analysis = with_own_times(analysis, own_us)
     page = opened(analysis)
-    show(page, "shapes")
-    shapes = table_of(page, "shapes")
+    show(page, "kernels", "shape")
+    shapes = table_of(page, "Products")
     shapes.assert_shows("time_per_step_us", [180, 600])
     shapes.assert_shows("timed_us", [650, 150])  # 800 in the proportions of 180 and 600, but not more than the layer
     assert shapes.texts("layer") == [first.layer, second.layer]
-    show(page, "attention")
-    calls = table_named(page, "attention", "Calls")
+    show(page, "kernels", "attention")
+    calls = table_of(page, "Calls of attention")
     assert calls.texts("causal") == ["yes", "no", "yes"]
     calls.assert_shows("time_per_step_us", [300, 100, 300])
     calls.assert_shows("timed_us", [timed / steps / 1000 * 0.75, timed / steps / 1000 * 0.25, None])
-    headings = page.evaluate("[...document.querySelectorAll('#view-attention th')].map(one => one.innerText)")
-    assert any(text.startswith("Time with shapes") for text in headings)
+    assert "Time with shapes" in " ".join(page.texts("#view-kernels th"))
     page = opened(with_own_times(analysis, {**own_us, first.layer: 7000}))  # most of it is other work
-    show(page, "shapes")
-    assert "timed_us" not in table_of(page, "shapes").rows[0]
-    assert "is not known" in page.text("#view-shapes .note")
+    show(page, "kernels", "shape")
+    assert "timed_us" not in table_of(page, "Products").rows[0]
+    assert "is not known" in page.text("#view-kernels .note")
     comparable = {**analysis.summary.get("comparable", {}), "shapes_in_timed_steps": True}
     page = opened(replace(analysis, summary={**analysis.summary, "comparable": comparable}))
-    show(page, "shapes")
-    assert "timed_us" not in table_of(page, "shapes").rows[0]
+    show(page, "kernels", "shape")
+    assert "timed_us" not in table_of(page, "Products").rows[0]
 
 
 def test_memory_by_hand(full: Page) -> None:
@@ -204,21 +205,16 @@ def test_memory_by_hand(full: Page) -> None:
     words = full.text("#view-memory")
     assert "optimizer state" in words and "os state" not in words, "keys are for files"
     assert "Called as" not in words, "no layer has several callers"
-    allocations = table_named(full, "memory", "Largest allocations")
+    allocations = table_of(full, "Largest allocations")
     allocations.assert_shows("size_bytes", [64 << 20, 16 << 20])
     allocations.assert_shows("allocated_us", [2000, 2500])
     allocations.assert_shows("released_us", [None, 3750])
-    ops = table_named(full, "memory", "Operators by what")
+    ops = table_of(full, "Operators by what")
     assert ops.texts("op") == ["aten::mm", "aten::_foreach_sqrt", "(outside of all ops)"]
     ops.assert_shows("kept_bytes", [800 << 20, 0, None])
-    changes = table_named(full, "memory", "What would lower")
+    changes = table_of(full, "What would lower")
     changes.assert_shows("saves_bytes", [150 << 20, 16 << 20])
     changes.assert_shows("costs_us", [12300, None])
-
-
-def test_bytes_have_no_parts(full: Page) -> None:
-    texts = full.evaluate("[4, 1000, 1536].map(page.format.bytes).concat(page.format.us(4))")
-    assert texts == ["4 B", "1,000 B", "1.500 KiB", "4.000 µs"]
 
 
 def test_names_of_kernels_can_be_told_apart(opened: Opener) -> None:
@@ -235,23 +231,18 @@ def test_names_of_kernels_can_be_told_apart(opened: Opener) -> None:
     rows = tuple(replace(analysis.kernels[0], name=name) for name in names)
     page = opened(replace(analysis, kernels=rows))
     show(page, "kernels")
-    shown = table_of(page, "kernels").texts("name")
+    shown = table_of(page, "Kernels by Kernel").texts("name")
     assert len(set(shown)) == len(names)
     assert ["CUDAFunctor_add" in shown[0], "MulFunctor" in shown[1]] == [True, True]
     assert not any("void" in text or "native::" in text for text in shown)
-    assert page.evaluate("document.querySelector('#view-kernels tbody .name').closest('td, [title]').title != ''")
+    assert page.evaluate("document.querySelector('#view-kernels tbody .name').title != ''")
 
 
-@pytest.mark.parametrize("view", ["operators", "kernels", "waits", "shapes", "attention"])
-def test_tables_fit_a_usual_window(full: Page, view: str) -> None:
-    show(full, view)
-    over = f"[...document.querySelectorAll('#view-{view} .scroller')].map(one => one.scrollWidth - one.clientWidth)"
-    assert set(full.evaluate(over)) == {0}
-
-
-def texts_of_findings(page: Page) -> list[str]:
-    show(page, "summary")
-    return page.texts("#view-summary .card .savings")
+@pytest.mark.parametrize("by", [*GROUPS, *LOOKS])
+def test_tables_fit_a_usual_window(full: Page, by: str) -> None:
+    show(full, "kernels", by)
+    over = "[...document.querySelectorAll('#view-kernels .scroller')].map(one => one.scrollWidth - one.clientWidth)"
+    assert set(full.evaluate(over)) <= {0}
 
 
 def test_the_share_of_a_saving_follows_from_the_two_numbers_beside_it(opened: Opener) -> None:
@@ -269,45 +260,40 @@ def test_the_share_of_a_saving_follows_from_the_two_numbers_beside_it(opened: Op
     page = opened(
         replace(analysis, summary={**analysis.summary, "findings": findings}, memory={**analysis.memory, "peak": peak})
     )
-    time, fragments, recompute, unknown = texts_of_findings(page)
-    assert "313.0 µs a step" in time and "3.1 % of a step of 10.00 ms (mean)" in time
-    assert "25.0 % of the 4.000 GiB reserved at the peak" in fragments
-    assert "50.0 % of the 2.000 GiB allocated at the peak" in recompute
+    time, fragments, recompute, unknown = page.texts("#view-summary .card .gain")
+    assert "313.0 µs a step" in time and "3.1 % of a step" in time
+    assert "25.0 % of the 4.000 GiB reserved" in fragments
+    assert "50.0 % of the 2.000 GiB allocated" in recompute
     assert "%" not in unknown
     page = opened(replace(analysis, overview=None, utilization=None, steps=()))
-    span = page.evaluate("page.format.us(page.data.time.span_us)")
-    assert f"of the trace's {span}" in texts_of_findings(page)[0]
+    assert "of the trace" in page.text("#view-summary .card .gain")
 
 
 def test_attention_without_a_layer_is_a_line_of_its_own(opened: Opener) -> None:
-    """The total is that of the class in the Overview."""
+    """The total is that of the class."""
     analysis = full_analysis()
     known = sum(row.time_ns for row in analysis.attention)
     of_class = sum(row.time_ns for row in analysis.classes if row.class_name == "attention")
     more = ClassRow(class_name="attention", phase="other", time_ns=known - of_class + 300 * US, count=3)
     before = (UnattributedRow(reason="launched before the trace", time_ns=300 * US, count=3),)
     page = opened(replace(analysis, classes=(*analysis.classes, more), unattributed=before))
-    show(page, "summary")
-    assert "launched before the trace: 100.0 µs" in page.text("#view-summary .figures")
-    show(page, "attention")
-    title = page.text("#view-attention figcaption")
-    assert page.evaluate(f"page.format.us({(known + 300 * US) / 3000!r})") in title
-    table = table_of(page, "attention")
+    assert "launched before the trace: 100.0 µs" in page.text("#view-step .figures")
+    show(page, "kernels", "attention")
+    assert_reads(page.text("#view-kernels figcaption").split(": ")[1].split(", ")[0], (known + 300 * US) / 3000)
+    table = table_of(page, "Attention by")
     assert "launched before the trace" in table.texts("backend")
     assert sum(value or 0 for value in table.numbers("time_us")) == pytest.approx((known + 300 * US) / 3000, abs=0.01)
 
 
-def test_classes_of_kernels_are_those_of_the_overview(opened: Opener) -> None:
-    """The bar counts each event under its own class, as the Overview does."""
-    page = opened(full_analysis())
-    show(page, "overview")
-    classes = table_named(page, "overview", "Classes of work")
-    told = dict(zip(classes.texts("name"), classes.numbers("time"), strict=True))
-    show(page, "kernels")
-    for text in page.texts("#view-kernels .shares:nth-of-type(1) .legend button"):
-        name, number, unit = text.rsplit("(", 1)[0].split()
-        us = float(number.replace(",", "")) * {"ms": 1000, "µs": 1}[unit]
-        assert us == pytest.approx(told.pop(name) or 0, rel=1e-3)
+def test_classes_are_those_of_the_result(full: Page) -> None:
+    """The bar counts each event under its own class."""
+    show(full, "kernels", "class")
+    told = Counter[str]()
+    for row in full_analysis().classes:
+        told[row.class_name] += row.time_ns
+    for text in full.texts("#view-kernels .parts-bar .legend li"):
+        name, number = text.split(" ", 1)
+        assert_reads(number, told.pop(name) / 3000)
     assert not any(told.values())
 
 
@@ -323,46 +309,45 @@ def test_eager_attention_is_told_with_its_layers(opened: Opener) -> None:
         classes=tuple(row for row in analysis.classes if row.class_name != "attention"),
         summary={**analysis.summary, "findings": [eager]},
     )
-    page = opened(bare)
-    show(page, "attention")
-    notice = page.text("#view-attention .notice")
+    page = opened(bare, "kernels?by=attention")
+    notice = page.text("#view-kernels .notice")
     assert "single ops (eager): no fused attention ran. Attention is made of single ops" in notice
     layers = {row.layer for row in bare.layers if row.kind == "attention"}
-    assert set(table_of(page, "attention").texts("layer")) == layers
+    assert set(table_of(page, "Layers of attention").texts("layer")) == layers
 
 
 def test_figures_say_that_they_are_means(full: Page) -> None:
-    show(full, "summary")
-    text = full.text("#view-summary .figures")
+    show(full, "step")
+    text = full.text("#view-step .figures")
     assert "median" not in text and text.count("mean of 3 steps") >= 2
-    assert "kernels run in 74.0 % of the steps' wall time" in text  # as the Overview's utilisation
-    show(full, "overview")
-    assert "mean of 3 steps" in full.text("#view-overview")
-    assert all(text.startswith("median ") for text in full.texts("#view-overview .bars figcaption .quiet"))
-
-
-def test_phases_of_the_memory_curve_end_with_their_step(opened: Opener) -> None:
-    """The trace of an optimizer's step that is open when the recording stops lasts until then."""
-    analysis = full_analysis()
-    curve = analysis.memory["curve"]
-    last = curve["end_us"]
-    phases = [{"phase": "optimizer", "start_us": at} for at in (100.0, last - 100.0)]
-    steps = [{"step": 2, "start_us": 0.0, "end_us": 300.0}, {"step": 3, "start_us": 350.0, "end_us": last}]
-    longer = {**curve, "end_us": last + 5000.0, "phases": phases, "steps": steps}
-    page = opened(replace(analysis, memory={**analysis.memory, "curve": longer}))
-    show(page, "memory")
-    ends = page.evaluate(
-        """document.querySelector("#view-memory .chart").data.filter(one => one.type === "bar")
-             .flatMap(one => one.x.map((length, i) => one.base[i] + length))"""
-    )
-    (tick,) = page.evaluate(f"[page.timeUnit(Math.max(1000, {last + 5000.0}))[0]]")
-    assert ends == pytest.approx([300 / tick, last / tick])
-
-
-def test_folded_tables_say_how_many_rows_are_shown(full: Page) -> None:
+    assert figures_of(full, "step")["Kernels run"] == "74.0 %"
+    assert "mean of 3 steps" in full.text("#where h2")
     show(full, "layers")
-    shown = full.count("#view-layers tbody tr")
-    told = full.text("#view-layers .shown")
-    full.wait("document.querySelector('#view-layers .shown')")
-    assert told.startswith(f"{shown} shown of ") or told == f"{shown} rows"
-    assert shown < full.evaluate("document.querySelector('#view-layers .table').table.options.rows.length")
+    assert all("median " in text for text in full.texts("#view-layers .bars figcaption .quiet"))
+
+
+def test_times_of_many_seconds_are_in_seconds(opened: Opener) -> None:
+    analysis = full_analysis()
+    assert analysis.overview is not None
+    spans = (43_300_000 * US, 9_900_000 * US, 1500 * US)
+    long = tuple(replace(row, span_ns=span) for row, span in zip(analysis.overview.steps, spans, strict=True))
+    for kept, unit in ((long, "s"), (long[1:], "ms")):
+        page = opened(replace(analysis, overview=replace(analysis.overview, steps=kept)))
+        steps = table_of(page, "Steps")
+        assert steps.units["wall_us"] == unit
+        steps.assert_shows("wall_us", [None] * (3 - len(kept)) + [one.span_ns / 1000 for one in kept])
+
+
+def test_phases_of_the_memory_curve_are_told(full: Page) -> None:
+    show(full, "memory")
+    curve = full_analysis().memory["curve"]
+    lines = full.evaluate("[...document.querySelectorAll('.memory-curve .unseen tbody tr')].map(row => [row.cells[0].textContent, row.cells[1].textContent])")
+    for (time, phase), row in zip(lines, curve["phases"], strict=True):
+        assert_reads(time, row["start_us"])
+        assert phase.endswith(row["phase"])
+
+
+def test_folded_tables_say_how_many_rows_there_are(full: Page) -> None:
+    show(full, "layers")
+    told, _ = read_number(full.text("#view-layers .shown"), "")
+    assert told == full.evaluate("page.data.views.layers.total.length") > full.count(f"{LAYER_ROWS}")

@@ -1,16 +1,20 @@
-"""The tools of the page's views in a browser: sorting, search, filters, zoom, and the ways from one view to another."""
+"""The tools of the page's places in a browser: sorting, search, ranges, and the ways from one place to another."""
 
 from __future__ import annotations
 
+import base64
+import shutil
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from browser import Browser, Page
-from page_tables import show, table_of
+from page_tables import LAYER_ROWS, open_page, read_number, show, table_of
 from profiler_wrapper.reports.page import write_page
 from sample_results import llama
+from sample_views import full_analysis
 
 pytestmark = pytest.mark.full
 
@@ -21,39 +25,83 @@ def descending(values: Sequence[float | None]) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("view", "key"), [("operators", "calls"), ("kernels", "mean_us"), ("communication", "count"), ("waits", "count")]
+    ("by", "label", "key"),
+    [
+        ("op", "Operators", "calls"),
+        ("kernel", "Kernels", "mean_us"),
+        ("communication", "Collectives", "count"),
+        ("waits", "Waits", "count"),
+    ],
 )
-def test_sorting(full: Page, view: str, key: str) -> None:
-    show(full, view)
-    full.click(f"#view-{view} th[data-key={key}] button")
-    assert descending(table_of(full, view).numbers(key))
-    full.click(f"#view-{view} th[data-key={key}] button")
-    assert descending(table_of(full, view).numbers(key)[::-1])
+def test_sorting(full: Page, by: str, label: str, key: str) -> None:
+    show(full, "kernels", by)
+    full.click(f"#view-kernels th[data-key={key}] button")
+    assert descending(table_of(full, label).numbers(key))
+    assert f"-{key}" in full.evaluate("location.hash")
+    full.click(f"#view-kernels th[data-key={key}] button")
+    assert descending(table_of(full, label).numbers(key)[::-1])
+    full.evaluate("(() => { window.before = true; location.reload(); })()")
+    full.wait(f"!window.before && document.querySelector('th[data-key={key}]')?.ariaSort === 'ascending'")
+    assert descending(table_of(full, label).numbers(key)[::-1])
 
 
 def test_search_and_the_way_to_a_layer(full: Page) -> None:
-    show(full, "operators")
-    full.click("#view-operators input[type=search]")
+    show(full, "run")
+    show(full, "kernels", "op")
+    full.click("#view-kernels input[type=search]")
     full.type("flash")
-    full.wait("document.querySelectorAll('#view-operators tbody tr').length === 1")
-    assert table_of(full, "operators").texts("op") == ["aten::_scaled_dot_product_flash_attention"]
-    assert full.evaluate("location.hash") == "#operators/flash"
-    full.click("#view-operators tbody td a")
-    full.wait("location.hash.startsWith('#layers/')")
-    assert full.evaluate("decodeURIComponent(location.hash)") == "#layers/model.layers.0.self_attn"
-    full.evaluate("page.goto('operators', '')")
-    full.wait("document.querySelectorAll('#view-operators tbody tr').length === 4")
+    full.wait("document.querySelectorAll('#view-kernels tbody tr').length === 1")
+    assert table_of(full, "Operators").texts("op") == ["aten::_scaled_dot_product_flash_attention"]
+    full.click("#view-kernels tbody td")
+    full.wait("document.querySelector('#panel')")
+    full.click("#panel a[href^='#layers']")
+    full.wait(f"document.querySelector('{LAYER_ROWS}.selected')")
+    assert full.text("#panel h2") == "model.layers.0.self_attn"
 
 
-def test_kernels_of_one_class(full: Page) -> None:
-    show(full, "kernels")
-    full.click("#view-kernels button[data-part=gemm]")
-    assert table_of(full, "kernels").texts("name") == ["sm90_xmma_gemm_bf16"] * 2
-    full.click("#view-kernels button[data-part=gemm]")
-    assert len(table_of(full, "kernels").rows) == 6
-    full.click("#view-kernels button[data-part=unknown]")
-    assert table_of(full, "kernels").texts("name") == ["mystery"]
-    full.click("#view-kernels button[data-part=unknown]")
+def test_search_over_all(full: Page) -> None:
+    """By keys alone: a slash, a word, an arrow, Enter; Escape lets it go."""
+    show(full, "run")
+    full.evaluate("document.activeElement.blur()")
+    full.call("Input.dispatchKeyEvent", type="keyDown", key="/", text="/")
+    full.call("Input.dispatchKeyEvent", type="keyUp", key="/")
+    full.wait("document.activeElement.matches('#search input')")
+    full.type("layers.2.mlp")
+    full.wait("document.querySelectorAll('#found li').length === 1")
+    full.press("ArrowDown")
+    full.press("Enter")
+    full.wait(f"document.querySelector('{LAYER_ROWS}.selected')")
+    assert full.text("#panel h2") == "model.layers.2.mlp"
+    full.press("Escape")
+    full.wait("!document.querySelector('#panel')")
+
+
+def test_one_selection_everywhere(full: Page) -> None:
+    """A layer stays chosen from place to place, and narrows what they show."""
+    show(full, "layers", select="layer:model.layers.0.mlp")
+    for place in ("kernels", "memory", "run", "step"):
+        full.click(f"#tab-{place}")
+        full.wait(f"location.hash === '#{place}?select=layer%3Amodel.layers.0.mlp'")
+        assert full.text("#panel h2") == "model.layers.0.mlp"
+    full.click("#tab-kernels")
+    full.wait("document.querySelector('#view-kernels table')")
+    assert set(table_of(full, "Kernels by Kernel").texts("name")) == {"sm90_xmma_gemm_bf16"}
+    full.click("#panel [aria-label=Close]")
+    full.wait("document.querySelectorAll('#view-kernels tbody tr').length > 4 && location.hash === '#kernels'")
+
+
+def test_the_tabs_by_keys(full: Page) -> None:
+    show(full, "step")
+    full.evaluate("document.querySelector('#tab-step').focus()")
+    full.press("Tab")
+    assert full.evaluate("document.activeElement.id") == "tab-layers"
+    full.press("Enter")
+    full.wait("location.hash === '#layers'")
+    unreached = full.evaluate(
+        "[...document.querySelectorAll('#root [onclick], #root canvas[role], #root [role=slider]')]"
+        ".filter(one => one.tabIndex < 0).length"
+    )
+    assert unreached == 0
 
 
 def drag(page: Page, start: tuple[float, float], end: tuple[float, float]) -> None:
@@ -64,42 +112,65 @@ def drag(page: Page, start: tuple[float, float], end: tuple[float, float]) -> No
     page.call("Input.dispatchMouseEvent", type="mouseReleased", x=end[0], y=end[1], button="left", clickCount=1)
 
 
-def test_zoom_into_the_curve_and_back(full: Page) -> None:
+def curve_box(page: Page) -> list[float]:
+    curve = "document.querySelector('.memory-curve .u-over')"
+    page.evaluate(f"{curve}.scrollIntoView({{block: 'center'}})")
+    found: list[float] = page.evaluate(f"(b => [b.x, b.y, b.width, b.height])({curve}.getBoundingClientRect())")
+    return found
+
+
+def test_a_range_of_the_curve_and_back(full: Page) -> None:
     show(full, "memory")
-    chart = "document.querySelector('#view-memory .chart')"
-    whole = full.evaluate(f"{chart}.layout.xaxis.range")
-    box = f"{chart}.querySelector('.nsewdrag').getBoundingClientRect()"
-    full.evaluate(f"{chart}.scrollIntoView({{block: 'center'}})")
-    x, y, width, height = full.evaluate(f"(() => {{ const b = {box}; return [b.x, b.y, b.width, b.height]; }})()")
+    end = full_analysis().memory["curve"]["end_us"]
+    x, y, width, height = curve_box(full)
     drag(full, (x + 0.25 * width, y + 0.5 * height), (x + 0.5 * width, y + 0.5 * height))
-    full.wait(f"{chart}.layout.xaxis.range[1] < {0.6 * whole[1]}")
-    left, right = full.evaluate(f"{chart}.layout.xaxis.range")
-    assert left == pytest.approx(0.25 * whole[1], rel=0.05)
-    assert right == pytest.approx(0.5 * whole[1], rel=0.05)
-    full.click("#view-memory .chart .modebar-btn[data-title='Reset axes']")  # as a double click does
-    full.wait(f"{chart}.layout.xaxis.range[1] === {whole[1]}")
+    full.wait("[...document.querySelectorAll('h2')].some(one => one.innerText.startsWith('From '))")
+    words = next(text for text in full.texts("#view-memory h2") if text.startswith("From "))
+    left, right = (read_number(text)[0] for text in words[5:].split(":")[0].split(" to "))
+    assert left == pytest.approx(0.25 * end, rel=0.05) and right == pytest.approx(0.5 * end, rel=0.05)
+    assert "range=" in full.evaluate("location.hash")
+    full.evaluate("[...document.querySelectorAll('button')].find(one => one.innerText === 'Zoom to the range').click()")
+    full.wait("[...document.querySelectorAll('button')].some(one => one.innerText === 'Show all')")
+    full.evaluate("[...document.querySelectorAll('button')].find(one => one.innerText === 'Leave the range').click()")
+    full.wait("location.hash === '#memory'")
 
 
-def test_an_allocation_is_shown_in_the_curve(full: Page) -> None:
+def test_a_moment_by_keys(full: Page) -> None:
     show(full, "memory")
-    rectangles = "document.querySelector('#view-memory .chart').layout.shapes.filter(one => one.type === 'rect')"
-    full.evaluate(
-        "[...document.querySelectorAll('#view-memory tbody tr')].find(one => one.row?.size_bytes === 16 * 1048576)"
-        ".cells[0].click()"
-    )
-    full.wait(f"{rectangles}.length === 1")
-    assert full.evaluate(f"[{rectangles}[0].x0, {rectangles}[0].x1]") == [2.5, 3.75]
+    full.evaluate("document.querySelector('.memory-curve [role=slider]').focus()")
+    full.press("End")
+    full.wait("[...document.querySelectorAll('h2')].some(one => one.innerText.startsWith('At ') && !one.innerText.startsWith('At the peak'))")
+    alive = table_of(full, "Allocations alive")
+    alive.assert_shows("size_bytes", [64 << 20])
+    full.press("Escape")
+    full.wait("[...document.querySelectorAll('h2')].some(one => one.innerText.startsWith('At the peak'))")
 
 
 def test_the_trace_is_one_click_away(full: Page) -> None:
-    show(full, "timeline")
+    show(full, "run")
     assert full.evaluate("document.getElementById('trace').getAttribute('href')") == "rank0/profile_trace.json.gz"
-    assert "ui.perfetto.dev" in full.text("#view-timeline")
+    assert "ui.perfetto.dev" in full.text("#view-run")
 
 
-def test_without_a_trace_the_view_says_how_to_keep_it(browser: Browser, tmp_path: Path) -> None:
+def test_without_a_trace_it_is_said_how_to_keep_it(browser: Browser, tmp_path: Path) -> None:
     write_page(llama(2), tmp_path / "report.html")
-    page = browser.open(tmp_path / "report.html", address="timeline")
-    page.wait("document.documentElement.dataset.ready")
-    assert "trace=False" in page.text("#view-timeline")
+    page = browser.open(tmp_path / "report.html")
+    page.wait("document.querySelector('.timeline-none')")
+    assert page.text(".timeline-none").startswith("There is no timeline here: ")
+    show(page, "run")
+    assert "trace=False" in page.text("#view-run") and page.count("#trace") == 0
     page.close()
+
+
+@pytest.mark.skipif(shutil.which("pdftoppm") is None, reason="no pdftoppm to look at a sheet with")
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_sheet_is_mostly_white(browser: Browser, tmp_path: Path, dark: bool) -> None:
+    page = open_page(browser, full_analysis(), tmp_path, "layers", dark=dark)
+    printed = page.call("Page.printToPDF", printBackground=True, paperWidth=8.27, paperHeight=11.69)
+    page.close()
+    pdf = tmp_path / "sheet.pdf"
+    pdf.write_bytes(base64.b64decode(printed["data"]))
+    subprocess.run(["pdftoppm", "-r", "40", "-f", "1", "-l", "1", "-singlefile", pdf, tmp_path / "sheet"], check=True)
+    pixels = (tmp_path / "sheet.ppm").read_bytes().split(b"\n255\n", 1)[1]
+    white = sum(min(pixels[at : at + 3]) > 250 for at in range(0, len(pixels) - 2, 3)) / (len(pixels) // 3)
+    assert 0.7 <= white < 0.99

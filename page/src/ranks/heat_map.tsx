@@ -94,7 +94,7 @@ function One({ data, map }: { data: PageData; map: HeatMap }): JSX.Element {
   const name = (column: number): string => (isBinned ? `ranks ${map.ranks[column]} to ${inside(map, column, data).at(-1)}` : `${across} ${map.ranks[column]}`);
   const said = (row: number, column: number): string => {
     const value = map.values_ms[row]![column];
-    return `${name(column)}, ${`${map.down} ${map.rows[row]}`.trim()}: ${isKnown(value) ? `${map.is_difference && value > 0 ? "+" : ""}${us(value * 1000)}` : "not known"}`;
+    return `${name(column)}, ${`${map.down} ${cut(map.rows[row], 80)}`.trim()}: ${isKnown(value) ? `${map.is_difference && value > 0 ? "+" : ""}${us(value * 1000)}` : "not known"}`;
   };
   const keys = (event: KeyboardEvent) => {
     const [row, column] = at.value ?? [0, -1];
