@@ -55,7 +55,9 @@ def assert_first_places(page: Page, analysis: Analysis) -> None:
         if by == "phase" or analysis.kernels:
             show(page, "kernels", by)
             table = table_of(page, f"Kernels by {by.capitalize()}", level=1)
-            table.assert_shows("time_us", largest(summed((getattr(row, key), row.time_ns) for row in analysis.classes), analysis))
+            table.assert_shows(
+                "time_us", largest(summed((getattr(row, key), row.time_ns) for row in analysis.classes), analysis)
+            )
 
 
 def assert_numbers(page: Page, analysis: Analysis, drawn: set[str]) -> None:
@@ -71,7 +73,10 @@ def assert_numbers(page: Page, analysis: Analysis, drawn: set[str]) -> None:
         show(page, "kernels", "kernel")
         kernels = table_of(page, "Kernels by Kernel")
         keys = [(f"{row.name}\0{row.class_name}", row) for row in analysis.kernels]
-        times_ns, counts = summed((key, row.time_ns) for key, row in keys), summed((key, row.count) for key, row in keys)
+        times_ns, counts = (
+            summed((key, row.time_ns) for key, row in keys),
+            summed((key, row.count) for key, row in keys),
+        )
         kernels.assert_shows("time_us", largest(times_ns, analysis))
         dearest = sorted(times_ns, key=lambda key: -times_ns[key])
         if len(set(times_ns.values())) == len(times_ns):  # else their order is not known

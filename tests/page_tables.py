@@ -21,9 +21,9 @@ LAYER_ROWS = "table[aria-label=Layers] tbody tr:not(.space)"
 TRACE = "rank0/profile_trace.json.gz"  # where pages say that the trace is
 Opener = Callable[..., Page]  # the fixture `opened`
 UNITS = {
-    **{"": 1, "%": 0.01, "s": 1e6, "ms": 1000, "µs": 1, "ns": 0.001, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "B": 1},
-    **{"TFLOP": 1e12, "GFLOP": 1e9, "MFLOP": 1e6, "FLOP": 1},
-    **{"TFLOP/s": 1e12, "GFLOP/s": 1e9, "MFLOP/s": 1e6, "TB/s": 1e12, "GB/s": 1e9, "MB/s": 1e6},
+    "": 1, "%": 0.01, "s": 1e6, "ms": 1000, "µs": 1, "ns": 0.001, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "B": 1,
+    "TFLOP": 1e12, "GFLOP": 1e9, "MFLOP": 1e6, "FLOP": 1,
+    "TFLOP/s": 1e12, "GFLOP/s": 1e9, "MFLOP/s": 1e6, "TB/s": 1e12, "GB/s": 1e9, "MB/s": 1e6,
 }  # fmt: skip
 
 
@@ -83,7 +83,10 @@ def table_of(page: Page, label: str, *, level: int | None = None) -> Table:
           return [units, rows.filter(isOf).map(cells), table.ariaRowCount - 1 - (table.tFoot ? 1 : 0), total];
         }})({json.dumps(label)}, {json.dumps(level)})"""
     )
-    assert found is not None, (label, page.evaluate("[...document.querySelectorAll('table')].map(one => one.ariaLabel)"))
+    assert found is not None, (
+        label,
+        page.evaluate("[...document.querySelectorAll('table')].map(one => one.ariaLabel)"),
+    )
     units, rows, count, total = found
     return Table(dict(units), [dict(row) for row in rows], len(rows) if level else count, dict(total))
 
@@ -120,9 +123,7 @@ def show(page: Page, place: str, by: str = "", **more: str) -> None:
     page.evaluate(f"location.hash = {json.dumps(f'#{place}' + (f'?{parts}' if parts else ''))}")
     page.wait(f"document.querySelector('#view-{place}:not([hidden])') && !document.querySelector('[aria-busy]')")
     if by:
-        page.wait(
-            f"document.querySelector('#view-kernels [data-id={by}][aria-pressed=true], #view-kernels > .notice')"
-        )
+        page.wait(f"document.querySelector('#view-kernels [data-id={by}][aria-pressed=true], #view-kernels > .notice')")
     page.evaluate("new Promise(resolve => requestAnimationFrame(() => setTimeout(resolve)))")
 
 

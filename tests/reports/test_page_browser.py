@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from browser import Browser, Page
-from page_tables import LAYER_ROWS, PLACES, TRACE, Opener, assert_all_open, names_of_layers, open_page, read_number, show
+from page_tables import (
+    LAYER_ROWS,
+    TRACE,
+    Opener,
+    assert_all_open,
+    names_of_layers,
+    open_page,
+    read_number,
+    show,
+)
 from profiler_wrapper.reports.page import page_html
 from sample_page import AWKWARD, awkward_page, large_page
 from sample_results import llama
@@ -79,14 +88,18 @@ def test_a_phone(opened: Opener, dark: bool) -> None:
     assert_all_open(page)
     show(page, "step", select="layer:model.layers.2")
     for one in (".big", ".fix", "#panel"):
-        assert page.evaluate(f"(one => one.scrollWidth <= one.clientWidth && one.getBoundingClientRect().right <= 400)(document.querySelector('{one}'))"), one
+        assert page.evaluate(
+            f"(one => one.scrollWidth <= one.clientWidth && one.getBoundingClientRect().right <= 400)(document.querySelector('{one}'))"
+        ), one
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
 
 
 def test_five_hundred_blocks(opened: Opener) -> None:
     """Only the rows in sight are drawn."""
     page = opened(large_page(500), "layers")
-    page.evaluate("[...document.querySelectorAll('#view-layers button')].find(one => one.innerText === 'Unfold all').click()")
+    page.evaluate(
+        "[...document.querySelectorAll('#view-layers button')].find(one => one.innerText === 'Unfold all').click()"
+    )
     page.wait("document.querySelector('table[aria-label=Layers]').ariaRowCount > 5000")
     assert page.count(LAYER_ROWS) < 60
     assert_all_open(page)
@@ -96,7 +109,17 @@ def test_deep_layers_and_many_steps(opened: Opener) -> None:
     deep = ".".join(["inner"] * 150)
     rows = llama(1, steps=100).layers
     names = [".".join(["inner"] * level) for level in range(1, 151)]
-    nested = [replace(rows[-1], layer=name, depth=level, parent=names[level - 1] if level else None, order=1000 + level, self_time_ns=0) for level, name in enumerate(names)]
+    nested = [
+        replace(
+            rows[-1],
+            layer=name,
+            depth=level,
+            parent=names[level - 1] if level else None,
+            order=1000 + level,
+            self_time_ns=0,
+        )
+        for level, name in enumerate(names)
+    ]
     page = opened(replace(llama(1, steps=100), layers=(*rows, *nested)))
     assert page.count(".step-bars button") == 100
     assert_all_open(page)
@@ -122,9 +145,13 @@ def test_names_do_nothing_and_can_be_read(opened: Opener) -> None:
         page.wait("!document.querySelector('#search') && document.querySelector('#panel')")
     assert page.evaluate("document.title") != "ran" and page.dialogs == []
     show(page, "layers")
-    page.evaluate("[...document.querySelectorAll('#view-layers button')].find(one => one.innerText === 'Unfold all').click()")
+    page.evaluate(
+        "[...document.querySelectorAll('#view-layers button')].find(one => one.innerText === 'Unfold all').click()"
+    )
     page.wait(f"document.querySelectorAll('{LAYER_ROWS}').length > {len(AWKWARD)}")
-    heights = page.evaluate(f"[...document.querySelectorAll('{LAYER_ROWS}')].map(row => row.getBoundingClientRect().height)")
+    heights = page.evaluate(
+        f"[...document.querySelectorAll('{LAYER_ROWS}')].map(row => row.getBoundingClientRect().height)"
+    )
     assert max(heights) <= ROW_HEIGHT
     shown = names_of_layers(page)
     assert AWKWARD[0] in shown and AWKWARD[2] in shown and "emoji 🧠👩‍🔬" in shown

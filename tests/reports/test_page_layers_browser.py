@@ -29,14 +29,18 @@ def layers(full: Page) -> Page:
 
 
 def fold(page: Page, button: str) -> None:
-    page.evaluate(f"[...document.querySelectorAll('#view-layers button')].find(one => one.innerText === '{button}').click()")
+    page.evaluate(
+        f"[...document.querySelectorAll('#view-layers button')].find(one => one.innerText === '{button}').click()"
+    )
     page.evaluate("new Promise(resolve => setTimeout(resolve))")
 
 
 def csv_of(page: Page, place: str = "layers") -> list[str]:
     """What the button of the table copies."""
     page.evaluate(COPIED)
-    page.evaluate(f"[...document.querySelectorAll('#view-{place} button')].find(one => /^Cop/.test(one.innerText)).click()")
+    page.evaluate(
+        f"[...document.querySelectorAll('#view-{place} button')].find(one => /^Cop/.test(one.innerText)).click()"
+    )
     page.wait("window.copied")
     return str(page.evaluate("window.copied")).split("\r\n")
 
@@ -105,7 +109,9 @@ def test_a_narrow_window_leaves_columns_out(layers: Page) -> None:
     heads = "[...document.querySelectorAll('#view-layers th[data-key]')].map(one => one.dataset.key)"
     overflow = "(one => one.scrollWidth - one.clientWidth)(document.querySelector('#view-layers .scroller'))"
     layers.resize(2600, 768)
-    layers.wait("![...document.querySelectorAll('#view-layers .shown')].some(one => one.innerText.startsWith('without'))")
+    layers.wait(
+        "![...document.querySelectorAll('#view-layers .shown')].some(one => one.innerText.startsWith('without'))"
+    )
     everything = layers.evaluate(heads)
     try:
         for width in (1200, 1000):
@@ -155,7 +161,12 @@ def test_keys(layers: Page) -> None:
     page.evaluate("document.querySelector('table[aria-label=Layers]').focus()")
     for key in ("Home", "ArrowDown", "ArrowDown", "ArrowDown"):
         page.press(key)
-    assert page.evaluate("document.getElementById(document.activeElement.getAttribute('aria-activedescendant')).querySelector('.name').innerText") == "layers.{0..3}"
+    assert (
+        page.evaluate(
+            "document.getElementById(document.activeElement.getAttribute('aria-activedescendant')).querySelector('.name').innerText"
+        )
+        == "layers.{0..3}"
+    )
     page.press("ArrowRight")
     assert page.evaluate(f"document.querySelector('{LAYER_ROWS}.active').ariaExpanded") == "true"
     page.press("ArrowDown")
@@ -187,12 +198,20 @@ def test_an_address_leads_to_a_layer(layers: Page) -> None:
 def test_the_icicle_selects_and_looks_inside(layers: Page) -> None:
     page = layers
     canvas = "document.querySelector('.icicle canvas')"
-    fields = dict(page.evaluate("[...document.querySelectorAll('.icicle .unseen tbody tr')].map(row => [...row.cells].map(one => one.textContent).slice(0, 2))"))
+    fields = dict(
+        page.evaluate(
+            "[...document.querySelectorAll('.icicle .unseen tbody tr')].map(row => [...row.cells].map(one => one.textContent).slice(0, 2))"
+        )
+    )
     assert fields["model.layers.2"] == "1.869 ms" and fields["model.layers.0"] == "939.0 µs"
-    x, y, width = page.evaluate(f"(() => {{ {canvas}.scrollIntoView({{block: 'center'}}); const box = {canvas}.getBoundingClientRect(); return [box.x, box.y, box.width]; }})()")
+    x, y, width = page.evaluate(
+        f"(() => {{ {canvas}.scrollIntoView({{block: 'center'}}); const box = {canvas}.getBoundingClientRect(); return [box.x, box.y, box.width]; }})()"
+    )
     for clicks in (1, 2):
         for kind in ("mousePressed", "mouseReleased"):
-            page.call("Input.dispatchMouseEvent", type=kind, x=x + width / 3, y=y + 5 + 24, button="left", clickCount=clicks)
+            page.call(
+                "Input.dispatchMouseEvent", type=kind, x=x + width / 3, y=y + 5 + 24, button="left", clickCount=clicks
+            )
     page.wait("location.hash.includes('select=layer')")
     chosen = page.text("#panel h2")
     assert page.text(".icicle .path strong") == chosen.split(".")[-1] == "model"

@@ -115,7 +115,11 @@ def test_kernels_by_hand(full: Page) -> None:
     full.resize(1366, 768)
     full.click("#view-kernels .table .segments [data-id=main]")
     whole, first, second, *_, last = table.rows
-    assert (whole["name"], whole["grid"], whole["block"]) == ("sm90_xmma_gemm_bf16", "", "384×1×1")  # what differs is left out
+    assert (whole["name"], whole["grid"], whole["block"]) == (
+        "sm90_xmma_gemm_bf16",
+        "",
+        "384×1×1",
+    )  # what differs is left out
     assert (whole["tensor_cores"], first["grid"], first["name"]) == ("yes", "16×8×1", "grid 16×8×1, block 384×1×1")
     assert float(first["count"]) + float(second["count"]) == float(whole["count"])
     assert last["name"] == "mystery"
@@ -341,7 +345,9 @@ def test_times_of_many_seconds_are_in_seconds(opened: Opener) -> None:
 def test_phases_of_the_memory_curve_are_told(full: Page) -> None:
     show(full, "memory")
     curve = full_analysis().memory["curve"]
-    lines = full.evaluate("[...document.querySelectorAll('.memory-curve .unseen tbody tr')].map(row => [row.cells[0].textContent, row.cells[1].textContent])")
+    lines = full.evaluate(
+        "[...document.querySelectorAll('.memory-curve .unseen tbody tr')].map(row => [row.cells[0].textContent, row.cells[1].textContent])"
+    )
     for (time, phase), row in zip(lines, curve["phases"], strict=True):
         assert_reads(time, row["start_us"])
         assert phase.endswith(row["phase"])

@@ -1,4 +1,4 @@
-"""The places of the page in a browser that has no network: all open, of every kind of run, and say what the rows say."""
+"""The places of the page in a browser without a network: all open, of every kind of run, and say what the rows say."""
 
 from __future__ import annotations
 

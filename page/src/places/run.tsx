@@ -147,11 +147,7 @@ type Fact = readonly [name: string, value: unknown];
 function FactTable({ facts, label }: { facts: readonly Fact[]; label: string }): JSX.Element {
   const known = facts.map(([name, value]) => [name, inWords(value)] as const).filter(([, value]) => value);
   return (
-<<<<<<< HEAD
-    <table class="plain run-facts" aria-label={label}>
-=======
-    <table class="plain long" aria-label={label}>
->>>>>>> 3eaceac7e5997de1fef966ad08facf7f7f4b0c35
+    <table class="plain long run-facts" aria-label={label}>
       <tbody>{known.map(([name, value]) => <tr key={name}><th scope="row">{cut(name, 80)}</th><td title={cut(value, 400) === value ? undefined : full(value)}>{cut(value, 400)}</td></tr>)}</tbody>
     </table>
   );
