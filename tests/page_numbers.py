@@ -114,7 +114,8 @@ def assert_curve(page: Page, analysis: Analysis) -> None:
     """Categories make what is allocated, at each moment that is told, and the curve names the peak."""
     assert_reads(page.text(".memory-curve .reading").split(": ")[-1], analysis.memory["peak"]["allocated_bytes"])
     lines = page.evaluate(
-        "[...document.querySelectorAll('.memory-curve .unseen tbody tr')].map(row => [...row.cells].slice(2).map(one => one.textContent))"
+        "[...document.querySelectorAll('.memory-curve .unseen tbody tr')]"
+        ".map(row => [...row.cells].slice(2).map(one => one.textContent))"
     )
     assert lines
     for allocated, *categories in (list(map(read_number, line)) for line in lines):

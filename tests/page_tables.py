@@ -21,8 +21,8 @@ LAYER_ROWS = "table[aria-label=Layers] tbody tr:not(.space)"
 TRACE = "rank0/profile_trace.json.gz"  # where pages say that the trace is
 Opener = Callable[..., Page]  # the fixture `opened`
 UNITS = {
-    "": 1, "%": 0.01, "s": 1e6, "ms": 1000, "µs": 1, "ns": 0.001, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "B": 1,
-    "TFLOP": 1e12, "GFLOP": 1e9, "MFLOP": 1e6, "FLOP": 1,
+    "": 1, "%": 0.01, "s": 1e6, "ms": 1000, "µs": 1, "ns": 0.001, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10,
+    "B": 1,    "TFLOP": 1e12, "GFLOP": 1e9, "MFLOP": 1e6, "FLOP": 1,
     "TFLOP/s": 1e12, "GFLOP/s": 1e9, "MFLOP/s": 1e6, "TB/s": 1e12, "GB/s": 1e9, "MB/s": 1e6,
 }  # fmt: skip
 
@@ -76,7 +76,8 @@ def table_of(page: Page, label: str, *, level: int | None = None) -> Table:
           if (!table) return null;
           const heads = [...table.querySelectorAll("thead th")];
           const units = heads.map(one => [one.dataset.key, one.querySelector(".unit")?.textContent.trim() ?? ""]);
-          const cells = line => [...line.cells].map((cell, i) => [heads[i].dataset.key, cell.textContent.replace(/^[▸▾]/, "").trim()]);
+          const said = cell => cell.textContent.replace(/^[▸▾]/, "").trim();
+          const cells = line => [...line.cells].map((cell, i) => [heads[i].dataset.key, said(cell)]);
           const rows = [...table.querySelectorAll("tbody tr[aria-selected]")];
           const isOf = row => level === null || row.ariaLevel == level;
           const total = table.tFoot ? cells(table.tFoot.rows[0]) : [];

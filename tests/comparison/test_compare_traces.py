@@ -13,6 +13,7 @@ import models
 import profiler_wrapper as pw
 from browser import Browser
 from gpu_traces import names_of_traces, result
+from page_tables import table_of
 from profiler_wrapper.__main__ import main
 from profiler_wrapper.comparison.compare import compare
 from profiler_wrapper.comparison.model import Comparison
@@ -100,14 +101,21 @@ def test_the_page_holds_names_as_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.full
-def test_every_view_of_the_page_opens_without_a_network_or_an_error(browser: Browser, tmp_path: Path) -> None:
-    page = browser.open(comparison().write_page(tmp_path / "page.html"))
-    for tab in ("changes", "layers", "alike", "classes"):
-        page.click(f"#tab-{tab}")
-        page.wait(f"document.querySelectorAll('#view-{tab} tbody tr').length > 0")
-    page.click("#tab-layers")
-    assert "model.layers.7.mlp" in page.text("#view-layers")
+@pytest.mark.parametrize("width", [400, 1366])
+def test_the_page_says_what_the_table_says(browser: Browser, tmp_path: Path, width: int) -> None:
+    found = comparison()
+    page = browser.open(found.write_page(tmp_path / "page.html"), width=width, dark=width == 400)
+    page.wait("document.documentElement.dataset.ready")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for label in ("Totals", "Own time", "Layers that changed", "Layers on both sides", "Classes of work"):
+        assert table_of(page, label).rows, label
+    assert "model.layers.7.mlp" in page.text("#places")
+    own = page.evaluate(
+        "JSON.parse(document.getElementById('data').textContent).folded.map(row => [row.a_us, row.b_us])"
+    )
+    total = found.total("device time")
+    for of_side, whole in zip(zip(*own, strict=True), (total.a, total.b), strict=True):
+        assert sum(of_side) == pytest.approx(whole / 1000)  # type: ignore[operator]
     assert (page.problems, page.requests) == ([], [])
     page.close()
 

@@ -1,4 +1,4 @@
-"""The frame of the page in a browser that has no network: places, themes, names, and what happens where a part fails."""
+"""The frame of the page in a browser without a network: places, themes, names, and what happens where a part fails."""
 
 from __future__ import annotations
 
@@ -89,7 +89,8 @@ def test_a_phone(opened: Opener, dark: bool) -> None:
     show(page, "step", select="layer:model.layers.2")
     for one in (".big", ".fix", "#panel"):
         assert page.evaluate(
-            f"(one => one.scrollWidth <= one.clientWidth && one.getBoundingClientRect().right <= 400)(document.querySelector('{one}'))"
+            "(one => one.scrollWidth <= one.clientWidth && one.getBoundingClientRect().right <= 400)"
+            f"(document.querySelector('{one}'))"
         ), one
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
 

@@ -200,12 +200,14 @@ def test_the_icicle_selects_and_looks_inside(layers: Page) -> None:
     canvas = "document.querySelector('.icicle canvas')"
     fields = dict(
         page.evaluate(
-            "[...document.querySelectorAll('.icicle .unseen tbody tr')].map(row => [...row.cells].map(one => one.textContent).slice(0, 2))"
+            "[...document.querySelectorAll('.icicle .unseen tbody tr')]"
+            ".map(row => [...row.cells].map(one => one.textContent).slice(0, 2))"
         )
     )
     assert fields["model.layers.2"] == "1.869 ms" and fields["model.layers.0"] == "939.0 µs"
     x, y, width = page.evaluate(
-        f"(() => {{ {canvas}.scrollIntoView({{block: 'center'}}); const box = {canvas}.getBoundingClientRect(); return [box.x, box.y, box.width]; }})()"
+        f"(() => {{ {canvas}.scrollIntoView({{block: 'center'}});"
+        f" const box = {canvas}.getBoundingClientRect(); return [box.x, box.y, box.width]; }})()"
     )
     for clicks in (1, 2):
         for kind in ("mousePressed", "mouseReleased"):

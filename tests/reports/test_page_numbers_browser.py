@@ -346,7 +346,8 @@ def test_phases_of_the_memory_curve_are_told(full: Page) -> None:
     show(full, "memory")
     curve = full_analysis().memory["curve"]
     lines = full.evaluate(
-        "[...document.querySelectorAll('.memory-curve .unseen tbody tr')].map(row => [row.cells[0].textContent, row.cells[1].textContent])"
+        "[...document.querySelectorAll('.memory-curve .unseen tbody tr')]"
+        ".map(row => [row.cells[0].textContent, row.cells[1].textContent])"
     )
     for (time, phase), row in zip(lines, curve["phases"], strict=True):
         assert_reads(time, row["start_us"])

@@ -140,7 +140,8 @@ def test_a_moment_by_keys(full: Page) -> None:
     full.evaluate("document.querySelector('.memory-curve [role=slider]').focus()")
     full.press("End")
     full.wait(
-        "[...document.querySelectorAll('h2')].some(one => one.innerText.startsWith('At ') && !one.innerText.startsWith('At the peak'))"
+        "[...document.querySelectorAll('h2')]"
+        ".some(one => one.innerText.startsWith('At ') && !one.innerText.startsWith('At the peak'))"
     )
     alive = table_of(full, "Allocations alive")
     alive.assert_shows("size_bytes", [64 << 20])

@@ -20,7 +20,7 @@ import pytest
 import gpu_traces
 import models
 from browser import Page
-from page_tables import UNITS, Opener, show, table_named
+from page_tables import Opener, figures_of, read_number, show, table_of
 from profiler_wrapper import ProfilerWrapper
 from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.comparison.compare import compare
@@ -218,26 +218,26 @@ def by_compare(analysis: Analysis) -> Told:
 
 
 def by_page(page: Page) -> Told:
-    show(page, "summary")
-    figures = dict(zip(page.texts("#view-summary .label"), page.texts("#view-summary .value"), strict=False))
+    show(page, "step")
+    figures = figures_of(page, "step")
     for name, quantity in (("Step time", "step"), ("Device time", "total"), ("Wall time of ops", "total")):
-        if f"{name}, per step" in figures:
-            number, unit = figures[f"{name}, per step"].split()
-            value_ms = float(number.replace(",", "")) * UNITS[unit] / 1000
-            yield quantity, value_ms, 0.0006 * value_ms
+        for label, text in figures.items():
+            if label.startswith(name):
+                value_us, _ = read_number(text)
+                yield quantity, value_us / 1000, 0.0006 * value_us / 1000
     show(page, "layers")
-    page.click("#view-layers .segments [data-id=time]")
-    units = page.texts("#view-layers .table th .unit")[0].strip()
-    heads = page.evaluate("[...document.querySelectorAll('#view-layers .table th')].map(one => one.dataset.key)")
-    foot = dict(zip(heads, page.texts("#view-layers .table tfoot td"), strict=True))
+    layers = table_of(page, "Layers")
     for phase in PHASES:
-        if foot.get(phase, "").strip():
-            decimals = len(foot[phase].partition(".")[2])
-            scale = UNITS[units] / 1000
-            yield phase, float(foot[phase].replace(",", "")) * scale, 0.51 * 10.0**-decimals * scale
-    show(page, "overview")
-    classes = table_named(page, "overview", "Classes of work")
-    for phase in PHASES:
-        if phase in classes.units:
-            values = [value for value in classes.numbers(phase) if value]
-            yield f"all {phase}", sum(values) / 1000, 0.51 * UNITS[classes.units[phase]] / 1000 * len(values)
+        if layers.total.get(phase):
+            value_us, within_us = read_number(layers.total[phase], layers.units[phase])
+            yield phase, value_us / 1000, within_us / 1000
+    show(page, "kernels", "phase")
+    table = table_of(page, "Kernels by Phase", level=1)
+    for row in table.rows:
+        value_us, within_us = read_number(row["time_us"], table.units["time_us"])
+        yield f"all {row['name']}", value_us / 1000, within_us / 1000
+    if page.evaluate("page.data.time.exposed_communication_us"):
+        show(page, "kernels", "communication")
+        (exposed,) = [text for label, text in figures_of(page, "kernels").items() if label.startswith("Exposed")]
+        value_us, within_us = read_number(exposed)
+        yield "exposed", value_us / 1000, within_us / 1000
