@@ -22,7 +22,7 @@ TRACE = "rank0/profile_trace.json.gz"  # where pages say that the trace is
 Opener = Callable[..., Page]  # the fixture `opened`
 UNITS = {
     "": 1, "%": 0.01, "s": 1e6, "ms": 1000, "µs": 1, "ns": 0.001, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10,
-    "B": 1,    "TFLOP": 1e12, "GFLOP": 1e9, "MFLOP": 1e6, "FLOP": 1,
+    "B": 1, "TFLOP": 1e12, "GFLOP": 1e9, "MFLOP": 1e6, "FLOP": 1,
     "TFLOP/s": 1e12, "GFLOP/s": 1e9, "MFLOP/s": 1e6, "TB/s": 1e12, "GB/s": 1e9, "MB/s": 1e6,
 }  # fmt: skip
 
