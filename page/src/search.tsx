@@ -1,7 +1,7 @@
 /** Search over layers, kernels, ops, findings and steps: `/` opens it, arrows choose, Enter goes there. */
 import { signal } from "@preact/signals";
 import type { JSX } from "preact";
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { rowsOf } from "./basis";
 import { clean, count, cut, full } from "./format";
 import type { PageData } from "./page_data";
@@ -74,7 +74,7 @@ function Palette({ data }: { data: PageData }): JSX.Element {
   const items = useMemo(() => itemsOf(data), [data]);
   const found = useMemo(() => searched(items, query), [items, query]);
   const shown = found.slice(0, MOST);
-  useEffect(() => { dialog.current!.showModal(); }, []);
+  useLayoutEffect(() => { dialog.current!.showModal(); }, []); // before the next key is typed
   useEffect(() => { document.getElementById(`found-${at}`)?.scrollIntoView({ block: "nearest" }); }, [at]);
   const close = (): void => { searching.value = false; };
   const choose = (item: Item | undefined): void => {

@@ -109,7 +109,7 @@ def test_the_page_says_what_the_table_says(browser: Browser, tmp_path: Path, wid
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     for label in ("Totals", "Own time", "Layers that changed", "Layers on both sides", "Classes of work"):
         assert table_of(page, label).rows, label
-    assert "model.layers.7.mlp" in page.text("#places")
+    assert "model.layers.7" in page.text("#places")
     own = page.evaluate(
         "JSON.parse(document.getElementById('data').textContent).folded.map(row => [row.a_us, row.b_us])"
     )

@@ -45,9 +45,9 @@ def test_the_page_tells_the_planted_cause(browser: Browser, tmp_path: Path) -> N
     assert table_of(page, "Suspects").rows[0]["who"] == "rank 2, blocks.1"
     page.evaluate("document.querySelector('.ranks-timeline').parentElement.querySelector('summary').click()")
     page.wait("[...document.querySelectorAll('table')].some(one => one.ariaLabel?.startsWith('What each rank did'))")
-    lanes = table_of(page, "What each rank did")
-    lanes.assert_shows("forward", [3 * 10_000, 3 * 10_000, 3 * 60_000, 3 * 10_000])
-    lanes.assert_shows("waiting", [3 * 50_000, 3 * 50_000, 0, 3 * 50_000])
+    lanes, steps = table_of(page, "What each rank did"), 8
+    lanes.assert_shows("forward", [steps * 10_000, steps * 10_000, steps * 60_000, steps * 10_000])
+    lanes.assert_shows("waiting", [steps * 50_000, steps * 50_000, 0, steps * 50_000])
     heat = page.evaluate(
         "(map => Object.fromEntries(map.rows.map((row, i) => [row, map.values_ms[i]])))"
         "(JSON.parse(document.getElementById('data').textContent).heat[0])"

@@ -140,6 +140,7 @@ def test_names_do_nothing_and_can_be_read(opened: Opener) -> None:
         page.press("Escape")
         page.click("#tab-layers")
         page.evaluate("document.querySelector('button.search').click()")
+        page.wait("document.activeElement.matches('#search input')")
         page.type(name)
         page.wait("document.querySelectorAll('#found li').length > 0")
         page.press("Enter")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from gpu_traces import attributed_trace
 from profiler_wrapper.analysis.calls import layer_calls
 from profiler_wrapper.analysis.timeline import timeline
 from profiler_wrapper.analysis.timeline_columns import CAUSES, Timeline
-from profiler_wrapper.reports.page import page_data, script_json
+from profiler_wrapper.reports.page import write_page
 from profiler_wrapper.reports.timeline_bytes import packed_timeline
 from recordings import AUTOGRAD, Trace, analyse
 from sample_results import Layer, analysis_of
@@ -24,8 +25,6 @@ from timeline_rows import rows
 
 pytestmark = pytest.mark.full
 
-BUILT = Path(__file__).parents[2] / "profiler_wrapper" / "reports" / "built"
-STYLE = Path(__file__).parents[2] / "profiler_wrapper" / "reports" / "page" / "style.css"
 CANVAS = ".timeline-over"
 LABELS, AXIS, AROUND = (
     166,
@@ -67,30 +66,16 @@ def on_the_cpu() -> Trace:
     return trace.op("aten::relu", 60 * US, 70 * US)
 
 
-def written(path: Path, made: Timeline | str, data: dict[str, Any] | None = None) -> Path:
-    """A page that has the timeline alone."""
-    head, packed = packed_timeline(made)
-    data = data or page_data(analysis_of([Layer("model", "Model")]))
-    text = script_json({"page": data["page"], "memory": data.get("memory"), "views": {"timeline": head}})
-    style = STYLE.read_text(encoding="utf-8") + (BUILT / "timeline.css").read_text(encoding="utf-8")
-    script = (BUILT / "timeline.js").read_text(encoding="utf-8").replace("</script", r"<\/script")
-    path.write_text(
-        f"""<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>timeline</title>
-<meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width, initial-scale=1"><style>{style}</style></head>
-<body><main id="here"></main><script type="application/json" id="data">{text}</script>
-<script type="application/octet-stream" id="timeline">{packed}</script><script>{script}</script>
-<script>drawTimeline(document.getElementById("here"), JSON.parse(document.getElementById("data").textContent))</script>
-</body></html>""",
-        encoding="utf-8",
-    )
+def written(path: Path, made: Timeline | str) -> Path:
+    """A page with that timeline."""
+    write_page(replace(analysis_of([Layer("model", "Model")]), timeline=made), path, title="timeline")
     return path
 
 
 def opened(browser: Browser, path: Path, address: str = "", *, width: int = 1200) -> Page:
     page = browser.open(path, address=address, width=width, height=900)
     page.wait("document.querySelector('.timeline, .timeline-none')")
+    page.evaluate(f"document.querySelector('{CANVAS}')?.scrollIntoView({{ block: 'center' }})")
     settled(page)
     return page
 
@@ -333,6 +318,7 @@ def test_an_idle_stretch_has_its_cause(page: Page, made: Timeline) -> None:
     said = page.text(".timeline-chosen")
     assert said.startswith(f"Highlighted: gap device idle, duration 270.0 µs, cause {CAUSES[1]}")
     assert "CPU is in\ncudaStreamSynchronize" in page.text(".timeline-tip")
+    x = x_of(page, made, 500 * US)  # the panel is beside it now
     click(page, x, found_at(page, x, "Device idle"))  # again: it is let go
     assert address(page) == {}
 
@@ -384,8 +370,8 @@ def test_the_wheel_and_the_pointer_move_it(page: Page, made: Timeline) -> None:
             page.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=count)
     settled(page)
     assert address(page)["select"].startswith("event:")  # a second click does not let it go
-    middle = box(page)["left"] + LABELS + (box(page)["width"] - LABELS) / 2
-    page.call("Input.dispatchMouseEvent", type="mouseMoved", x=middle - 300, y=y)
+    at, lanes = box(page), box(page)["width"] - LABELS
+    page.call("Input.dispatchMouseEvent", type="mouseMoved", x=at["left"] + LABELS + 0.2 * lanes, y=y)
     settled(page)
     assert page.text(".timeline-tip b") == "gemm_backward"  # three quarters of the view
 
@@ -424,7 +410,10 @@ def test_steps_and_folded_lanes(page: Page) -> None:
     assert page.count(".timeline-labels button[aria-expanded=false]") == 1 and box(page)["height"] < height
 
 
-def test_what_is_selected_elsewhere_stays_and_all_else_is_pale(page: Page) -> None:
+def test_what_is_selected_elsewhere_stays_and_all_else_is_pale(
+    browser: Browser, made: Timeline, tmp_path: Path
+) -> None:
+    page = opened(browser, written(tmp_path / "page.html", made), width=880)  # the panel is below, not beside
     whole = seen(page)
     for chosen, said in (("layer:model.mlp", "mlp"), ("kernel:add_kernel", "add_kernel"), ("op:aten::mm", "aten::mm")):
         page.evaluate(f"location.hash = '#step?select={chosen}'")
@@ -461,4 +450,4 @@ def test_without_events_the_page_says_why(browser: Browser, tmp_path: Path) -> N
     (tmp_path / "page.html").write_text(text.replace(packed, packed[: len(packed) // 2]), encoding="utf-8")
     page = browser.open(tmp_path / "page.html")
     page.wait("document.querySelector('.timeline-none')")
-    assert "its data cannot be read" in page.text(".timeline-none")
+    assert "The events cannot be read (" in page.text(".timeline-none")

@@ -40,6 +40,6 @@ function showTimeline(event: MouseEvent): void {
 
 function Events({ data }: { data: PageData }): JSX.Element {
   if (timeline.value === undefined) return <div class="timeline-room" aria-busy="true" />;
-  if (timeline.value === null) return <NoTimeline why={timelineFailure.value ? `The events cannot be read: ${timelineFailure.value}` : whyNot(data)} />;
+  if (timeline.value === null) return <NoTimeline why={timelineFailure.value ? `The events cannot be read (${timelineFailure.value}): is the file whole?` : whyNot(data)} />;
   return <TimelineView data={data} timeline={timeline.value} />;
 }

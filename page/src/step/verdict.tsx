@@ -21,7 +21,7 @@ export function verdictOf(data: PageData): Verdict | null {
   const text = withRun(data, data["summary"]?.verdict);
   if (!text) return null;
   const [said = "", fix = ""] = text.split(/First fix: (.*)/s);
-  const headline: string = data["summary"].headline?.text ?? /.*?[.;](?=\s|$)/.exec(said)?.[0] ?? said;
+  const headline: string = data["summary"].headline?.text ?? /^.*?[.;](?=\s|$)/s.exec(said)?.[0] ?? said;
   const more = said.startsWith(headline) ? said.slice(headline.length) : said;
   return { headline: withoutEnd(headline), more: more.trim(), fix: withoutEnd(fix) };
 }

@@ -64,7 +64,7 @@ export class Stage {
     on("pointercancel", () => { this.#drag = null; });
     on("pointerleave", () => this.#hover(null));
     on("click", event => this.#click(event));
-    on("dblclick", event => this.#double(event));
+    on("dblclick", () => this.#double());
     on("keydown", event => this.#key(event), false);
     on("mousedown", event => { if (event.button === 1) event.preventDefault(); }, false); // no scrolling by itself
     scroller.addEventListener("scroll", () => this.redraw(), { signal: gone.signal, passive: true });
@@ -297,11 +297,12 @@ export class Stage {
     if (one && one.number !== null) step.value = one.number;
   }
 
-  #double(event: MouseEvent): void {
-    const hit = hitAt(this.layout.value, this.memory, this.view, ...this.#at(event));
-    if (!hit || hit.kind === "memory") return;
-    const of = hit.kind === "gap" ? this.timeline.gaps : this.timeline.events;
-    const [start, duration] = [of.start_ns[hit.row]!, of.duration_ns[hit.row]!];
+  /** Shows what the first of two clicks has selected: the panel that it opened may have moved all else below the pointer. */
+  #double(): void {
+    const chosen = selection.value;
+    if (chosen?.kind !== "gap" && chosen?.kind !== "event") return;
+    const of = chosen.kind === "gap" ? this.timeline.gaps : this.timeline.events;
+    const [start, duration] = [of.start_ns[chosen.number]!, of.duration_ns[chosen.number]!];
     this.show(start - duration * 0.15, start + duration * 1.15);
   }
 
