@@ -31,6 +31,7 @@ NO_CHROMIUM = "no Chromium on this machine"
 _TIMEOUT_S = 60.0
 _FLAGS = (
     "--headless=new",
+    "--disable-ipc-flooding-protection",  # which slows down who goes to many addresses
     "--no-sandbox",
     "--disable-gpu",
     "--disable-dev-shm-usage",
@@ -227,10 +228,10 @@ class Page:
         return int(self.evaluate(f"document.querySelectorAll({json.dumps(selector)}).length"))
 
     def click(self, selector: str, *, at: int = 0) -> None:
-        """A real click in the middle of the `at`-th element that `selector` finds."""
+        """A real click in the middle of the `at`-th element that `selector` finds, of text in lines of the first."""
         x, y = self.evaluate(
             f"(() => {{ const one = document.querySelectorAll({json.dumps(selector)})[{at}]; "
-            "one.scrollIntoView({block: 'center', inline: 'center'}); const box = one.getBoundingClientRect(); "
+            "one.scrollIntoView({block: 'center', inline: 'center'}); const [box] = one.getClientRects(); "
             "return [box.x + box.width / 2, box.y + box.height / 2]; })()"
         )
         for kind in ("mousePressed", "mouseReleased"):

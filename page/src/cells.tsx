@@ -29,7 +29,7 @@ export function pickColumn(kind: "layer" | "op", key: string, title: string, mor
     value: row => (Array.isArray(row[key]) && !row[key].length ? undefined : first(row[key]) || null),
     cell: (row, letters) => {
       const name = first(row[key]);
-      if (typeof name !== "string" || !name || name === "before profiling") return name ? <span class="quiet">{cut(name, letters)}</span> : undefined;
+      if (typeof name !== "string" || !name) return undefined;
       const others = Array.isArray(row[key]) ? row[key].length - 1 : 0;
       return <><Go to={place.value} select={{ kind, name }} class="name" title={full(others ? (row[key] as string[]).join(", ") : name)}>{cut(name, letters)}</Go>{others > 0 && <span class="quiet"> +{others}</span>}</>;
     },

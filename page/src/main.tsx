@@ -7,7 +7,7 @@ import { OtherFrame } from "./other_frame";
 import { type PageData, readData } from "./page_data";
 import { followAddress } from "./state";
 import { followTheme } from "./theme";
-import { loadTimeline } from "./whole";
+import { loadTimeline, readNames } from "./whole";
 import "./style.css";
 
 function start(): void {
@@ -23,6 +23,7 @@ function start(): void {
     return;
   }
   const isRun = data["page"].kind === "run";
+  if (isRun) readNames(data);
   if (isRun) Object.assign(window, { page: { data, rows: (name: string) => rowsOf(data, name) } }); // for scripts of one's own, in the console
   render(<Contained what="The page">{isRun ? <Frame data={data} /> : <OtherFrame data={data} />}</Contained>, root);
   if (isRun) void loadTimeline(data);

@@ -32,7 +32,7 @@ function Of({ data, chosen }: { data: PageData; chosen: Selection }): ComponentC
     case "op": return <OfOp data={data} name={chosen.name} timeline={events} />;
     case "finding": return <OfFinding data={data} name={chosen.name} />;
     case "step": return <OfStep data={data} number={chosen.number} timeline={events} />;
-    case "gap": return <OfGap data={data} row={chosen.number} timeline={events} />;
+    case "gap": return <OfGap row={chosen.number} timeline={events} />;
     case "event": return <OfEvent data={data} row={chosen.number} timeline={events} />;
   }
 }

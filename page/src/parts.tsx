@@ -1,6 +1,7 @@
 /** Small parts that every place uses: text that is cut, links that select, buttons that copy. */
 import type { ComponentChildren, JSX } from "preact";
 import { useState } from "preact/hooks";
+import { isThere } from "./whole";
 import { address, go, isSame, type Place, selection, type Selection } from "./state";
 
 interface GoProps {
@@ -14,8 +15,9 @@ interface GoProps {
   onGo?: () => void;
 }
 
-/** A link that goes to a place and selects something there: a real address, for a new tab too. */
+/** A link that goes to a place and selects something there: a real address, for a new tab too. Of what is not in this run only its name. */
 export function Go({ to, select, children, title, class: className, id, current, onGo }: GoProps): JSX.Element {
+  if (select && !isThere(select)) return <span title={title} class={className}>{children}</span>;
   const isChosen = !id && select && isSame(select, selection.value);
   const follow = (event: MouseEvent) => {
     if (event.button || event.metaKey || event.ctrlKey || event.shiftKey) return;

@@ -3,12 +3,23 @@ import { computed, signal } from "@preact/signals";
 import { rowsOf } from "./basis";
 import { kernelNames, type ShortName } from "./names";
 import type { PageData } from "./page_data";
+import type { Selection } from "./state";
 import type { GapOf } from "./targets";
 import { readTimeline, type Timeline } from "./timeline/data";
 
 /** undefined: not read yet; null: there is none. */
 export const timeline = signal<Timeline | null | undefined>(undefined);
 export const timelineFailure = signal("");
+
+const NAMED = { layer: ["layers", "layer"], kernel: ["kernels", "name"], op: ["operators", "op"] } as const;
+let named: ReadonlyMap<string, ReadonlySet<unknown>> = new Map();
+
+export function readNames(data: PageData): void {
+  named = new Map(Object.entries(NAMED).map(([kind, [table, key]]) => [kind, new Set(rowsOf(data, table).map(row => row[key]))]));
+}
+
+/** Whether the page knows anything of it: rows may name what only another part of a result, or nothing, has. */
+export const isThere = (one: Selection): boolean => !("name" in one) || (one.name !== "" && (named.get(one.kind)?.has(one.name) ?? true));
 
 export async function loadTimeline(data: PageData): Promise<void> {
   try {

@@ -1,16 +1,15 @@
 /** The panels of a gap and of one event of the timeline. */
 import type { JSX } from "preact";
-import { rowsOf } from "../basis";
 import { capital, cut, full, ns, share } from "../format";
 import type { PageData } from "../page_data";
 import { Go } from "../parts";
 import type { Timeline } from "../timeline/data";
-import { theNames, timeline as shared } from "../whole";
+import { isThere, theNames, timeline as shared } from "../whole";
 import { type Entry, Entries, Facts, NotThere } from "./facts";
 
 const NOT_YET = <p class="note">The timeline is being read.</p>;
 
-export function OfGap({ data, row, timeline }: { data: PageData; row: number; timeline: Timeline | null }): JSX.Element {
+export function OfGap({ row, timeline }: { row: number; timeline: Timeline | null }): JSX.Element {
   if (shared.value === undefined) return NOT_YET;
   if (!timeline || row >= timeline.gaps.count) return <NotThere what="This gap" />;
   const { head, gaps } = timeline;
@@ -28,20 +27,17 @@ export function OfGap({ data, row, timeline }: { data: PageData; row: number; ti
         ["Ends", step && ns(start + length - step.start_ns)],
         ["Share", step && `${share(length / (step.end_ns - step.start_ns))} of step ${step.number}`],
         ["The CPU was in", op && (event >= 0 ? <Go to="step" select={{ kind: "event", number: event }} title={full(op)}>{cut(op, 70)}</Go> : cut(op, 70))],
-        ["Layer", head.layers[at("layer")] && <Layer data={data} name={head.layers[at("layer")]!} />],
+        ["Layer", head.layers[at("layer")] && <Layer name={head.layers[at("layer")]!} />],
         ["Phase", head.phases[at("phase")]],
         ["Device", head.lanes.some(lane => (lane.device ?? 0) > 0) && String(at("device"))],
-        ["Op", op && rowsOf(data, "operators").some(one => one["op"] === op) && <Go to="kernels" select={{ kind: "op", name: op }}>all of {cut(op, 60)}</Go>],
+        ["Op", op && isThere({ kind: "op", name: op }) && <Go to="kernels" select={{ kind: "op", name: op }}>all of {cut(op, 60)}</Go>],
       ]} />
       <Entries title="During it, on the CPU" entries={during(timeline, start, start + length)} />
     </>
   );
 }
 
-function Layer({ data, name }: { data: PageData; name: string }): JSX.Element {
-  const isThere = rowsOf(data, "layers").some(row => row["layer"] === name);
-  return isThere ? <Go to="layers" select={{ kind: "layer", name }} title={full(name)}>{cut(name, 70)}</Go> : <span title={full(name)}>{cut(name, 70)}</span>;
-}
+const Layer = ({ name }: { name: string }): JSX.Element => <Go to="layers" select={{ kind: "layer", name }} title={full(name)}>{cut(name, 70)}</Go>;
 
 /** The longest things on the main thread within a stretch, outermost first where they are as long. */
 function during(timeline: Timeline, from: number, to: number): Entry[] {
@@ -69,9 +65,9 @@ export function OfEvent({ data, row, timeline }: { data: PageData; row: number; 
   const lane = head.lanes[timeline.lane[row]!]!;
   const step = head.steps[timeline.events.column("step")[row]!];
   const layer = head.layers[timeline.layer[row]!];
-  const isKernel = rowsOf(data, "kernels").some(one => one["name"] === name);
-  const isOp = rowsOf(data, "operators").some(one => one["op"] === name);
-  const isLayer = lane.kind === "layers" && rowsOf(data, "layers").some(one => one["layer"] === name);
+  const isKernel = isThere({ kind: "kernel", name });
+  const isOp = isThere({ kind: "op", name });
+  const isLayer = lane.kind === "layers" && isThere({ kind: "layer", name });
   const link = (rows: Iterable<number>): Entry[] => [...rows].filter(one => one >= 0).map(one => ({ select: { kind: "event" as const, number: one }, name: head.names[timeline.name[one]!] ?? "", value: ns(timeline.events.duration_ns[one]!) }));
   return (
     <>
@@ -80,7 +76,7 @@ export function OfEvent({ data, row, timeline }: { data: PageData; row: number; 
         ["Takes", ns(timeline.events.duration_ns[row]!)],
         ["Begins", step ? `${ns(timeline.start(row) - step.start_ns)} after step ${step.number} began` : ns(timeline.start(row))],
         ["On", cut(lane.name, 60)],
-        ["Layer", layer && <Layer data={data} name={layer} />],
+        ["Layer", layer && <Layer name={layer} />],
         ["Phase", head.phases[timeline.phase[row]!]],
         ["Class", head.classes[timeline.class[row]!]],
         ["All of it", isKernel ? <Go to="kernels" select={{ kind: "kernel", name }}>this kernel in all steps</Go> : isOp ? <Go to="kernels" select={{ kind: "op", name }}>this op in all steps</Go> : isLayer ? <Go to="layers" select={{ kind: "layer", name }}>this layer in all steps</Go> : null],

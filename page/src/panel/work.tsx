@@ -19,7 +19,6 @@ export function OfKernel({ data, name, timeline }: { data: PageData; name: strin
   const cores = [...new Set(rows.map(row => (row["tensor_cores"] === null ? "not known from its name" : row["tensor_cores"] ? "used" : "not used")))].join(", ");
   const copied = sum(rows, "copied_bytes");
   const ops = [...new Set(rows.flatMap(row => row["ops"] as string[]))];
-  const known = new Set(rowsOf(data, "operators").map(row => row["op"]));
   return (
     <>
       <h2 title={full(name)}>{theNames(data)(name, 90)}</h2>
@@ -30,7 +29,7 @@ export function OfKernel({ data, name, timeline }: { data: PageData; name: strin
         ["One launch", `mean ${us(time / launches)}, ${us(Math.min(...rows.map(row => row["min_us"] as number)))} to ${us(Math.max(...rows.map(row => row["max_us"] as number)))}`],
         ["Tensor cores", copied === null && !/^mem(cpy|set)/i.test(name) && cores],
         ["Copied", copied !== null && `${bytes(perStep(data, copied))} ${per(data)}, ${bytes((copied / time) * 1e6)}/s`],
-        ["Launched by", ops.length > 0 && ops.map(op => <span key={op}>{known.has(op) ? <Go to="kernels" select={{ kind: "op", name: op }}>{cut(op, 60)}</Go> : cut(op, 60)} </span>)],
+        ["Launched by", ops.length > 0 && ops.map(op => <span key={op}><Go to="kernels" select={{ kind: "op", name: op }}>{cut(op, 60)}</Go> </span>)],
         ["Full name", <details><summary>{count(name.length)} letters</summary><code>{full(name)}</code> <CopyButton text={name} /></details>],
       ]} />
       <Entries title={`Layers that launch it, ${per(data)}`} entries={layersOf(data, rows, name, timeline, time)} />
@@ -42,14 +41,13 @@ export function OfKernel({ data, name, timeline }: { data: PageData; name: strin
 
 function layersOf(data: PageData, rows: readonly Row[], name: string, timeline: Timeline | null, time_us: number): Entry[] {
   const steps: number = data["page"].steps;
-  const layers = new Set(rowsOf(data, "layers").map(row => row["layer"]));
   const found = sumsBy(timeline, one => one.name === name, "layer");
   if (found.length) {
     return found.map(one => ({
-      select: layers.has(one.name) && one.name ? { kind: "layer", name: one.name } : null, name: one.name || "no layer", value: ns(one.time_ns / steps), share: time_us ? one.time_ns / 1000 / time_us : null, more: `${count(one.count / steps)}×`,
+      select: { kind: "layer", name: one.name }, name: one.name || "no layer", value: ns(one.time_ns / steps), share: time_us ? one.time_ns / 1000 / time_us : null, more: `${count(one.count / steps)}×`,
     }));
   }
-  return [...new Set(rows.flatMap(row => row["layers"] as string[]))].map(layer => ({ select: layers.has(layer) ? { kind: "layer", name: layer } : null, name: layer, value: "" }));
+  return [...new Set(rows.flatMap(row => row["layers"] as string[]))].map(layer => ({ select: { kind: "layer", name: layer }, name: layer, value: "" }));
 }
 
 export function PhasesOf({ data, name, timeline, time }: { data: PageData; name: string; timeline: Timeline | null; time: number }): JSX.Element | null {
@@ -76,7 +74,6 @@ export function OfOp({ data, name, timeline }: { data: PageData; name: string; t
   const launched = rowsOf(data, "kernels").filter(row => (row["ops"] as string[]).includes(name));
   const kernels = [...new Set(launched.map(row => text(row, "name")))];
   const names = theNames(data);
-  const layers = new Set(rowsOf(data, "layers").map(row => row["layer"]));
   const unique = (key: string): string[] => [...new Set(rows.flatMap(row => row[key] as string[]))];
   const [shapes, sources] = [unique("shapes"), unique("sources")];
   return (
@@ -91,10 +88,10 @@ export function OfOp({ data, name, timeline }: { data: PageData; name: string; t
         ))}</tbody>
       </table></div>
       <Entries title="Kernels that it launches" entries={kernels.map(kernel => ({ select: { kind: "kernel", name: kernel }, name: kernel, shown: names(kernel, 50), value: us(perStep(data, sum(launched.filter(row => row["name"] === kernel), "time_us"))), more: "in all its launches" }))} />
-      <Entries title="Layers with most of it" entries={unique("layers").map(layer => ({ select: layers.has(layer) ? { kind: "layer", name: layer } : null, name: layer || "no layer", value: "" }))} />
+      <Entries title="Layers with most of it" entries={unique("layers").map(layer => ({ select: { kind: "layer", name: layer }, name: layer || "no layer", value: "" }))} />
       {shapes.length > 0 && <section><h3>Shapes of its inputs</h3><ul class="plain-list">{shapes.slice(0, 6).map(shape => <li key={shape}><code>{cut(shape, 120)}</code></li>)}</ul></section>}
       {sources.length > 0 && <section><h3>Lines of code</h3><ul class="plain-list">{sources.slice(0, 6).map(line => <li key={line}><code title={full(line)}>{cut(line, 90)}</code> <CopyButton text={line} /></li>)}</ul></section>}
-      {data["time_basis"] !== "device" && <Entries title={`Layers, ${per(data)}`} entries={ofNames(data, sumsBy(timeline, one => one.name === name, "layer"), null, data["page"].steps).map(one => ({ ...one, select: layers.has(one.name) ? { kind: "layer", name: one.name } : null, name: one.name || "no layer", shown: cut(one.name || "no layer", 60) }))} />}
+      {data["time_basis"] !== "device" && <Entries title={`Layers, ${per(data)}`} entries={ofNames(data, sumsBy(timeline, one => one.name === name, "layer"), null, data["page"].steps).map(one => ({ ...one, select: { kind: "layer", name: one.name }, name: one.name || "no layer", shown: cut(one.name || "no layer", 60) }))} />}
     </>
   );
 }

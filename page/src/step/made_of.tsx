@@ -20,13 +20,13 @@ export function MadeOf({ data, parts, timeline }: { data: PageData; parts: reado
   );
 }
 
-const layerOrNone = (data: PageData, name: unknown): Entry["select"] => (rowsOf(data, "layers").some(row => row["layer"] && row["layer"] === name) ? { kind: "layer", name: name as string } : null);
+const layerOrNone = (name: unknown): Entry["select"] => (name ? { kind: "layer", name: name as string } : null);
 
 /** What each part of the model takes of the device's time; these add up to all of it. */
 export function Shares({ data }: { data: PageData }): JSX.Element {
   const rows: Row[] = data["views"].shares.rows;
   return <Entries title={`${timeName(data)} by part of the model, ${per(data)}`} most={12} entries={rows.map(row => ({
-    select: layerOrNone(data, row["layer"]), name: row["name"] as string, value: us(perStep(data, row["time_us"] as number)), share: row["share"] as number, more: (row["layers"] as number) > 1 ? `${count(row["layers"] as number)} layers` : "",
+    select: layerOrNone(row["layer"]), name: row["name"] as string, value: us(perStep(data, row["time_us"] as number)), share: row["share"] as number, more: (row["layers"] as number) > 1 ? `${count(row["layers"] as number)} layers` : "",
   }))} />;
 }
 
@@ -49,7 +49,7 @@ const byTime = (rows: readonly Row[], key: string): Row[] => rows.filter(row => 
 
 function Collectives({ data }: { data: PageData }): JSX.Element {
   return <Entries title={`Collectives by what no compute hides, ${per(data)}`} entries={byTime(rowsOf(data, "collectives"), "exposed_us").map(row => ({
-    select: layerOrNone(data, row["layer"]), name: String(row["collective"]).replaceAll("_", " "), value: us(perStep(data, row["exposed_us"] as number)),
+    select: layerOrNone(row["layer"]), name: String(row["collective"]).replaceAll("_", " "), value: us(perStep(data, row["exposed_us"] as number)),
     more: [row["layer"] && `in ${cut(row["layer"], 60)}`, row["phase"], row["dtype"], `${count(perStep(data, row["count"] as number))} calls`].filter(Boolean).join(", "),
   }))} />;
 }
@@ -74,9 +74,8 @@ function Idle({ data, timeline, only }: { data: PageData; timeline: Timeline | n
 }
 
 function Waits({ data }: { data: PageData }): JSX.Element {
-  const ops = new Set(rowsOf(data, "operators").map(row => row["op"]));
   return <Entries title={`The CPU waits for the device, ${per(data)}`} entries={byTime(rowsOf(data, "synchronisations"), "wait_us").map(row => ({
-    select: ops.has(row["op"]) ? { kind: "op", name: row["op"] as string } : null, name: row["op"] as string, value: us(perStep(data, row["wait_us"] as number)),
+    select: { kind: "op", name: row["op"] as string }, name: row["op"] as string, value: us(perStep(data, row["wait_us"] as number)),
     more: [`${row["kind"]}, ${count(perStep(data, row["count"] as number))}×`, row["layer"] && `in ${cut(row["layer"], 60)}`, cut((row["sources"] as string[])[0] ?? "", 80)].filter(Boolean).join(", "),
   }))} />;
 }
