@@ -177,7 +177,7 @@ class _Profile:
         self._given, self._process = given, os.getpid()
         self._directory = Path.cwd() if os.path.exists(".") else Path()  # where the script was started
         self._profiling: Profiling | None = None
-        self._had_dynamo = self._had_tabulate = False  # before a profiler imported it
+        self._had_dynamo = False  # before a profiler imported it
         self._stop_waiting: Callable[[], None] = lambda: None
         self._problem = "" if is_off() else "torch was not imported"
         if not is_off():
@@ -207,7 +207,7 @@ class _Profile:
         self._stop_waiting()
         if os.getpid() != self._process:  # a worker that was forked
             return
-        self._had_dynamo, self._had_tabulate = "torch._dynamo" in sys.modules, "tabulate" in sys.modules
+        self._had_dynamo = "torch._dynamo" in sys.modules
         try:
             from profiler_wrapper.run.profiling import Profiling
 
@@ -240,9 +240,10 @@ class _Profile:
             return
         self._profiling.exit(error)
         self._profiling.report()
-        # Python ends by SIGINT after Ctrl-C, unless code made of text runs at exit: Dynamo's handler imports this then.
-        if isinstance(error, KeyboardInterrupt) and self._had_dynamo and not self._had_tabulate:
-            sys.modules.pop("tabulate", None)
+        # Python ends by SIGINT after Ctrl-C, unless code made of text runs at exit: Dynamo, which torch's profiler
+        # imports, imports this then.
+        if isinstance(error, KeyboardInterrupt) and not self._had_dynamo:
+            importlib.import_module("tabulate")
 
 
 def make_script_options(given: Mapping[str, Any]) -> Options:

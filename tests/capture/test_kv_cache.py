@@ -237,7 +237,7 @@ def test_cross_attention_and_beams(beams: int, tmp_path: Path) -> None:
 
 def test_the_page_has_a_figure_of_it(opened: Opener, tmp_path: Path) -> None:
     result = profiled(t5(), tmp_path, num_beams=3)
-    figures = opened(result).text("#view-summary .figures")
+    figures = opened(result).text("#places")
     for part in (f"KV cache, at {NEW} tokens", "a token of each of 2 sequences of 3 beams", "tokens"):
         assert part.lower() in figures.lower()
 
