@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -196,9 +197,26 @@ def test_no_name_becomes_markup(name: str) -> None:
     found = _Parsed(html)
     assert found.open == []
     assert set(found.tags) <= _TAGS
-    assert {attribute for attribute, _ in found.attributes} <= {"class"}
+    assert {attribute for attribute, _ in found.attributes} <= {"class", "style"}
     assert "\u202e" not in html
     assert len(html) < 60_000
+
+
+def test_a_notebook_shows_where_a_step_went() -> None:
+    """By hand: two steps of 1 ms, of which a kernel runs for 0.6 and 0.4 ms, while the CPU is in an op throughout."""
+    trace = Trace()
+    for number, busy in ((0, 600), (1, 400)):
+        at = number * 1_000_000
+        trace.annotation(f"ProfilerStep#{number}", at, at + 1_000_000)
+        trace.op("aten::mm", at, at + 1_000_000)
+        trace.kernel("gemm", at + 10_000, at + (10 + busy) * 1000, launched=at + 5000)
+    html = result_html(analyse(trace.recording()))
+    text = _Parsed(html).text
+    assert "Where a step went, 1.000 ms: Kernels 0.500 ms 50.0 % Idle: CPU in ops 0.500 ms 50.0 %" in " ".join(
+        text.split()
+    )
+    widths = [float(part) for part in re.findall(r"flex: ([\d.]+)", html)]
+    assert widths == [0.5, 0.5]
 
 
 def test_nothing_known_is_still_a_table() -> None:

@@ -55,6 +55,17 @@ SPLIT_COLORS: Mapping[str, str] = {
     "cpu": "#009E73",
     "other": "#999999",
 }
+# Of the parts of a step's wall time: what they are called where a device does the work, and where the CPU does.
+SPLIT_NAMES: Mapping[str, tuple[str, str]] = {
+    "kernel": ("Kernels", "Kernels"),
+    "communication": ("Exposed communication", "Communication"),
+    "memcpy": ("Copies", "Copies"),
+    "memset": ("Sets", "Sets"),
+    "runtime": ("Idle: CPU in runtime calls", "Runtime calls"),
+    "dataloader": ("Idle: waiting for data", "Waiting for data"),
+    "cpu": ("Idle: CPU in ops", "In ops"),
+    "other": ("Idle: Python between ops", "Between ops"),
+}
 PHASE_COLORS: Mapping[str, str] = {
     "forward": "#0072B2",
     "prefill": "#56B4E9",

@@ -28,6 +28,7 @@ from profiler_wrapper.reports.describe import (
     step_count,
     step_numbers,
     steps_in_words,
+    time_text,
     use_line,
     work_scale,
 )
@@ -38,6 +39,7 @@ from profiler_wrapper.reports.figures import (
     OTHER_KIND,
     PHASE_COLORS,
     SPLIT_COLORS,
+    SPLIT_NAMES,
 )
 from profiler_wrapper.reports.folding import (
     Fold,
@@ -296,6 +298,7 @@ def _page(analysis: Analysis, title: str, trace_href: str | None) -> dict[str, A
         "work_scale": work_scale(analysis),
         "use": use_line(analysis, _WIDE),
         "time_name": TIME_NAMES[analysis.time_basis],
+        "split_names": {part: names[analysis.time_basis == "cpu"] for part, names in SPLIT_NAMES.items()},
         "category_names": {category: category_name(category) for category in CATEGORIES},
         "trace_href": _safe_link(trace_href),
         "phases": list(PHASES),
@@ -439,16 +442,41 @@ _STYLE = """\
 .pw-result .pw-verdict { font-size: 15px; font-weight: 600; }
 .pw-result .pw-quiet { opacity: 0.7; }
 .pw-result ul { margin: 4px 0 8px; padding-left: 20px; }
+.pw-result .pw-bar { display: flex; height: 18px; margin: 4px 0; }
+.pw-result .pw-mark { display: inline-block; width: 10px; height: 10px; margin: 0 4px 0 10px; }
 .pw-result pre { font-size: 12px; line-height: 1.4; background: transparent; color: inherit; }
 """
 
 
 def result_html(analysis: Analysis) -> str:
-    """The verdict and the first findings, then the table as it is printed."""
-    verdict = _paragraph(analysis.summary.get("verdict"), "pw-verdict")
+    """The verdict, where a step went, the first findings, then the tree of layers as it is printed."""
+    headline = analysis.summary.get("headline")
+    verdict = _paragraph(headline["text"] if headline else analysis.summary.get("verdict"), "pw-verdict")
     table = escape(console_table(analysis, rows=_ROWS, width=_COLUMNS, unicode=True))
     findings = _findings(analysis.summary.get("findings") or ())
-    return f'<div class="pw-result"><style>\n{_STYLE}</style>{verdict}{findings}<pre>{table}</pre></div>'
+    return (
+        f'<div class="pw-result"><style>\n{_STYLE}</style>{verdict}{_bar(analysis)}{findings}<pre>{table}</pre></div>'
+    )
+
+
+def _bar(analysis: Analysis) -> str:
+    """Parts of the wall time of a step, which add up to it: the mean of all steps."""
+    steps = analysis.overview.steps if analysis.overview is not None else ()
+    span_ns = sum(step.span_ns for step in steps)
+    if not span_ns:
+        return ""
+    on_cpu = analysis.time_basis == "cpu"
+    bars, legend = [], []
+    for part, names in SPLIT_NAMES.items():
+        time_ns = sum(getattr(step, f"{part}_ns") for step in steps)
+        if time_ns < 0.0005 * span_ns:  # nothing, with a decimal
+            continue
+        bars.append(f'<span style="flex: {time_ns / span_ns:.4f}; background: {SPLIT_COLORS[part]}"></span>')
+        mark = f'<span class="pw-mark" style="background: {SPLIT_COLORS[part]}"></span>'
+        legend.append(f"{mark}{names[on_cpu]} {time_text(time_ns / len(steps))} {100 * time_ns / span_ns:.1f} %")
+    of = "a step" if steps[0].step is not None else "the trace"
+    said = f"Where {of} went, {time_text(span_ns / len(steps))}:{''.join(legend)}"
+    return f'<div class="pw-bar">{"".join(bars)}</div><p>{said}</p>'
 
 
 def harmless(text: object) -> str:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import pytest
 
 from browser import Page
 from page_tables import GROUPS, LOOKS, PLACES, Opener, show
+from page_traces import B200, DDP, QWEN, RESNET, TIMESFORMER, V100, events_of, with_events
 from profiler_wrapper.analysis.timeline_columns import Timeline
-from profiler_wrapper.result import ProfileResult, load_for_page
 from sample_views import full_analysis
-from shared_traces import TRACES, needs_traces
+from shared_traces import needs_traces
 from timeline_rows import rows
 
 pytestmark = pytest.mark.full
@@ -22,25 +22,6 @@ pytestmark = pytest.mark.full
 Row = dict[str, Any]
 MOST_CLICKS = 3
 MOST_PANELS = 3  # of a kind
-QWEN, RESNET, V100, B200, TIMESFORMER, DDP = (
-    "h100_qwen1.5_0.5b_inference.json.gz",
-    "mi300_resnet_checkpointing_training.json.gz",
-    "v100_ddp_resnet.pt.trace.json.gz",
-    "b200_vllm_eager_inference.json.gz",
-    "h100_timesformer_inference.json.gz",
-    "ddp_training_with_memory.pt.trace.json.gz",
-)
-
-
-@cache
-def with_events(name: str) -> ProfileResult:
-    return load_for_page(TRACES / name)
-
-
-def events_of(name: str) -> Timeline:
-    made = with_events(name).timeline
-    assert isinstance(made, Timeline)
-    return made
 
 
 def selected(page: Page) -> tuple[str, str]:

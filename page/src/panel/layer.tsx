@@ -24,10 +24,10 @@ export function OfLayer({ data, name, timeline }: { data: PageData; name: string
       <p class="quiet">{[first["class_name"], first["kind"] !== "other" && first["kind"], flags].filter(Boolean).map(one => cut(one, 60)).join(" · ")}{isKnown(first["parent"]) && <> · in <Go to="layers" select={{ kind: "layer", name: text(first, "parent") }} title={full(first["parent"])}>{cut(first["parent"], 50)}</Go></>}</p>
       <Phases data={data} rows={rows} whole={whole} />
       <Facts of={[
-        ["FLOPs a step", known(whole, "flops") !== null ? flops(known(whole, "flops")) : known(whole, "known_flops") ? `≥ ${flops(known(whole, "known_flops"))}` : null],
+        [`FLOPs ${per(data)}`, known(whole, "flops") !== null ? flops(known(whole, "flops")) : known(whole, "known_flops") ? `≥ ${flops(known(whole, "known_flops"))}` : null],
         ["Rate", known(whole, "rate") !== null && flopRate(known(whole, "rate"))],
         ["At the roof", known(whole, "roof") !== null && [us(known(whole, "roof")), known(whole, "of_roof") !== null && `${share(known(whole, "of_roof"))} of it reached`, whole?.["bound"] && `bound by ${whole["bound"]}`].filter(Boolean).join(", "), "The time that its bytes and FLOPs would take at best"],
-        ["Bytes moved a step", known(whole, "bytes_moved") !== null && bytes(known(whole, "bytes_moved"))],
+        [`Bytes moved ${per(data)}`, known(whole, "bytes_moved") !== null && bytes(known(whole, "bytes_moved"))],
         ["Retained", known(whole, "retained") !== null && bytes(known(whole, "retained")), "Allocated inside and kept for backward: mean over calls"],
         ["Peak inside", known(whole, "peak") !== null && bytes(known(whole, "peak"))],
         ["Time on the CPU", known(whole, "cpu") !== null && us(known(whole, "cpu"))],

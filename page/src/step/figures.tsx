@@ -79,11 +79,12 @@ function ofPeak(data: PageData): Shown[] {
 
 function ofDevice(data: PageData): Shown[] {
   const use = data["overview"];
-  const busy = data["time"].busy_us;
-  const span = data["time"].span_us;
+  const { busy_us: busy, span_us: span } = data["time"];
+  const wall = sum(use?.steps ?? [], "span_us");
   const whole = isStepwise(data) ? "the steps'" : "the trace's";
   const found: Shown[] = [];
-  if (isKnown(busy) && span) found.push({ label: "Busy", value: share(busy / span), help: "any work, copies too, of the whole trace's time" });
+  if (wall && isKnown(use.gaps_us)) found.push({ label: "Busy", value: share(1 - use.gaps_us / wall), help: `any work, copies too, of ${whole} wall time` });
+  else if (isKnown(busy) && span) found.push({ label: "Busy", value: share(busy / span), help: "any work, copies too, of the whole trace's time" });
   if (!use) return found;
   const steps = Math.max(1, rowsIn(data).length);
   const missing = "not known from the trace";

@@ -13,7 +13,7 @@ export function MadeOf({ data, parts, timeline }: { data: PageData; parts: reado
   if (!onDevice(data) && (part === "dataloader" || part === "other")) return <p class="note">No op runs then: the timeline has the stretches between ops.</p>;
   return (
     <div class="made-of">
-      {(part === "kernel" || (isIdle && !onDevice(data))) && <Shares data={data} />}
+      {(part === "kernel" || part === "communication" || (isIdle && !onDevice(data))) && <Shares data={data} />}
       {part === "communication" && <Collectives data={data} />}
       {!isIdle ? <Kernels data={data} part={part!} timeline={timeline} /> : !onDevice(data) ? <Ops data={data} /> : <><Idle data={data} timeline={timeline} only={parts.length === 1 && part === "dataloader" ? /dataloader/i : /./} /><Waits data={data} /></>}
     </div>

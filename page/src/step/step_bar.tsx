@@ -10,15 +10,15 @@ import type { Timeline } from "../timeline/data";
 import { openPart } from "../whole";
 import { MadeOf } from "./made_of";
 
-const PARTS: readonly (readonly [key: string, name: string, onCpu: string, help: string])[] = [
-  ["kernel", "Kernels", "Kernels", "a kernel that computes is running on the device, whatever else runs beside it"],
-  ["communication", "Exposed communication", "Communication", "a collective is running, and no kernel, copy or set beside it"],
-  ["memcpy", "Copies", "Copies", "a copy is running on the device, and no kernel"],
-  ["memset", "Sets", "Sets", "memory is being set on the device, and nothing of the above"],
-  ["runtime", "Idle: CPU in runtime calls", "Runtime calls", "the CPU launches, waits or asks for memory, and the device has nothing to do"],
-  ["dataloader", "Idle: waiting for data", "Waiting for data", "the CPU waits for the DataLoader"],
-  ["cpu", "Idle: CPU in ops", "In ops", "the CPU is in ops, and the device has nothing to do"],
-  ["other", "Idle: Python between ops", "Between ops", "none of these: Python between ops, and whatever is no op"],
+const PARTS: readonly (readonly [key: string, help: string])[] = [
+  ["kernel", "a kernel that computes is running on the device, whatever else runs beside it"],
+  ["communication", "a collective is running, and no kernel, copy or set beside it"],
+  ["memcpy", "a copy is running on the device, and no kernel"],
+  ["memset", "memory is being set on the device, and nothing of the above"],
+  ["runtime", "the CPU launches, waits or asks for memory, and the device has nothing to do"],
+  ["dataloader", "the CPU waits for the DataLoader"],
+  ["cpu", "the CPU is in ops, and the device has nothing to do"],
+  ["other", "none of these: Python between ops, and whatever is no op"],
 ];
 export const IDLE = new Set(["runtime", "dataloader", "cpu", "other"]);
 
@@ -50,10 +50,10 @@ export function splitOf(data: PageData): Split | null {
   const mean = (key: string): number => rows.reduce((total, row) => total + (row[key] as number), 0) / rows.length;
   const values = (key: string): number[] => rows.map(row => row[key] as number);
   const device = onDevice(data);
-  const parts = PARTS.map(([part, name, onCpu, help]) => {
+  const parts = PARTS.map(([part, help]) => {
     const key = `${part}_us`;
     const said = device ? help : help.replace(/, and the device has nothing to do/, "");
-    return { key: part, name: device ? name : onCpu, help: said, us: mean(key), least: Math.min(...values(key)), most: Math.max(...values(key)) };
+    return { key: part, name: data["page"].split_names[part], help: said, us: mean(key), least: Math.min(...values(key)), most: Math.max(...values(key)) };
   });
   const of = one ? `step ${one["step"]}` : !stepwise ? "the trace" : all.length > 1 ? "a step" : "the step";
   return { of, mean: rows.length > 1 ? `, mean of ${rows.length} steps` : "", whole: one ? `step ${one["step"]}` : stepwise ? "the step" : "the trace", us: mean("span_us"), parts: parts.filter(part => part.us > 0), steps: rows.length };
