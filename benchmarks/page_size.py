@@ -1,7 +1,9 @@
-"""How large the page of a run is, how long it takes to write, and to open in a headless Chromium.
+"""How large pages are, how long they take to write, and how they run in a headless Chromium, beside their budgets.
 
-python benchmarks/page_size.py                   a model of 100 blocks, 10 modules each, 4 phases, 10 steps
+python benchmarks/page_size.py                   a model of 500 blocks, 10 modules each, 4 phases, 10 steps
 python benchmarks/page_size.py TRACE ...         the pages of traces
+
+Times of the browser are multiples of a fixed loop, 30 million square roots, in the same browser: machines differ.
 """
 
 from __future__ import annotations
@@ -14,59 +16,127 @@ from pathlib import Path
 from statistics import median
 
 import measuring  # noqa: F401
-import profiler_wrapper as pw
-from browser import CHROMIUM, NO_CHROMIUM, Browser
+from browser import CHROMIUM, NO_CHROMIUM, Browser, Page
+from page_tables import PLACES, open_page
 from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.reports.page import page_data, page_html, script_json
+from profiler_wrapper.reports.page import page_html
+from profiler_wrapper.result import load_for_page
 from sample_page import large_page
 
 REPEATS = 5
-MIB = 1 << 20
-# The page marks the end of the first frame that it has drawn; times count from the start of the navigation.
-DRAWN_MS = "performance.getEntriesByName('drawn')[0].startTime"
+ZOOMS = 60
+MOST_PAGE_MB, MOST_PAGE_OF_LARGE_TRACE_MB, LARGE_TRACE_MB = 2.0, 6.0, 400
+MOST_LOOPS_PAINT, MOST_LOOPS_TASK, MOST_ZOOM_MS = 1.0, 1.0, 8.0
+LOOP = """(() => {
+  const begin = performance.now();
+  let sum = 0;
+  for (let i = 0; i < 3e7; i++) sum += Math.sqrt(i);
+  return sum ? performance.now() - begin : 0;
+})()"""
+PAINT = "performance.getEntriesByName('first-contentful-paint')"
+# Tasks of 50 ms and more, of which browsers keep a list.
+LONGEST_TASK_MS = """new Promise(resolve => {
+  const tasks = [];
+  new PerformanceObserver(list => tasks.push(...list.getEntries())).observe({ type: "longtask", buffered: true });
+  setTimeout(() => resolve(Math.max(0, ...tasks.map(one => one.duration))), 300);
+})"""
+# A turn of the wheel a frame; its JavaScript is its handler and what the next frame runs.
+ZOOM_MS = f"""new Promise(resolve => {{
+  const canvas = document.querySelector(".timeline-over");
+  const box = canvas.getBoundingClientRect();
+  const scripts = [], frames = [];
+  let inFrame = 0;
+  const later = window.requestAnimationFrame.bind(window);
+  window.requestAnimationFrame = callback => later(time => {{
+    const begin = performance.now();
+    callback(time);
+    inFrame += performance.now() - begin;
+  }});
+  let count = 0, before = performance.now();
+  const turn = () => later(() => {{
+    const now = performance.now();
+    if (count > 1) {{ frames.push(now - before); scripts.push(inFrame); }}
+    before = now;
+    inFrame = 0;
+    if (count++ > {ZOOMS}) {{ window.requestAnimationFrame = later; return resolve({{ scripts, frames }}); }}
+    const begin = performance.now();
+    const deltaY = count % 20 < 10 ? -60 : 60;
+    const at = {{ clientX: box.x + box.width / 2, clientY: box.y + 60 }};
+    canvas.dispatchEvent(new WheelEvent("wheel", {{ deltaY, ...at, ctrlKey: true, bubbles: true, cancelable: true }}));
+    inFrame += performance.now() - begin;
+    setTimeout(turn);
+  }});
+  turn();
+}})"""
 
 
-def measure(name: str, analysis: Analysis, seconds: float) -> None:
-    """Prints one line."""
+def measure(name: str, analysis: Analysis, seconds: float, trace_mb: float = 0.0) -> None:
+    """Prints how large the page is, and how it runs."""
     begin = time.perf_counter()
     html = page_html(analysis)
     writing = time.perf_counter() - begin
-    data_bytes = len(script_json(page_data(analysis)).encode())
-    opened = opening_ms(html)
-    print(
-        f"{name:44} rows {len(analysis.layers):6}  load {seconds:6.2f} s  write {writing:5.2f} s  "
-        f"page {len(html.encode()) / MIB:6.2f} MiB  data {data_bytes / MIB:6.2f} MiB  {opened}",
-        flush=True,
-    )
-
-
-def opening_ms(html: str) -> str:
-    """The median time until the summary, and then the layers, are drawn."""
+    most = MOST_PAGE_OF_LARGE_TRACE_MB if trace_mb > LARGE_TRACE_MB else MOST_PAGE_MB
+    print(f"{name}: {len(analysis.layers)} rows of layers, read in {seconds:.1f} s, written in {writing:.2f} s")
+    told("page", len(html.encode()) / 1e6, most, "MB")
     if CHROMIUM is None:
-        return NO_CHROMIUM
-    first: list[float] = []
-    layers: list[float] = []
+        print(f"  {NO_CHROMIUM}")
+        return
     with tempfile.TemporaryDirectory() as directory, Browser() as browser:
-        path = Path(directory) / "report.html"
-        path.write_text(html, encoding="utf-8")
-        for address, times in (("summary", first), ("layers", layers)):
-            for _ in range(REPEATS):
-                page = browser.open(path, address=address)
-                page.wait("performance.getEntriesByName('drawn').length")
-                times.append(float(page.evaluate(DRAWN_MS)))
-                page.close()
-    return f"opens in {median(first):.0f} ms, at the layers in {median(layers):.0f} ms (median of {REPEATS})"
+        in_browser(browser, html, Path(directory))
+
+
+def told(what: str, value: float, most: float, unit: str) -> None:
+    print(f"  {what:36} {value:8.2f} {unit:5} of at most {most:g}{'' if value <= most else '  TOO MUCH'}", flush=True)
+
+
+def in_browser(browser: Browser, html: str, directory: Path) -> None:
+    """First paint, the longest task of each place, and a zoom."""
+    painted, tasks, loops = [], dict.fromkeys(PLACES, 0.0), []
+    for _ in range(REPEATS):
+        page = open_page(browser, html, directory)
+        loops.append(float(page.evaluate(LOOP)))
+        page.to_front()
+        page.wait(f"{PAINT}.length")
+        painted.append(float(page.evaluate(f"{PAINT}[0].startTime")))
+        page.close()
+    loop_ms = median(loops)
+    for place in PLACES:
+        longest = []
+        for _ in range(REPEATS):
+            page = open_page(browser, html, directory, place)
+            longest.append(float(page.evaluate(LONGEST_TASK_MS)))
+            page.close()
+        tasks[place] = median(longest)
+    print(f"  a loop takes {loop_ms:.0f} ms")
+    told("first paint", median(painted) / loop_ms, MOST_LOOPS_PAINT, "loops")
+    for place, task_ms in tasks.items():
+        told(f"longest task, opened at {place}", task_ms / loop_ms, MOST_LOOPS_TASK, "loops")
+    page = open_page(browser, html, directory, "step")
+    if page.count(".timeline-over"):
+        zoom(page)
+    page.close()
+
+
+def zoom(page: Page) -> None:
+    page.to_front()
+    page.evaluate("document.querySelector('.timeline-over').scrollIntoView({ block: 'center' })")
+    found = page.evaluate(ZOOM_MS)
+    events = page.evaluate("page.data.views.timeline.tables.find(one => one.name === 'events').count")
+    told(f"JavaScript of a zoom, {events:,} events", median(found["scripts"]), MOST_ZOOM_MS, "ms")
+    frames = sorted(found["frames"])
+    print(f"  frames: median {median(frames):.0f} ms, 95 of 100 within {frames[int(0.95 * len(frames))]:.0f} ms")
 
 
 def main() -> None:
     """Measures what is asked for."""
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}")
     if len(sys.argv) == 1:
-        measure("100 blocks, 10 modules, 4 phases, 10 steps", large_page(), 0.0)
-    for trace in sys.argv[1:]:
+        measure("500 blocks, 10 modules, 4 phases, 10 steps", large_page(500), 0.0)
+    for trace in map(Path, sys.argv[1:]):
         begin = time.perf_counter()
-        result = pw.load(trace)
-        measure(Path(trace).name, result, time.perf_counter() - begin)
+        result = load_for_page(trace)
+        seconds = time.perf_counter() - begin
+        measure(trace.name, result, seconds, trace.stat().st_size / 1e6 if trace.suffix == ".json" else 0.0)
 
 
 if __name__ == "__main__":

@@ -462,21 +462,20 @@ def result_html(analysis: Analysis) -> str:
 def _bar(analysis: Analysis) -> str:
     """Parts of the wall time of a step, which add up to it: the mean of all steps."""
     steps = analysis.overview.steps if analysis.overview is not None else ()
-    span_ns = sum(step.span_ns for step in steps)
+    span_ns, on_cpu = sum(step.span_ns for step in steps), analysis.time_basis == "cpu"
+    bars, legend = list[str](), list[str]()
     if not span_ns:
         return ""
-    on_cpu = analysis.time_basis == "cpu"
-    bars, legend = [], []
     for part, names in SPLIT_NAMES.items():
         time_ns = sum(getattr(step, f"{part}_ns") for step in steps)
         if time_ns < 0.0005 * span_ns:  # nothing, with a decimal
             continue
-        bars.append(f'<span style="flex: {time_ns / span_ns:.4f}; background: {SPLIT_COLORS[part]}"></span>')
-        mark = f'<span class="pw-mark" style="background: {SPLIT_COLORS[part]}"></span>'
-        legend.append(f"{mark}{names[on_cpu]} {time_text(time_ns / len(steps))} {100 * time_ns / span_ns:.1f} %")
-    of = "a step" if steps[0].step is not None else "the trace"
-    said = f"Where {of} went, {time_text(span_ns / len(steps))}:{''.join(legend)}"
-    return f'<div class="pw-bar">{"".join(bars)}</div><p>{said}</p>'
+        color = f"background: {SPLIT_COLORS[part]}"
+        bars.append(f'<span style="flex: {time_ns / span_ns:.4f}; {color}"></span>')
+        said = f"{names[on_cpu]} {time_text(time_ns / len(steps))} {100 * time_ns / span_ns:.1f} %"
+        legend.append(f'<span class="pw-mark" style="{color}"></span>{said}')
+    whole = f"Where {'a step' if steps[0].step is not None else 'the trace'} went, {time_text(span_ns / len(steps))}:"
+    return f'<div class="pw-bar">{"".join(bars)}</div><p>{whole}{"".join(legend)}</p>'
 
 
 def harmless(text: object) -> str:

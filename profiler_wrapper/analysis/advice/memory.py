@@ -152,7 +152,12 @@ def recompute_not_needed(facts: Facts) -> Iterator[Finding]:
         confidence="medium" if needs is None else "high",
         fix=fix,
         layers=layers,
-        details={"recompute_us": spent / NS_PER_US, "free_bytes": device - peak, "needs_bytes": needs},
+        details={
+            "recompute_us": spent / NS_PER_US,
+            "free_bytes": device - peak,
+            "device_bytes": device,
+            "needs_bytes": needs,
+        },
     )
 
 
