@@ -17,7 +17,7 @@ interface GoProps {
 
 /** A link that goes to a place and selects something there: a real address, for a new tab too. Of what is not in this run only its name. */
 export function Go({ to, select, children, title, class: className, id, current, onGo }: GoProps): JSX.Element {
-  if (select && !isThere(select)) return <span title={title} class={className}>{children}</span>;
+  if (select && !id && !isThere(select)) return <span title={title} class={className}>{children}</span>;
   const isChosen = !id && select && isSame(select, selection.value);
   const follow = (event: MouseEvent) => {
     if (event.button || event.metaKey || event.ctrlKey || event.shiftKey) return;

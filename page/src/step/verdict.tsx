@@ -1,7 +1,7 @@
 /** The verdict: one line with its share, which is a link to what it is a share of, and the first fix. */
 import type { JSX } from "preact";
 import { onDevice, rowsOf } from "../basis";
-import { cut, full } from "../format";
+import { capital, cut, full } from "../format";
 import type { PageData } from "../page_data";
 import { CopyButton } from "../parts";
 import { findingsOf, type GapOf, longestGap, matching, ofIdle, type Target, targetsOf } from "../targets";
@@ -21,9 +21,9 @@ export function verdictOf(data: PageData): Verdict | null {
   const text = withRun(data, data["summary"]?.verdict);
   if (!text) return null;
   const [said = "", fix = ""] = text.split(/First fix: (.*)/s);
-  const headline: string = data["summary"].headline?.text ?? /^.*?[.;](?=\s|$)/s.exec(said)?.[0] ?? said;
-  const more = said.startsWith(headline) ? said.slice(headline.length) : said;
-  return { headline: withoutEnd(headline), more: more.trim(), fix: withoutEnd(fix) };
+  const headline = withoutEnd(data["summary"].headline?.text ?? /^.*?[.;](?=\s|$)/s.exec(said)?.[0] ?? said);
+  const more = said.startsWith(headline) ? said.slice(headline.length).replace(/^[.;]\s*/, "") : said;
+  return { headline, more: capital(more.trim()), fix: withoutEnd(fix) };
 }
 
 const withoutEnd = (text: string): string => text.trim().replace(/[.;]$/, "");
