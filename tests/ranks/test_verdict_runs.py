@@ -182,7 +182,7 @@ def test_traces_have_it_where_it_was_planted(traced: dict[Plan, RanksReport], pl
     if plan.cause == "gc":
         assert ((own.of("gc")[1:] > 0) == (least_ns(plan)["gc"][own.steps][1:] > 0)).all()
     optimizer = own.of("optimizer") > 0
-    # On a busy machine gloo's thread says late that it is done, and what DDP's all-reduce covers is not the optimizer's.
+    # A busy machine lets gloo's thread say late that it is done: what DDP's all-reduce covers is not the optimizer's.
     assert (optimizer.any() if plan.ddp else optimizer.all()) and (own.of("data") > 0).all()
 
 
