@@ -119,7 +119,7 @@ const waitsForData = (data: PageData): number => sum(data["overview"]?.steps ?? 
 
 export function whyNoWaits(data: PageData): string | null {
   if (data["synchronisations"].length || waitsForData(data)) return null;
-  return data["time_basis"] === "cpu" ? "nothing ran on a device that the CPU could wait for, and nothing waited for a DataLoader" : "no wait of the CPU for the device or a DataLoader was found in this trace";
+  return data["time_basis"] === "cpu" ? "nothing ran on a device that the CPU could wait for, and nothing waited for a DataLoader" : "no wait of the CPU for the device or a DataLoader was found in this trace, but for that at the end of the recording";
 }
 
 export function WaitsView({ data }: { data: PageData }): JSX.Element {

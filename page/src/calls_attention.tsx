@@ -24,7 +24,7 @@ const CALL = ["phase", "backend", "dtype", "query_shape", "key_shape", "mask", "
 const fallbacks = (data: PageData): Row[] => ((data["summary"]?.findings ?? []) as Row[]).filter(finding => finding["id"] === "attention-fallback");
 
 export const whyNoAttention = (data: PageData): string | null =>
-  data["attention"].length || data["attention_calls"].length || fallbacks(data).length ? null : "no attention was found: no op or kernel of scaled-dot-product attention ran";
+  data["attention"].length || data["attention_calls"].length || fallbacks(data).length || attentionElsewhere(data) ? null : "no attention was found: no op or kernel of scaled-dot-product attention ran";
 
 export function AttentionView({ data }: { data: PageData }): JSX.Element {
   if (!data["attention"].length && !data["attention_calls"].length && !attentionElsewhere(data)) return <Unfused data={data} />;

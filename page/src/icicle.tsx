@@ -1,13 +1,13 @@
 /** The icicle of layers: by time, FLOPs or retained memory, of one phase or all. A click selects, a double click looks inside. */
 import type { JSX, TargetedKeyboardEvent, TargetedMouseEvent } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { per, rowsOf } from "./basis";
+import { per } from "./basis";
 import { useCanvas } from "./chart";
 import { colorOf, inkOn, themeColor } from "./colors";
 import { bytes, cut, flops, full, share, us, type Value } from "./format";
 import { type Field, fieldsOf, found, type Node, treeOf } from "./icicle_layout";
 import type { LayerRow, LayerRows } from "./layers_rows";
-import type { PageData } from "./page_data";
+import { columnOf, type PageData } from "./page_data";
 import { Marked, Segments } from "./parts";
 import { selection } from "./state";
 
@@ -128,7 +128,8 @@ export function Icicle({ data, layers }: { data: PageData; layers: LayerRows }):
 /** FLOPs of each layer in each phase, on the basis of the times beside them. */
 function phaseWork(data: PageData): ReadonlyMap<string, number> {
   const scale: number = data["page"].work_scale || 0; // 0: work cannot stand beside the times
-  return new Map(rowsOf(data, "layers").map(row => [`${row["phase"]} ${row["layer"]}`, scale * (row["flops_per_step"] as number)]));
+  const [phase, layer, flops] = ["phase", "layer", "flops_per_step"].map(key => columnOf(data, "layers", key)) as [string[], string[], number[]];
+  return new Map(layer.map((name, i) => [`${phase[i]} ${name}`, scale * flops[i]!]));
 }
 
 function isIn(top: Node, node: Node): boolean {

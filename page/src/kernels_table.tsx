@@ -51,7 +51,7 @@ export function KernelTable({ data, by }: { data: PageData; by: KernelGroup }): 
       <Table name={by === "kernel" ? "kernels" : `kernels-${by}`} label={`Kernels by ${TITLES[by]}`} rows={found.rows} columns={columns} csvColumns={all} {...UNFOLDING}
         sort={{ key: "time_us", descending: true }} search selected={selected ?? null}
         selectable={row => row["name"] !== undefined ? !row["launch"] : Boolean(row["isLayer"])} onSelect={row => { selection.value = row && selectionOf(data, row); }}
-        rowClass={row => (row["group"] !== undefined ? "group" : "")} empty={found.isNarrowed ? "What is selected ran none." : "Nothing ran on a device."}
+        rowClass={row => (row["group"] !== undefined ? "group" : chosen?.kind === "kernel" && row["name"] === chosen.name ? "selected" : "")} empty={found.isNarrowed ? "What is selected ran none." : "Nothing ran on a device."}
         tools={<Segments label="Columns" options={[["main", "Main"], ["how", "Launch"], ["all", "All columns"]]} chosen={set} onChoose={setSet} />} />
     </>
   );
@@ -187,7 +187,7 @@ function Figures({ data }: { data: PageData }): JSX.Element | null {
       <Figure label={`Kernels, ${per(data)}`} value={us(perStep(data, time))} help={`copies and sets: ${us(perStep(data, total - time))}`} />
       <Figure label={`Launches, ${per(data)}`} value={count(perStep(data, launches))} help={launches ? `${us(total / launches)} each in the mean` : undefined} />
       <Figure label="Kernel time on tensor cores" value={time && unknown < time ? share(used / time) : null} missing="not known from any kernel's name" help={unknown > 0 ? `not known of ${share(unknown / time)}` : undefined} />
-      <Figure label={`Kernels under ${SHORT_US} µs`} value={share(short / (sum(kernels, "count") || 1))} help="of all launches of kernels, by the mean of their row; many of them: the CPU sets the pace" />
+      <Figure label={`Kernels under ${SHORT_US} µs`} value={share(short / (sum(kernels, "count") || 1))} help="of all launches of kernels, by the mean of their row" />
     </div>
   );
 }

@@ -10,10 +10,14 @@ import { followTheme } from "./theme";
 import { loadTimeline, readNames } from "./whole";
 import "./style.css";
 
+let isStarted = false;
+
 function start(): void {
-  followTheme();
+  if (isStarted) return;
+  isStarted = true;
   followAddress();
   const root = document.getElementById("root") ?? document.body.appendChild(document.createElement("div"));
+  root.textContent = ""; // the title and the headline, which stand in the file
   let data: PageData;
   try {
     data = readData(document.getElementById("data")?.textContent ?? "");
@@ -31,4 +35,6 @@ function start(): void {
   requestAnimationFrame(() => setTimeout(() => performance.mark("drawn"))); // for who measures how long it takes
 }
 
-start();
+followTheme();
+requestAnimationFrame(() => setTimeout(start)); // the headline is seen before all else is made
+setTimeout(start, 100); // frames do not come to a tab that is not seen

@@ -18,17 +18,34 @@ export function readData(text: string): PageData {
   return data;
 }
 
+const columns = new WeakMap<PageData, (list: string, key: string) => readonly unknown[]>();
+
+/** One column of a list, which takes no time for the others. */
+export const columnOf = (data: PageData, list: string, key: string): readonly unknown[] => columns.get(data)?.(list, key) ?? [];
+
 function decodeLists(holder: PageData, texts: string[]): void {
+  const tables = new Map<string, Columns>();
   for (const [name, table] of Object.entries(holder)) {
     if (!table || typeof table !== "object" || !("columns" in table) || !("count" in table)) continue;
+    tables.set(name, table);
     let rows: Row[] | null = null;
     Object.defineProperty(holder, name, { enumerable: true, get: () => (rows ??= decodedRows(table as Columns, texts)) });
   }
+  columns.set(holder, (list, key) => {
+    const table = tables.get(list);
+    return table && key in table.columns ? decoded(table.columns[key]!, table.count, texts) : [];
+  });
 }
 
 function decodedRows(table: Columns, texts: string[]): Row[] {
-  const columns = Object.entries(table.columns).map(([name, column]) => [name, decoded(column, table.count, texts)] as const);
-  return Array.from({ length: table.count }, (_, i) => Object.fromEntries(columns.map(([name, values]) => [name, values[i]])));
+  const names = Object.keys(table.columns);
+  const values = names.map(name => decoded(table.columns[name]!, table.count, texts));
+  const like = Object.fromEntries(names.map(name => [name, null])) as Row;
+  return Array.from({ length: table.count }, (_, i) => {
+    const row = { ...like };
+    for (let column = 0; column < names.length; column++) row[names[column]!] = values[column]![i];
+    return row;
+  });
 }
 
 function decoded(column: Columns["columns"][string], count: number, texts: string[]): unknown[] {

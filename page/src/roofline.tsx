@@ -55,7 +55,7 @@ function Use({ data, what }: { data: PageData; what: Roof }): JSX.Element {
   const use = data["utilization"];
   const reason = why(data, "flops") ?? "shapes were not recorded";
   const peaks = Object.entries(what.flops_per_s);
-  const noPeak = use && !peaks.length ? "what this device can do is not known" : (why(data, "mfu", "not available") ?? reason);
+  const noPeak = use && !peaks.length ? (what.bytes_per_s ? "only its bandwidth is known, no peak of these types" : "what this device can do is not known") : (why(data, "mfu", "not available") ?? reason);
   const value = (key: string, format: (value: number) => string): string | null => (isKnown(use?.[key]) ? format(use[key]) : null);
   const causal = (key: string, format: (value: number) => string): string | undefined => {
     const rest = use?.[`causal_${key}`];
@@ -71,7 +71,7 @@ function Use({ data, what }: { data: PageData; what: Roof }): JSX.Element {
         <Figure label="Step, end to end" value={value("step_time_us", us)} missing={reason} help="mean over the steps" />
         <Figure label="Peak of the device" value={use?.peaks && peaks.length ? peaks.map(([dtype, peak]) => `${flopRate(peak)} ${dtype}`.trim()).join(", ") : null} missing={noPeak} help={what.bytes_per_s ? bandwidth(what.bytes_per_s) : undefined} />
       </div>
-      {use?.peaks?.source && <p class="note">The peak is that of {cut(use.peaks.source, 300)}{use.devices > 1 ? `, for each of ${use.devices} devices` : ""}. MFU leaves out what is computed again; HFU counts it.</p>}
+      {use?.peaks?.source && <p class="note">{peaks.length ? "The peak" : "The bandwidth"} is that of {cut(use.peaks.source, 300)}{use.devices > 1 ? `, for each of ${use.devices} devices` : ""}. MFU leaves out what is computed again; HFU counts it.</p>}
     </>
   );
 }

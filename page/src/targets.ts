@@ -1,7 +1,7 @@
 /** Where the page shows what a finding or the verdict is about. Only what is in the data: no link finds nothing. */
 import { grouped, onDevice, rowsOf, sum } from "./basis";
 import { isKnown } from "./format";
-import type { PageData, Row } from "./page_data";
+import { columnOf, type PageData, type Row } from "./page_data";
 import type { Place, Selection } from "./state";
 
 export interface Target {
@@ -96,7 +96,7 @@ function opOf(data: PageData, finding: Row, rule: string): string | null {
 }
 
 /** The name with most of `measure` in all its rows. */
-function largest(rows: Row[], key: string, measure: string): string | null {
+export function largest(rows: Row[], key: string, measure: string): string | null {
   const all = [...grouped(rows, row => row[key] as string)].map(([name, group]) => [name, sum(group, measure) ?? 0] as const);
   return all.length ? all.reduce((most, one) => (one[1] > most[1] ? one : most))[0] : null;
 }
@@ -115,7 +115,8 @@ export function layersOf(data: PageData, finding: Row): string[] {
 
 export function matching(data: PageData, named: readonly string[]): string[] {
   const time = new Map<string, number>();
-  for (const row of rowsOf(data, "layers")) if (row["layer"]) time.set(row["layer"] as string, (time.get(row["layer"] as string) ?? 0) + (row["time_us"] as number));
+  const times = columnOf(data, "layers", "time_us") as number[];
+  (columnOf(data, "layers", "layer") as string[]).forEach((layer, i) => { if (layer) time.set(layer, (time.get(layer) ?? 0) + times[i]!); });
   const found = new Set<string>();
   for (const name of named) {
     if (time.has(name)) { found.add(name); continue; }

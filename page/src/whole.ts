@@ -2,7 +2,7 @@
 import { computed, signal } from "@preact/signals";
 import { rowsOf } from "./basis";
 import { kernelNames, type ShortName } from "./names";
-import type { PageData } from "./page_data";
+import { columnOf, type PageData } from "./page_data";
 import type { Selection } from "./state";
 import type { GapOf } from "./targets";
 import { readTimeline, type Timeline } from "./timeline/data";
@@ -15,7 +15,7 @@ const NAMED = { layer: ["layers", "layer"], kernel: ["kernels", "name"], op: ["o
 let named: ReadonlyMap<string, ReadonlySet<unknown>> = new Map();
 
 export function readNames(data: PageData): void {
-  named = new Map(Object.entries(NAMED).map(([kind, [table, key]]) => [kind, new Set(rowsOf(data, table).map(row => row[key]))]));
+  named = new Map(Object.entries(NAMED).map(([kind, [table, key]]) => [kind, new Set(columnOf(data, table, key))]));
 }
 
 /** Whether the page knows anything of it: rows may name what only another part of a result, or nothing, has. */

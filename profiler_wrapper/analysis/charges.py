@@ -361,6 +361,20 @@ def union(start_ns: Int64, end_ns: Int64) -> Union:
     return Union(starts[first], reach[last])
 
 
+def uncovered(busy: Union, start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64, Bool]:
+    """Begin and end of what `busy` leaves of each interval, and whether it ends where `busy` goes on."""
+    pieces = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.bool_))]
+    for begin, end in zip(start_ns, end_ns, strict=True):
+        first = int(np.searchsorted(busy.end_ns, begin, side="right"))
+        last = int(np.searchsorted(busy.start_ns, end, side="left"))
+        starts = np.maximum(np.append(begin, busy.end_ns[first:last]), begin)
+        ends = np.minimum(np.append(busy.start_ns[first:last], end), end)
+        real = starts < ends
+        pieces.append((starts[real], ends[real], (np.arange(len(ends)) < len(ends) - 1)[real]))
+    left, right, goes_on = (np.concatenate(column) for column in zip(*pieces, strict=True))
+    return left, right, goes_on
+
+
 # --------------------------------------------------------------------------------------------------
 # Device time in which nothing ran, charged to where the CPU was.
 

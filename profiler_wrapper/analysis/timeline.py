@@ -10,12 +10,12 @@ import numpy as np
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.call_rows import LayerCall
 from profiler_wrapper.analysis.calls import layer_lanes
-from profiler_wrapper.analysis.charges import Union, union
+from profiler_wrapper.analysis.charges import Union, uncovered, union
 from profiler_wrapper.analysis.classes import COMMUNICATION
 from profiler_wrapper.analysis.layer_tree import is_named_block
 from profiler_wrapper.analysis.model import PHASES
 from profiler_wrapper.analysis.spans.threads import main_lane, on_training_threads
-from profiler_wrapper.analysis.statistics import at, in_order, marked, sum_by_key
+from profiler_wrapper.analysis.statistics import at, marked, sum_by_key
 from profiler_wrapper.analysis.steps import StepWindows, step_windows
 from profiler_wrapper.analysis.time_rows import step_of_charges
 from profiler_wrapper.analysis.timeline_columns import FAILED, Timeline, TimelineLane, TimelineStep
@@ -243,21 +243,26 @@ class _Maker:
             yield lane, _Events(*(column[drawn & (device == one)] for column in events))
 
     def _phases(self) -> Iterator[tuple[TimelineLane, _Events]]:
-        """Which phase runs when: from its first event to its last, or to the first of the next."""
+        """Which phase runs, until the next one does: what communicates counts where nothing else runs."""
         charges, spans = self.charges, self.spans
-        beside = charges.work == COMMUNICATION if self.on_device else ~on_training_threads(self.found)[charges.span]
-        counts = self._is_drawn(charges.span) & ~beside
+        is_drawn, moves = self._is_drawn(charges.span), charges.work == COMMUNICATION
+        counts = is_drawn & (~moves if self.on_device else on_training_threads(self.found)[charges.span])
+        moves &= is_drawn & self.on_device
+        start, end = spans.start_ns[charges.span], spans.end_ns[charges.span]
         device = spans.device[charges.span].astype(np.int64) if self.on_device else np.full(len(charges), -1)
         for one in np.unique(device[counts]).tolist():
-            here = in_order(np.flatnonzero(counts & (device == one)), spans.start_ns[charges.span])
-            phase, step = self.phase_of_place[charges.place[here]], self.steps.of_charge[here]
+            here, beside = np.flatnonzero(counts & (device == one)), np.flatnonzero(moves & (device == one))
+            left, right, _ = uncovered(union(start[here], end[here]), start[beside], end[beside])
+            starts, ends = np.append(start[here], left), np.append(end[here], right)
+            order = np.argsort(starts, kind="stable")
+            charge = np.append(here, beside[np.searchsorted(start[beside], left, side="right") - 1])[order]
+            phase, step = self.phase_of_place[charges.place[charge]], self.steps.of_charge[charge]
             first = np.flatnonzero(np.append(True, (np.diff(phase) != 0) | (np.diff(step) != 0)))
-            start, ends = spans.start_ns[charges.span[here]][first], spans.end_ns[charges.span[here]]
-            end = np.minimum(np.maximum.reduceat(ends, first), np.append(start[1:], ends.max()))
+            begins, ends = starts[order][first], ends[order]
+            lasts = np.minimum(np.maximum.reduceat(ends, first), np.append(begins[1:], ends.max()))
             phase, none = phase[first], np.full(len(first), -1)
             lane = TimelineLane("phases", "phases", None if one < 0 else one, False, 0)
-            times = start, end - start
-            yield lane, _Events(*times, self.first_phase + phase, none, phase, none, step[first], none)
+            yield lane, _Events(begins, lasts - begins, self.first_phase + phase, none, phase, none, step[first], none)
 
     def _lanes_of_trace(self) -> Iterator[tuple[TimelineLane, _Events]]:
         """The threads: that of the steps, those of backward, then the others, the busiest first; streams by device."""

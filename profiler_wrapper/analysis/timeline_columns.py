@@ -15,7 +15,7 @@ FAILED = "The timeline could not be made"
 Columns = Mapping[str, Int64]
 # Why a device has nothing to do: what its CPU thread does meanwhile. A page knows them by their order.
 CAUSES = (
-    "the CPU launches the next work",
+    "the CPU is in ops and calls before the next launch",
     "the CPU is in a call that waits for the device or hands out memory",
     "the CPU waits for the DataLoader",
     "the CPU runs Python between ops",

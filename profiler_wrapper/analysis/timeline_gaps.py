@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from profiler_wrapper.analysis import timeline_columns as causes
-from profiler_wrapper.analysis.advice.facts import WAITING_CALLS, uncovered
+from profiler_wrapper.analysis.advice.facts import WAITING_CALLS
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.attribution import Role, role_of
-from profiler_wrapper.analysis.charges import outermost, union
+from profiler_wrapper.analysis.charges import outermost, uncovered, union
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, PHASES
 from profiler_wrapper.analysis.spans.threads import is_step, main_lane
 from profiler_wrapper.analysis.statistics import at, largest_by_key, marked

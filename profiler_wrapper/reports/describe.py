@@ -264,9 +264,9 @@ def title_parts(analysis: Analysis, *, unicode: bool = False) -> list[str]:
         steps_in_words(analysis),
         "" if analysis.complete else "INCOMPLETE",
         f"{TIME_NAMES[analysis.time_basis]} {least}{total} {per_step(analysis)}",
+        f"{time_text(outside_ns)} of it in no step" if outside_ns else "",
         f"{coverage_percent(analysis)} % attributed" if analysis.time.coverage < 1 else "",
         *_course(analysis, least),
-        f"{time_text(outside_ns)} in no step" if outside_ns else "",
     ]
     return [part for part in parts if part]
 

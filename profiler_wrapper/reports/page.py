@@ -381,6 +381,7 @@ def page_text(data: Mapping[str, Any], timeline: str = "") -> str:
     from markupsafe import Markup  # with jinja2, which a command without a page need not wait for
 
     return page_template("template.html").render(
+        headline=clean((data.get("summary", {}).get("headline") or {}).get("text", ""), unicode=True),
         title=shorten(clean(data["page"]["title"], unicode=True), _LONGEST_TITLE, ellipsis="…"),
         style=Markup(_packaged_source("page.css")),
         data=Markup(script_json(data)),

@@ -216,3 +216,21 @@ def test_neighbours_that_a_file_rounds_share_a_row() -> None:
     lane = np.zeros(3, np.int32)
     _, row = rows_of_lanes(lane, np.array([0, 99, 200], np.int64), np.array([101, 200, 300], np.int64))
     assert row.tolist() == [0, 0, 0]
+
+
+def test_a_phase_goes_on_in_what_communicates_alone() -> None:
+    """By hand: an all-reduce of backward between two kernels of the optimizer, and one that computing hides."""
+    trace = Trace().annotation("ProfilerStep#0", 0, 100_000).annotation("Optimizer.step#SGD.step", 40_000, 90_000)
+    trace.op("aten::mm", 500, 900, sequence=1).node("MmBackward0", 1_000, 30_000, number=1)
+    trace.op("MmBackward0", 1_500, 29_000, thread=AUTOGRAD, sequence=1, forward_thread=1)
+    trace.kernel("gemm", 10_000, 20_000, launched=2_000, thread=AUTOGRAD)
+    trace.kernel("ncclDevKernel_AllReduce", 12_000, 18_000, launched=3_000, thread=AUTOGRAD, stream=9)
+    trace.kernel("ncclDevKernel_AllReduce", 21_000, 62_000, launched=5_000, thread=AUTOGRAD, stream=9)
+    trace.kernel("add", 20_000, 22_000, launched=41_000).kernel("add", 62_000, 64_000, launched=42_000)
+    phases = [row for row in rows(made(trace), "events") if row["lane"] == "phases"]
+    assert [(row["phase"], row["start_ns"], row["duration_ns"]) for row in phases] == [
+        ("backward", 10_000, 10_000),
+        ("optimizer", 20_000, 2_000),
+        ("backward", 22_000, 40_000),
+        ("optimizer", 62_000, 2_000),
+    ]

@@ -90,7 +90,7 @@ const Like: Draw = ({ data }) => {
       sidesColumn(most, row => (row["a_us"] as number) ?? 0, row => (row["b_us"] as number) ?? 0),
       { key: "difference_us", title: "b − a", kind: "us" },
       { key: "change", title: "Change", kind: "text", value: row => (row["a_us"] && row["b_us"] !== null && isTimed ? signed((row["b_us"] as number) / (row["a_us"] as number) - 1) : undefined) },
-      { key: "certainty", title: "Certain", kind: "text", help: "whether it goes beyond noise", value: row => CERTAINTIES[ofFolded(row)].words, cell: row => <Decision words={row["a_us"] === null ? "only in b" : row["b_us"] === null ? "only in a" : ofFolded(row)} /> },
+      { key: "certainty", title: "Decision", kind: "text", help: "whether it goes beyond noise", value: row => CERTAINTIES[ofFolded(row)].words, cell: row => <Decision words={row["a_us"] === null ? "only in b" : row["b_us"] === null ? "only in a" : ofFolded(row)} /> },
       ...(["slower", "faster"] as const).filter(has).map((key): Column<Row> => ({ key, title: key === "slower" ? "Slower" : "Faster", kind: "text", longest: 48, spare: 1, value: row => ((row[key] as string[]).length ? row[key] : undefined) })),
       ...pair("flops", "FLOPs", "flops", "own, per step", 3),
       ...pair("retained", "Retained", "bytes", "kept for backward, with what is inside of these layers", 4),

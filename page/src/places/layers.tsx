@@ -7,7 +7,7 @@ import { median } from "../chart";
 import { columnFormat, cut, flops, full, isKnown, ns, number } from "../format";
 import { Icicle } from "../icicle";
 import { type Group, type LayerRow, type LayerRows, layerRows } from "../layers_rows";
-import type { PageData } from "../page_data";
+import { columnOf, type PageData } from "../page_data";
 import { Go, Section, Segments } from "../parts";
 import { address, selection } from "../state";
 import { type Column, Table } from "../table";
@@ -32,11 +32,10 @@ export function LayersPlace({ data }: { data: PageData }): JSX.Element {
 
 /** What a trace without layers says, above everything else. */
 function Unnamed({ data }: { data: PageData }): JSX.Element | null {
-  const rows = rowsOf(data, "layers").filter(row => row["layer"]);
-  if (rows.some(row => row["class_name"])) return null;
+  if (columnOf(data, "layers", "class_name").some(Boolean)) return null;
   return (
     <div class="notice">
-      <strong>{rows.length ? "This trace names no layers: the rows are its named blocks." : "This trace has no layers."}</strong>
+      <strong>{columnOf(data, "layers", "layer").some(Boolean) ? "This trace names no layers: the rows are its named blocks." : "This trace has no layers."}</strong>
       <p>{why(data, "layers") ?? "It has no layer marks and no nn.Module events."}</p>
       <p>{CURE}</p>
     </div>

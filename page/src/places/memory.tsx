@@ -275,12 +275,13 @@ const Blocks: Draw = ({ data }) => {
   const kinds = [...grouped(rows, row => `${row["class_name"]} ${row["phase"]}`).values()].filter(group => group.length > 1);
   if (!kinds.length) return null;
   const chosen = selection.value?.kind === "layer" ? selection.value.name : null;
+  const kept = rowsOf(data, "layers").some(row => row["phase"] === "backward") ? "kept for the backward" : "left behind";
   return (
     <Section title="Over the blocks">
-      <p class="note">Per call: what a block leaves behind for the backward, and the highest allocated while inside. A click selects the block.</p>
+      <p class="note">Per call: what of a block's allocations is {kept}, and the highest allocated while inside. A click selects the block.</p>
       <div class="multiples">
         {kinds.flatMap(group => (["retained_bytes", "peak_bytes"] as const).map(key => (
-          <Bars key={`${group[0]!["class_name"]} ${group[0]!["phase"]} ${key}`} title={`${group[0]!["class_name"]}: ${key === "peak_bytes" ? "highest while inside" : "kept for the backward"}`}
+          <Bars key={`${group[0]!["class_name"]} ${group[0]!["phase"]} ${key}`} title={`${group[0]!["class_name"]}: ${key === "peak_bytes" ? "highest while inside" : kept}`}
             values={group.map(row => row[key] as number | null)} labels={group.map(row => row["layer"] as string)} format={bytes} color={colorOf(data, "phase", group[0]!["phase"] as string)}
             marked={new Set(group.flatMap((row, i) => (row["layer"] === chosen ? [i] : [])))} onChoose={i => select({ kind: "layer", name: group[i]!["layer"] as string })} />
         )))}
@@ -312,7 +313,7 @@ const Ops: Draw = ({ data }) => {
       { key: "allocations", title: "Allocations", kind: "count" },
       { key: "allocated_bytes", title: "Allocated", kind: "bytes", help: "sum over its allocations" },
       { key: "share", title: "Share", kind: "share", bar: true, help: "of all that was allocated", value: row => (total ? (row["allocated_bytes"] as number) / total : undefined) },
-      { key: "kept_bytes", title: "Kept", kind: "bytes", help: "of it, still alive when the op returned", missing: "no op was around it" },
+      { key: "kept_bytes", title: "Alive after", kind: "bytes", help: "of it, not yet freed when the op returned", missing: "no op was around it" },
       { key: "largest_bytes", title: "Largest", kind: "bytes", help: "one allocation", spare: 1 },
     ];
   }, [data]);

@@ -3,7 +3,7 @@ import type { ComponentChildren, JSX } from "preact";
 import { attentionElsewhere, mean, onDevice, per, perStep, rowsOf, stepTimes, sum, timeName, why } from "../basis";
 import { Figure } from "../chart";
 import { bytes, capital, count, cut, isKnown, share, us } from "../format";
-import type { PageData, Row } from "../page_data";
+import { columnOf, type PageData, type Row } from "../page_data";
 import { Section } from "../parts";
 
 interface Shown {
@@ -59,7 +59,9 @@ function ofTime(data: PageData): Shown[] {
 
 /** Of generation: what one call of the model takes, which no mean over both phases shows. */
 function calls(data: PageData): Shown[] {
-  const rows = rowsOf(data, "layers").filter(row => row["depth"] === 0 && row["calls"] && ["prefill", "decode", "verify"].includes(row["phase"] as string));
+  const generating = ["prefill", "decode", "verify"];
+  if (!columnOf(data, "layers", "phase").some(phase => generating.includes(phase as string))) return [];
+  const rows = rowsOf(data, "layers").filter(row => row["depth"] === 0 && row["calls"] && generating.includes(row["phase"] as string));
   return rows.map(row => ({
     label: `${capital(row["phase"] as string)}, a call${rows.filter(one => one["phase"] === row["phase"]).length > 1 ? ` of ${row["layer"]}` : ""}`, value: us((row["time_us"] as number) / (row["calls"] as number)),
     help: `${timeName(data)} of ${row["layer"]}, mean of ${count(row["calls"] as number)} ${row["calls"] === 1 ? "call" : "calls"}`,

@@ -13,9 +13,9 @@ export function MadeOf({ data, parts, timeline }: { data: PageData; parts: reado
   if (!onDevice(data) && (part === "dataloader" || part === "other")) return <p class="note">No op runs then: the timeline has the stretches between ops.</p>;
   return (
     <div class="made-of">
-      {(part === "kernel" || part === "communication" || (isIdle && !onDevice(data))) && <Shares data={data} />}
       {part === "communication" && <Collectives data={data} />}
-      {!isIdle ? <Kernels data={data} part={part!} timeline={timeline} /> : !onDevice(data) ? <Ops data={data} /> : <><Idle data={data} timeline={timeline} only={parts.length === 1 && part === "dataloader" ? /dataloader/i : /./} /><Waits data={data} /></>}
+      {part === "model" && <Shares data={data} />}
+      {!isIdle && (part !== "model" || onDevice(data)) ? <Kernels data={data} part={part!} timeline={timeline} /> : !onDevice(data) ? <Ops data={data} /> : <><Idle data={data} timeline={timeline} only={parts.length === 1 && part === "dataloader" ? /dataloader/i : /./} /><Waits data={data} /></>}
     </div>
   );
 }
@@ -31,11 +31,11 @@ export function Shares({ data }: { data: PageData }): JSX.Element {
 }
 
 function Kernels({ data, part, timeline }: { data: PageData; part: string; timeline: Timeline | null }): JSX.Element {
-  const title = { kernel: "Kernels", communication: "Kernels of communication", memcpy: "Copies", memset: "Sets" }[part] ?? part;
-  const kernels = new Map(rowsOf(data, "kernels").filter(row => partOf(row) === part).map(row => [row["name"] as string, row]));
+  const title = { model: "Kernels", kernel: "Kernels", communication: "Kernels of communication", memcpy: "Copies", memset: "Sets" }[part] ?? part;
+  const kernels = new Map(rowsOf(data, "kernels").filter(row => part === "model" || partOf(row) === part).map(row => [row["name"] as string, row]));
   const steps: number = data["page"].step_numbers.length;
   // The bar is of steps: so are these, where it is known what belongs to them.
-  const ofSteps = timeline && steps ? sumsBy(timeline, one => one.step >= 0 && kernels.has(one.name), "name").map(one => ({ name: one.name, us: one.time_ns / 1000 / steps, count: one.count / steps })) : null;
+  const ofSteps = part !== "model" && timeline && steps ? sumsBy(timeline, one => one.step >= 0 && kernels.has(one.name), "name").map(one => ({ name: one.name, us: one.time_ns / 1000 / steps, count: one.count / steps })) : null;
   const all = ofSteps ?? [...grouped(rowsOf(data, "kernels").filter(row => kernels.has(row["name"] as string)), row => row["name"] as string)].map(([name, rows]) => ({ name, us: perStep(data, sum(rows, "time_us") ?? 0), count: perStep(data, sum(rows, "count") ?? 0) }));
   return <Entries title={`${title}, ${ofSteps ? "per step" : per(data)}, beside other work or not`} entries={all.sort((a, b) => b.us - a.us).map(one => ({
     select: { kind: "kernel", name: one.name }, name: one.name, shown: theNames(data)(one.name, 60), value: us(one.us), more: `${kernels.get(one.name)!["class"]}, ${count(one.count)}×`,

@@ -1,6 +1,6 @@
 /** Where a step went: one bar of wall time that adds up, and what each part of it is made of. */
 import type { JSX } from "preact";
-import { onDevice } from "../basis";
+import { onDevice, per, timeName } from "../basis";
 import { colorOf } from "../colors";
 import { capital, share, us } from "../format";
 import type { PageData, Row } from "../page_data";
@@ -75,12 +75,14 @@ export function StepBar({ data, timeline }: { data: PageData; timeline: Timeline
             <Marked color={colorOf(data, "split", part.key)}>{part.name} <b>{us(part.us)}</b> {share(part.us / split.us)}</Marked>
           </button>
         ))}
+        <button type="button" data-part="model" aria-expanded={openPart.value === "model"} title={`${timeName(data)} by part of the model, ${per(data)}`} onClick={() => toggle("model")}>By part of the model</button>
         {idle > 0 && split.parts.filter(part => IDLE.has(part.key)).length > 1 && (
           <button type="button" data-part="idle" aria-expanded={openPart.value === "idle"} title="All in which the device has nothing to do" onClick={() => toggle("idle")}>
             Device idle <b>{us(idle)}</b> {share(idle / split.us)}
           </button>
         )}
       </div>
+      {openPart.value === "model" && <MadeOf data={data} parts={["model"]} timeline={timeline} />}
       {open.length > 0 && <MadeOf data={data} parts={open.map(part => part.key)} timeline={timeline} />}
       {step.value !== null && <p><button type="button" class="small" onClick={() => { step.value = null; }}>All steps instead of step {step.value}</button></p>}
       <details>

@@ -5,7 +5,7 @@ import { grouped, onDevice, per, perStep, rowsOf, stepTimes, sum, timeName, why 
 import { Bars, median, outliers } from "../chart";
 import { colorOf } from "../colors";
 import { cut, isKnown, isNumber, number, us } from "../format";
-import type { PageData, Row } from "../page_data";
+import { columnOf, type PageData, type Row } from "../page_data";
 import { Section } from "../parts";
 import { isSame, select, selection, step } from "../state";
 import { type Column, Table } from "../table";
@@ -113,7 +113,7 @@ export function Series({ data }: { data: PageData }): JSX.Element | null {
   const all = Object.entries((data["series"] ?? {}) as Record<string, (number | null)[]>).filter(([, values]) => values.some(isNumber));
   if (!all.length) return null;
   const numbers: number[] = data["page"].step_numbers;
-  const layers = new Set(rowsOf(data, "layers").map(row => row["layer"]));
+  const layers = new Set(columnOf(data, "layers", "layer"));
   const isTimed = (name: string): boolean => !layers.has(FUNCTION_OF_LAYER.exec(name)?.[1]);
   const drawn = ([name, values]: [string, (number | null)[]]): JSX.Element => {
     const stepwise = values.length === numbers.length;

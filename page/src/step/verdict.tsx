@@ -1,13 +1,12 @@
 /** The verdict: one line with its share, which is a link to what it is a share of, and the first fix. */
 import type { JSX } from "preact";
-import { onDevice, rowsOf } from "../basis";
+import { rowsOf } from "../basis";
 import { capital, cut, full } from "../format";
 import type { PageData } from "../page_data";
 import { CopyButton } from "../parts";
-import { findingsOf, type GapOf, longestGap, matching, ofIdle, type Target, targetsOf } from "../targets";
+import { type GapOf, largest, longestGap, matching, ofIdle, type Target } from "../targets";
 import { To } from "./findings";
 
-const IDLE = /^The device is idle/;
 const SHARE = /(?:over |at least |at most )?\d[\d.,]* %/;
 
 export interface Verdict {
@@ -28,28 +27,28 @@ export function verdictOf(data: PageData): Verdict | null {
 
 const withoutEnd = (text: string): string => text.trim().replace(/[.;]$/, "");
 
-/** A text with the directory of the run: that in which the page lies, unless it is shared, without a trace. */
+/** A text with the directory of the run: that in which the page lies, if its trace lies below. */
 export function withRun(data: PageData, text: string | null | undefined): string {
   const here = /^file:\/\/(.*?)(\/rank\d[^/]*)?(\/steps_[^/]*)?\/[^/]*$/.exec(location.href.split("#")[0] ?? "");
-  return text && here && data["run"].trace ? text.replaceAll("RUN_DIRECTORY", decodeURIComponent(here[1]!)) : (text ?? "");
+  return text && here && /^(rank|steps_)\d/.test(data["page"].trace_href ?? "") ? text.replaceAll("RUN_DIRECTORY", decodeURIComponent(here[1]!)) : (text ?? "");
 }
 
 /** What the headline's share is a share of; null: nothing that the page shows. */
-export function verdictTarget(data: PageData, headline: string, gaps: readonly GapOf[] | null): Target | null {
-  if (IDLE.test(headline)) return { ...ofIdle(data), ...longestGap(gaps, /./) };
-  const [layer] = matching(data, data["summary"].headline?.layers ?? []);
-  if (layer) return { to: "step", part: "kernel", select: { kind: "layer", name: layer }, kind: "layer", name: layer };
-  const kernel = (of: string): string | undefined => rowsOf(data, "kernels").find(row => row["class"] === of)?.["name"] as string | undefined;
-  const [name, part] = /\bcommunication\b/i.test(headline) ? [kernel("communication"), "communication"] : /matrix products/i.test(headline) ? [kernel("gemm"), "kernel"] : [];
-  if (name && part) return { to: "step", part, select: { kind: "kernel", name }, kind: "kernel", name };
-  const about = findingsOf(data).find(one => headline.toLowerCase().includes(String(one["title"]).slice(0, 30).toLowerCase()));
-  return (about && targetsOf(data, about, gaps)[0]) ?? (data["overview"]?.steps.length ? { to: "step", part: onDevice(data) ? "kernel" : "cpu", kind: "part of the step", name: "what works" } : null);
+export function verdictTarget(data: PageData, gaps: readonly GapOf[] | null): Target | null {
+  const { about = "none", layers = [] } = data["summary"]?.headline ?? {};
+  if (about === "none") return null;
+  if (about === "idle") return { ...ofIdle(data), ...longestGap(gaps, /./) };
+  const parts = { to: "step", part: "model" } as const;
+  const [layer] = matching(data, layers);
+  if (layer) return { ...parts, select: { kind: "layer", name: layer }, kind: "layer", name: layer };
+  const name = about === "communication" ? largest(rowsOf(data, "kernels").filter(row => row["class"] === about), "name", "time_us") : null;
+  return name === null ? { ...parts, kind: "parts", name: "of the model" } : { ...parts, select: { kind: "kernel", name }, kind: "kernel", name };
 }
 
 export function Headline({ data, gaps }: { data: PageData; gaps: readonly GapOf[] | null }): JSX.Element | null {
   const verdict = verdictOf(data);
   if (!verdict) return <p class="big">This result holds no verdict: it was written without advice.</p>;
-  const found = verdictTarget(data, verdict.headline, gaps);
+  const found = verdictTarget(data, gaps);
   return (
     <div class="verdict-box">
       <p class="big">{found ? <WithLink text={verdict.headline} target={found} /> : cut(verdict.headline, 300)}</p>

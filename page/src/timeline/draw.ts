@@ -161,7 +161,8 @@ function drawGaps(context: CanvasRenderingContext2D, scene: Scene, band: Band): 
   for (let i = track.firstAfter(view.from); i < track.rows.length && track.start[i]! < view.to; ) {
     const x = Math.max(view.left, xOf(view, track.start[i]!));
     const end = Math.min(view.width, Math.max(x + 1, xOf(view, track.end[i]!)));
-    const next = end - x < 1.5 ? Math.max(i + 1, track.firstFrom(timeAt(view, x + 1), i)) : i + 1;
+    let next = end - x < 1.5 ? Math.max(i + 1, track.firstFrom(timeAt(view, x + 1), i)) : i + 1;
+    if (next > i + 1 && track.length(next - 1) * perPixel >= 1.5) next--; // has a box of its own
     let isDim = lit !== null;
     for (let one = i; isDim && one < next; one++) isDim = !lit!.gaps[track.rows[one]!];
     const row = track.rows[i]!;

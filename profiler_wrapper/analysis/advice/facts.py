@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -12,7 +12,7 @@ import numpy as np
 
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.attribution import Role, role_of
-from profiler_wrapper.analysis.charges import Union, union
+from profiler_wrapper.analysis.charges import uncovered, union
 from profiler_wrapper.analysis.classes import CLASSES, DeviceProperties, busiest_device, busiest_device_properties
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, Finding, LayerRow, Phase
 from profiler_wrapper.analysis.statistics import OPEN, at, fill_numbers, grouped, in_order
@@ -67,24 +67,6 @@ def device_gaps(facts: Facts) -> Gaps | None:
     left, right, by_event = uncovered(busy, facts.windows.start_ns, facts.windows.end_ns)
     ender = np.where(by_event, here[np.minimum(np.searchsorted(start, right), len(here) - 1)], -1)
     return Gaps(left, right, ender, *_causes(facts, left, right, ender))
-
-
-def uncovered(busy: Union, start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64, Bool]:
-    """Begin and end of what `busy` leaves of each interval, and whether it ends where `busy` goes on."""
-    pieces = list(_pieces(busy, start_ns, end_ns))
-    nothing = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.bool_))
-    left, right, goes_on = (np.concatenate(column) for column in zip(nothing, *pieces, strict=True))
-    return left, right, goes_on
-
-
-def _pieces(busy: Union, start_ns: Int64, end_ns: Int64) -> Iterator[tuple[Int64, Int64, Bool]]:
-    for begin, end in zip(start_ns, end_ns, strict=True):
-        first = int(np.searchsorted(busy.end_ns, begin, side="right"))
-        last = int(np.searchsorted(busy.start_ns, end, side="left"))
-        starts = np.maximum(np.concatenate([[begin], busy.end_ns[first:last]]), begin)
-        ends = np.minimum(np.concatenate([busy.start_ns[first:last], [end]]), end)
-        real = starts < ends
-        yield starts[real], ends[real], (np.arange(len(ends)) < len(ends) - 1)[real]
 
 
 def _causes(facts: Facts, left: Int64, right: Int64, ender: Int64) -> tuple[Int64, Int64, Int64]:

@@ -138,6 +138,7 @@ def recompute_not_needed(facts: Facts) -> Iterator[Finding]:
         fix = f"checkpoint fewer blocks: about {share(part)} of them fit without"
     if saved < RECOMPUTE_SHARE / 2 * facts.work_ns:
         return
+    sizes = {"free_bytes": device - peak, "device_bytes": device, "needs_bytes": needs}
     yield facts.finding(
         "recompute-not-needed",
         f"{duration(spent)} a step recomputes forward in {where(layers)}, though {size(device - peak)} of "
@@ -152,12 +153,7 @@ def recompute_not_needed(facts: Facts) -> Iterator[Finding]:
         confidence="medium" if needs is None else "high",
         fix=fix,
         layers=layers,
-        details={
-            "recompute_us": spent / NS_PER_US,
-            "free_bytes": device - peak,
-            "device_bytes": device,
-            "needs_bytes": needs,
-        },
+        details={"recompute_us": spent / NS_PER_US, **sizes},
     )
 
 

@@ -16,10 +16,9 @@ from profiler_wrapper.analysis.advice.facts import (
     count,
     duration,
     share,
-    uncovered,
     where,
 )
-from profiler_wrapper.analysis.charges import Union, union
+from profiler_wrapper.analysis.charges import Union, uncovered, union
 from profiler_wrapper.analysis.model import FORWARD_PHASES, Finding
 from profiler_wrapper.analysis.statistics import at, grouped, marked, sum_by_key
 from profiler_wrapper.analysis.views.overview import kinds_of_wall_time
