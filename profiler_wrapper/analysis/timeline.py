@@ -29,7 +29,7 @@ _MOST_EVENTS = 250_000  # about 1 MB of a page
 _MOST_STEPS = 12
 _TYPICAL = 0.25  # as far from the median, at most
 _LONG_GAP_NS, _LONG_GAP_SHARE = 10_000, 2000  # and a step's time divided by it, if that is less
-_NOT_IDLE = "when the device is idle is not known"
+_NOT_IDLE = "idle stretches are not drawn, as not all that ran on the device is in the trace"
 
 
 def timeline_or_why(found: Attributed, calls: Sequence[LayerCall]) -> Timeline | str:

@@ -122,6 +122,7 @@ export function Series({ data }: { data: PageData }): JSX.Element | null {
   };
   return (
     <Section title={`Followed (${all.length})`} help="What was followed over the steps, or over the entries of a layer">
+      {all.some(([name]) => isTimed(name)) && <p class="note">{timeName(data)} of what is launched while each runs: of a block around forward, without the backward that follows from it.</p>}
       <div class="multiples">{all.slice(0, FIRST_SERIES).map(drawn)}</div>
       {all.length > FIRST_SERIES && <details><summary>{all.length - FIRST_SERIES} more</summary><div class="multiples">{all.slice(FIRST_SERIES).map(drawn)}</div></details>}
     </Section>
