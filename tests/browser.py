@@ -192,6 +192,12 @@ class Page:
         self.call("Page.navigate", url=url)
         self._wait_for_load()
 
+    def reload(self) -> None:
+        """The same address anew."""
+        self._loaded = False
+        self.call("Page.reload")
+        self._wait_for_load()
+
     def _wait_for_load(self) -> None:
         until = time.monotonic() + _TIMEOUT_S
         while not self._loaded:

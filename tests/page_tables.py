@@ -108,7 +108,7 @@ def open_page(
     else:
         write_page(analysis, path, title=title, trace_href=TRACE)
     page = browser.open(path, address=address, **how)
-    page.wait("!document.querySelector('[aria-busy]')")
+    page.wait("document.documentElement.dataset.ready && !document.querySelector('[aria-busy]')")
     return page
 
 

@@ -17,6 +17,7 @@ function start(): void {
   isStarted = true;
   followAddress();
   const root = document.getElementById("root") ?? document.body.appendChild(document.createElement("div"));
+  document.documentElement.dataset["ready"] = "true";
   root.textContent = ""; // the title and the headline, which stand in the file
   let data: PageData;
   try {
@@ -31,7 +32,6 @@ function start(): void {
   if (isRun) Object.assign(window, { page: { data, rows: (name: string) => rowsOf(data, name) } }); // for scripts of one's own, in the console
   render(<Contained what="The page">{isRun ? <Frame data={data} /> : <OtherFrame data={data} />}</Contained>, root);
   if (isRun) void loadTimeline(data);
-  document.documentElement.dataset["ready"] = "true";
   requestAnimationFrame(() => setTimeout(() => performance.mark("drawn"))); // for who measures how long it takes
 }
 

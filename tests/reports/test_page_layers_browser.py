@@ -184,8 +184,8 @@ def test_an_address_leads_to_a_layer(layers: Page) -> None:
     page = layers
     page.evaluate("location.hash = '#layers?select=layer:model.layers.3.self_attn'")
     page.wait(f"document.querySelector('{LAYER_ROWS}.selected .name')?.innerText === 'self_attn'")
-    page.evaluate("(() => { window.before = true; location.reload(); })()")
-    page.wait(f"!window.before && document.querySelector('{LAYER_ROWS}.selected .name')?.innerText === 'self_attn'")
+    page.reload()
+    page.wait(f"document.querySelector('{LAYER_ROWS}.selected .name')?.innerText === 'self_attn'")
     assert page.text("#panel h2") == "model.layers.3.self_attn"
     show(page, "step")
     page.click("#view-summary .card a")

@@ -246,7 +246,7 @@ def test_a_drag_selects_a_range_with_its_sums(page: Page, made: Timeline) -> Non
     drag(page, x_of(page, made, start), x_of(page, made, 500 * US), y)
     first, last = map(int, address(page)["range"].split("-"))
     assert abs(first - 500 * US) < 3 * US and last == end
-    page.evaluate("location.reload()")
+    page.reload()
     page.wait("document.querySelector('.timeline-range')")
     settled(page)
     assert shown_sums(page, "kernel") == sums(made, "name", first, end)
@@ -302,7 +302,7 @@ def test_a_click_on_a_kernel_selects_it(page: Page, made: Timeline) -> None:
     for part in ("model.mlp", "backward", "gemm", "650.0 µs into step 3"):
         assert part in tip
     dimmed = seen(page)
-    page.evaluate("location.reload()")
+    page.reload()
     page.wait("document.querySelector('.timeline-chosen')")
     settled(page)
     assert address(page) == {"select": f"event:{row}"} and page.text(".timeline-chosen") == said

@@ -40,8 +40,8 @@ def test_sorting(full: Page, by: str, label: str, key: str) -> None:
     assert f"-{key}" in full.evaluate("location.hash")
     full.click(f"#view-kernels th[data-key={key}] button")
     assert descending(table_of(full, label).numbers(key)[::-1])
-    full.evaluate("(() => { window.before = true; location.reload(); })()")
-    full.wait(f"!window.before && document.querySelector('th[data-key={key}]')?.ariaSort === 'ascending'")
+    full.reload()
+    full.wait(f"document.querySelector('th[data-key={key}]')?.ariaSort === 'ascending'")
     assert descending(table_of(full, label).numbers(key)[::-1])
 
 
