@@ -28,7 +28,7 @@ from profiler_wrapper.ranks.graph import NOTHING, Change, change_of, together
 from profiler_wrapper.ranks.model import COMPUTE, Bool, Float, Int
 
 TIED: Final = 0.7  # of the slowest rank's excess: as slow, within the noise of few steps
-DATA_SHARE_OF_STEP: Final = 0.05  # loading of data that takes more of every step is worth a word, though all do it
+DATA_SHARE_OF_STEP: Final = 0.1  # loading of data that takes more of every step is worth a word, though all do it
 _MOST_SINGLES: Final = 6  # ranks asked for by themselves, of each set of kinds: those with most on the critical path
 _FEWEST_SIBLINGS: Final = 3
 _FEWEST_TO_COMPARE: Final = 8
