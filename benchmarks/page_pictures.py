@@ -15,6 +15,7 @@ from pathlib import Path
 import measuring  # noqa: F401
 from browser import Browser, Page
 from measuring import ROOT
+from page_tables import DRAWN
 from shared_traces import TRACES
 
 GALLERY = ROOT / "outputs" / "gallery"
@@ -59,7 +60,7 @@ def page_of(source: str, directory: Path) -> Path:
 
 def take(page: Page, down_to: str, picture: Path) -> None:
     page.to_front()
-    page.wait("document.documentElement.dataset.ready && !document.querySelector('[aria-busy]')")
+    page.wait(DRAWN)
     if down_to:
         page.evaluate(f"document.querySelector('{down_to}').scrollIntoView()")
     page.evaluate("new Promise(resolve => setTimeout(resolve, 500))")

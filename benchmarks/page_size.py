@@ -91,7 +91,7 @@ def told(what: str, value: float, most: float, unit: str) -> None:
 
 def in_browser(browser: Browser, html: str, directory: Path) -> None:
     """First paint, the longest task of each place, and a zoom."""
-    painted, tasks, loops = [], dict.fromkeys(PLACES, 0.0), []
+    painted, loops = [], []
     for _ in range(REPEATS):
         page = open_page(browser, html, directory)
         loops.append(float(page.evaluate(LOOP)))
@@ -100,17 +100,15 @@ def in_browser(browser: Browser, html: str, directory: Path) -> None:
         painted.append(float(page.evaluate(f"{PAINT}[0].startTime")))
         page.close()
     loop_ms = median(loops)
+    print(f"  a loop takes {loop_ms:.0f} ms")
+    told("first paint", median(painted) / loop_ms, MOST_LOOPS_PAINT, "loops")
     for place in PLACES:
         longest = []
         for _ in range(REPEATS):
             page = open_page(browser, html, directory, place)
             longest.append(float(page.evaluate(LONGEST_TASK_MS)))
             page.close()
-        tasks[place] = median(longest)
-    print(f"  a loop takes {loop_ms:.0f} ms")
-    told("first paint", median(painted) / loop_ms, MOST_LOOPS_PAINT, "loops")
-    for place, task_ms in tasks.items():
-        told(f"longest task, opened at {place}", task_ms / loop_ms, MOST_LOOPS_TASK, "loops")
+        told(f"longest task, opened at {place}", median(longest) / loop_ms, MOST_LOOPS_TASK, "loops")
     page = open_page(browser, html, directory, "step")
     if page.count(".timeline-over"):
         zoom(page)

@@ -19,6 +19,7 @@ GROUPS = ("kernel", "op", "layer", "phase", "class", "shape", "stream", "cores")
 LOOKS = ("attention", "communication", "waits", "experts", "roofline")  # in the same place
 LAYER_ROWS = "table[aria-label=Layers] tbody tr:not(.space)"
 TRACE = "rank0/profile_trace.json.gz"  # where pages say that the trace is
+DRAWN = "document.documentElement.dataset.ready && !document.querySelector('[aria-busy]')"
 Opener = Callable[..., Page]  # the fixture `opened`
 UNITS = {
     "": 1, "%": 0.01, "s": 1e6, "ms": 1000, "µs": 1, "ns": 0.001, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10,
@@ -108,7 +109,7 @@ def open_page(
     else:
         write_page(analysis, path, title=title, trace_href=TRACE)
     page = browser.open(path, address=address, **how)
-    page.wait("document.documentElement.dataset.ready && !document.querySelector('[aria-busy]')")
+    page.wait(DRAWN)
     return page
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 from profiler_wrapper.analysis.timeline_columns import Timeline
 from profiler_wrapper.result import ProfileResult, load_for_page
@@ -27,3 +29,8 @@ def events_of(name: str) -> Timeline:
     made = with_events(name).timeline
     assert isinstance(made, Timeline)
     return made
+
+
+def within(layer: str) -> Callable[[dict[str, Any]], bool]:
+    """Whether a row of the events, or of their sums, is of the layer or of one in it."""
+    return lambda row: row["layer"] == layer or str(row["layer"]).startswith(f"{layer}.")

@@ -16,7 +16,7 @@ import pytest
 
 from browser import Browser
 from page_files import page_data, trace_href
-from page_tables import assert_all_open
+from page_tables import DRAWN, assert_all_open
 from profiler_wrapper import sharing
 from profiler_wrapper.__main__ import main
 from profiler_wrapper.analysis.advice.advise import _SHOWN_BY
@@ -156,7 +156,7 @@ def test_the_page_opens_and_shows_its_places(run: Path, browser: Browser, capsys
     said = json.loads(capsys.readouterr().out)
     assert (said["trace"], "paths" in said["left_out"]) == (None, True)
     page = browser.open(Path(said["page"]))
-    page.wait("document.documentElement.dataset.ready && !document.querySelector('[aria-busy]')")
+    page.wait(DRAWN)
     assert assert_all_open(page) >= {"op", "layer", "phase"}
     page.close()
 

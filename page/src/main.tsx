@@ -28,8 +28,10 @@ function start(): void {
     return;
   }
   const isRun = data["page"].kind === "run";
-  if (isRun) readNames(data);
-  if (isRun) Object.assign(window, { page: { data, rows: (name: string) => rowsOf(data, name) } }); // for scripts of one's own, in the console
+  if (isRun) {
+    readNames(data);
+    Object.assign(window, { page: { data, rows: (name: string) => rowsOf(data, name) } }); // for scripts of one's own, in the console
+  }
   render(<Contained what="The page">{isRun ? <Frame data={data} /> : <OtherFrame data={data} />}</Contained>, root);
   if (isRun) void loadTimeline(data);
   requestAnimationFrame(() => setTimeout(() => performance.mark("drawn"))); // for who measures how long it takes

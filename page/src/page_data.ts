@@ -18,30 +18,31 @@ export function readData(text: string): PageData {
   return data;
 }
 
-const columns = new WeakMap<PageData, (list: string, key: string) => readonly unknown[]>();
+type List = (key: string) => readonly unknown[]; // one of its columns
+
+const lists = new WeakMap<PageData, Map<string, List>>();
 
 /** One column of a list, which takes no time for the others. */
-export const columnOf = (data: PageData, list: string, key: string): readonly unknown[] => columns.get(data)?.(list, key) ?? [];
+export const columnOf = (data: PageData, name: string, key: string): readonly unknown[] => lists.get(data)?.get(name)?.(key) ?? [];
 
 function decodeLists(holder: PageData, texts: string[]): void {
-  const tables = new Map<string, Columns>();
+  const found = new Map<string, List>();
   for (const [name, table] of Object.entries(holder)) {
     if (!table || typeof table !== "object" || !("columns" in table) || !("count" in table)) continue;
-    tables.set(name, table);
+    const { count, columns } = table as Columns;
+    const known = new Map<string, readonly unknown[]>();
+    const list: List = key => known.get(key) ?? known.set(key, columns[key] ? decoded(columns[key], count, texts) : []).get(key)!;
+    found.set(name, list);
     let rows: Row[] | null = null;
-    Object.defineProperty(holder, name, { enumerable: true, get: () => (rows ??= decodedRows(table as Columns, texts)) });
+    Object.defineProperty(holder, name, { enumerable: true, get: () => (rows ??= rowsOf(Object.keys(columns), list, count)) });
   }
-  columns.set(holder, (list, key) => {
-    const table = tables.get(list);
-    return table && key in table.columns ? decoded(table.columns[key]!, table.count, texts) : [];
-  });
+  lists.set(holder, found);
 }
 
-function decodedRows(table: Columns, texts: string[]): Row[] {
-  const names = Object.keys(table.columns);
-  const values = names.map(name => decoded(table.columns[name]!, table.count, texts));
+function rowsOf(names: readonly string[], list: List, count: number): Row[] {
+  const values = names.map(list);
   const like = Object.fromEntries(names.map(name => [name, null])) as Row;
-  return Array.from({ length: table.count }, (_, i) => {
+  return Array.from({ length: count }, (_, i) => {
     const row = { ...like };
     for (let column = 0; column < names.length; column++) row[names[column]!] = values[column]![i];
     return row;

@@ -14,7 +14,7 @@ import pytest
 
 from browser import Page
 from page_tables import UNITS, Opener, figures_of, read_number, show, table_of
-from page_traces import DDP, QWEN, RESNET, TIMESFORMER, V100, events_of, with_events
+from page_traces import DDP, QWEN, RESNET, TIMESFORMER, V100, events_of, with_events, within
 from profiler_wrapper.analysis.timeline_columns import Timeline
 from profiler_wrapper.reports.describe import has_like_steps, step_count
 from profiler_wrapper.reports.result_json import to_dict
@@ -82,22 +82,13 @@ def by_events(made: Timeline, result: ProfileResult, layer: str, kernel: str) ->
 
     yield "total", time_us(lambda row: True), 1e-3
     yield "kernel", time_us(lambda row: row["name"] == kernel), 1e-3
-    below = {row.layer for row in result.layers if row.layer == layer or layer in above(result, row.layer)}
+    is_below = within(layer)
     for phase in ("forward", "backward"):
-        if value_us := time_us(lambda row, phase=phase: row["layer"] in below and row["phase"] == phase):
+        if value_us := time_us(lambda row, phase=phase: is_below(row) and row["phase"] == phase):
             yield f"layer {phase}", value_us, 1e-3
     idle = [step.idle_ns for step in made.steps if step.drawn]
     if len(idle) == len(result.overview.steps) and None not in idle:  # type: ignore[union-attr]
         yield "idle", sum(idle) / 1000 / len(idle), 1e-3  # type: ignore[arg-type]
-
-
-def above(result: ProfileResult, layer: str) -> set[str]:
-    parents = {row.layer: row.parent for row in result.layers}
-    found: set[str] = set()
-    while (parent := parents.get(layer)) and parent not in found:
-        found.add(parent)
-        layer = parent
-    return found
 
 
 def by_tables(page: Page, layer: str, kernel: str) -> Told:
@@ -215,11 +206,11 @@ def test_fourteen_numbers(opened: Opener, name: str) -> None:
     }
     wrong, told = [], defaultdict[str, set[str]](set)
     for view, numbers in views.items():
-        for what, value, within in numbers:
+        for what, value, off in numbers:
             told[what].add(view)
             measure = expected.setdefault(what, value)
-            if abs(value - measure) > within + 1e-9 * measure:
-                wrong.append(f"{what}: {measure} in result.json, {value} +- {within} by {view}")
+            if abs(value - measure) > off + 1e-9 * measure:
+                wrong.append(f"{what}: {measure} in result.json, {value} +- {off} by {view}")
     assert not wrong, "\n".join(wrong)
     assert set(told) <= FOURTEEN
     for what in expected:

@@ -11,7 +11,7 @@ import pytest
 
 from browser import Page
 from page_tables import GROUPS, LOOKS, PLACES, Opener, show
-from page_traces import B200, DDP, QWEN, RESNET, TIMESFORMER, V100, events_of, with_events
+from page_traces import B200, DDP, QWEN, RESNET, TIMESFORMER, V100, events_of, with_events, within
 from profiler_wrapper.analysis.timeline_columns import Timeline
 from sample_views import full_analysis
 from shared_traces import needs_traces
@@ -39,10 +39,6 @@ def most_time(made: Timeline, counts: Callable[[Row], bool]) -> str:
         if counts(row):
             times[row["name"]] += row["time_ns"]
     return times.most_common(1)[0][0]
-
-
-def within(layer: str) -> Callable[[Row], bool]:
-    return lambda row: row["layer"] == layer or str(row["layer"]).startswith(f"{layer}.")
 
 
 def longest_gap(made: Timeline) -> str:

@@ -10,12 +10,16 @@ import { theNames } from "../whole";
 export function MadeOf({ data, parts, timeline }: { data: PageData; parts: readonly string[]; timeline: Timeline | null }): JSX.Element {
   const [part] = parts;
   const isIdle = /^(runtime|dataloader|cpu|other)$/.test(part!);
-  if (!onDevice(data) && (part === "dataloader" || part === "other")) return <p class="note">No op runs then: the timeline has the stretches between ops.</p>;
+  const device = onDevice(data);
+  if (!device && (part === "dataloader" || part === "other")) return <p class="note">No op runs then: the timeline has the stretches between ops.</p>;
   return (
     <div class="made-of">
       {part === "communication" && <Collectives data={data} />}
       {part === "model" && <Shares data={data} />}
-      {!isIdle && (part !== "model" || onDevice(data)) ? <Kernels data={data} part={part!} timeline={timeline} /> : !onDevice(data) ? <Ops data={data} /> : <><Idle data={data} timeline={timeline} only={parts.length === 1 && part === "dataloader" ? /dataloader/i : /./} /><Waits data={data} /></>}
+      {!device && (isIdle || part === "model") && <Ops data={data} />}
+      {!isIdle && (device || part !== "model") && <Kernels data={data} part={part!} timeline={timeline} />}
+      {device && isIdle && <Idle data={data} timeline={timeline} only={parts.length === 1 && part === "dataloader" ? /dataloader/i : /./} />}
+      {device && isIdle && <Waits data={data} />}
     </div>
   );
 }

@@ -64,7 +64,7 @@ export function StepBar({ data, timeline }: { data: PageData; timeline: Timeline
   if (!split) return null;
   const idle = onDevice(data) ? split.parts.filter(part => IDLE.has(part.key)).reduce((total, part) => total + part.us, 0) : 0;
   const isOpen = (part: Part): boolean => openPart.value === part.key || (openPart.value === "idle" && IDLE.has(part.key));
-  const open = split.parts.filter(isOpen);
+  const open = openPart.value === "model" ? ["model"] : split.parts.filter(isOpen).map(part => part.key);
   const title = `Where ${split.of} went: ${us(split.us)}${split.mean}`;
   return (
     <Section id="where" title={title} help="Wall time without overlap: an instant belongs to the first part that applies to it. The parts add up to the whole exactly.">
@@ -82,8 +82,7 @@ export function StepBar({ data, timeline }: { data: PageData; timeline: Timeline
           </button>
         )}
       </div>
-      {openPart.value === "model" && <MadeOf data={data} parts={["model"]} timeline={timeline} />}
-      {open.length > 0 && <MadeOf data={data} parts={open.map(part => part.key)} timeline={timeline} />}
+      {open.length > 0 && <MadeOf data={data} parts={open} timeline={timeline} />}
       {step.value !== null && <p><button type="button" class="small" onClick={() => { step.value = null; }}>All steps instead of step {step.value}</button></p>}
       <details>
         <summary>The parts as a table</summary>
