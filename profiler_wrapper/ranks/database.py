@@ -39,6 +39,7 @@ from profiler_wrapper.trace.spans import (
 # By the packages' own names: that works from a clone, from a wheel and where nothing of ours is installed.
 INSTALL = "pip install 'duckdb>=1.5' 'pyarrow>=20'"
 MEMORY_BYTES = 400 << 20  # of the database; what does not fit goes to disk
+_THREAD_BYTES = 128 << 20  # what each of its threads needs at least, by DuckDB's guide to memory
 
 # What a row must say to be a span: times whose sums are numbers too, so between 1824 and 2116, and at most 104 days.
 USABLE = (
@@ -71,7 +72,7 @@ def open_database(*, memory_bytes: int = MEMORY_BYTES, threads: int | None = Non
         settings: dict[str, Any] = {
             "memory_limit": f"{memory_bytes >> 20}MiB",
             "temp_directory": spill,
-            "threads": threads or available_cores(),
+            "threads": threads or min(available_cores(), max(1, memory_bytes // _THREAD_BYTES)),
             "preserve_insertion_order": False,
             "autoinstall_known_extensions": False,  # nothing is fetched from a network
         }

@@ -10,9 +10,10 @@ import pytest
 
 pytest.importorskip("duckdb")
 
-from profiler_wrapper.ranks.database import open_database
+from profiler_wrapper.ranks.database import open_database, to_arrays
 from profiler_wrapper.ranks.model import SELF_KINDS, SelfTimes
 from profiler_wrapper.ranks.times import common_name, communication, layer_times, match_collectives, prepare
+from profiler_wrapper.trace.spans import SPAN_COLUMNS
 from rank_accounts import own_times
 from span_tables import span, span_database
 
@@ -39,6 +40,12 @@ def test_a_database_has_few_threads_beside_those_that_compute() -> None:
     before = len(list(Path("/proc/self/task").iterdir()))
     with open_database(threads=1):
         assert len(list(Path("/proc/self/task").iterdir())) <= before + 2  # each reserves 70 MB of addresses
+
+
+def test_a_database_has_no_more_threads_than_its_memory_is_enough_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("profiler_wrapper.ranks.database.available_cores", lambda: 64)
+    with open_database() as database:
+        assert database.execute("SELECT current_setting('threads')").fetchone() == (3,)  # of 400 MiB
 
 
 def test_a_database_fetches_nothing_from_a_network() -> None:
@@ -249,3 +256,24 @@ def test_a_send_is_matched_where_it_says_to_whom() -> None:
         prepare(database)
         found = database.execute('SELECT "group", size FROM matched JOIN labels USING (label)').fetchall()
     assert found == [("0-1", 2)]
+
+
+def test_collectives_that_do_not_fit_into_memory_are_matched() -> None:
+    sequences, rows = 200, 1_000_000
+    with open_database(memory_bytes=50 << 20, threads=1) as database:
+        columns = ", ".join(f'"{name}" {kind}' for name, (kind, _) in SPAN_COLUMNS.items())
+        database.execute(f"CREATE TABLE spans ({columns})")
+        database.execute(
+            f"""INSERT INTO spans BY NAME SELECT row // {sequences} AS rank, row % {sequences} AS sequence, 0 AS step,
+            'all_reduce' AS name, 'communication' AS kind, 'all' AS "group", 0 AS depth,
+            (hash(row) % 1000000007)::BIGINT AS duration_ns, (hash(-row) % 1000000007)::BIGINT AS start_ns
+            FROM range({rows}) AS rows(row)"""
+        )
+        prepare(database)
+        found = to_arrays(database, "SELECT * FROM matched ORDER BY sequence")
+        durations = to_arrays(database, "SELECT duration_ns FROM communications ORDER BY sequence, rank")["duration_ns"]
+    durations = durations.reshape(sequences, -1)
+    assert found["size"].tolist() == [rows // sequences] * sequences
+    assert found["shortest_ns"].tolist() == durations.min(axis=1).tolist()
+    assert found["shortest_rank"].tolist() == durations.argmin(axis=1).tolist()
+    assert found["shorter_by_ns"].tolist() == (np.median(durations, axis=1) - durations.min(axis=1)).tolist()
