@@ -1,9 +1,9 @@
 /** A step on both sides: two bars on one scale, each part where the other bar has it too, coloured by certainty. */
 import type { JSX } from "preact";
 import { count, cut, full, us } from "../format";
-import type { Row } from "../page_data";
+import type { PageData, Row } from "../page_data";
 import { Marked } from "../parts";
-import { CERTAINTIES, type Certainty, ofFolded, signed } from "./certainty";
+import { CERTAINTIES, type Certainty, certaintyWords, ofFolded, signed } from "./certainty";
 import { grouped } from "../basis";
 import "./compare.css";
 
@@ -32,11 +32,11 @@ function partsOf(rows: readonly Row[]): Part[] {
   return parts;
 }
 
-export function BothSteps({ rows, names, chosen, onChoose }: { rows: readonly Row[]; names: readonly [string, string]; chosen: string | null; onChoose: (id: string) => void }): JSX.Element {
+export function BothSteps({ data, rows, chosen, onChoose }: { data: PageData; rows: readonly Row[]; chosen: string | null; onChoose: (id: string) => void }): JSX.Element {
   const parts = partsOf(rows);
   const [a, b] = (["a", "b"] as const).map(side => parts.reduce((sum, part) => sum + part[side], 0)) as [number, number];
   const whole = Math.max(a, b) || 1;
-  const said = (part: Part) => full(`${part.name}: ${us(part.a)} → ${us(part.b)}${part.a && part.b ? `, ${signed(part.b / part.a - 1)}` : ""}. ${CERTAINTIES[part.certainty].words}`);
+  const said = (part: Part) => full(`${part.name}: ${us(part.a)} → ${us(part.b)}${part.a && part.b ? `, ${signed(part.b / part.a - 1)}` : ""}. ${certaintyWords(data, part.certainty)}`);
   let [atA, atB] = [0, 0];
   const between = parts.map(part => {
     const points = `${atA},0 ${atA + part.a / whole},0 ${atB + part.b / whole},1 ${atB},1`;
@@ -60,12 +60,12 @@ export function BothSteps({ rows, names, chosen, onChoose }: { rows: readonly Ro
   const change = (group: readonly Part[]) => group.reduce((sum, part) => sum + part.b - part.a, 0);
   return (
     <figure class="both">
-      {bar("a", names[0], a)}
+      {bar("a", data["comparison"].a, a)}
       <svg viewBox="0 0 1 1" preserveAspectRatio="none" height={BETWEEN} aria-hidden="true">{between}</svg>
-      {bar("b", names[1], b)}
+      {bar("b", data["comparison"].b, b)}
       <ul class="legend">
         {[...grouped(parts, part => part.certainty)].map(([certainty, group]) => (
-          <li key={certainty}><Marked color={CERTAINTIES[certainty].color}>{CERTAINTIES[certainty].words}: {change(group) < 0 ? "−" : "+"}{us(Math.abs(change(group)))}</Marked></li>
+          <li key={certainty}><Marked color={CERTAINTIES[certainty].color}>{certaintyWords(data, certainty)}: {change(group) < 0 ? "−" : "+"}{us(Math.abs(change(group)))}</Marked></li>
         ))}
       </ul>
     </figure>

@@ -1,7 +1,7 @@
 /** How certain a change is: what was decided, in words and a colour. */
 import type { JSX } from "preact";
 import { isNumber, UNKNOWN } from "../format";
-import type { Row } from "../page_data";
+import type { PageData, Row } from "../page_data";
 import { Marked } from "../parts";
 import type { Column } from "../table";
 
@@ -14,6 +14,16 @@ export const CERTAINTIES: Readonly<Record<Certainty, { color: string; words: str
   "not certain": { color: "var(--warn)", words: "not certain: it may be noise" },
   "no difference": { color: "var(--faint)", words: "no difference, or not judged" },
 };
+
+const LEAST_COMMON = 0.001; // a smaller change of all layers is written as none
+
+/** Said of what is no difference where decisions leave out a change that all layers have in common: `as all layers, +7.8 %`. */
+export function asAll(data: PageData): string | null {
+  const common = data["comparison"].common as number | null;
+  return common !== null && Math.abs(common) >= LEAST_COMMON ? `as all layers, ${signed(common)}` : null;
+}
+
+export const certaintyWords = (data: PageData, certainty: Certainty): string => (certainty === "no difference" && asAll(data)) || CERTAINTIES[certainty].words;
 
 export function certaintyOf(decision: string): Certainty {
   if (decision.startsWith("only in")) return "other";
@@ -29,8 +39,8 @@ export function ofFolded(row: Row): Certainty {
   return slower.length ? "slower" : faster.length ? "faster" : "no difference";
 }
 
-export function Decision({ words }: { words: string }): JSX.Element {
-  return <Marked color={CERTAINTIES[certaintyOf(words)].color}>{words}</Marked>;
+export function Decision({ words, of = words }: { words: string; of?: string }): JSX.Element {
+  return <Marked color={CERTAINTIES[certaintyOf(of)].color}>{words}</Marked>;
 }
 
 /** `+7.8 %`; nothing where it does not apply, a dash where it is not known. */

@@ -8,7 +8,7 @@ import { Section, Segments } from "../parts";
 import { Lines } from "../places/run";
 import { type Column, Table } from "../table";
 import { BothSteps, nameOf } from "./bars";
-import { CERTAINTIES, CHANGE, certaintyOf, Decision, errorColumn, ofFolded, RULE, sidesColumn, signed } from "./certainty";
+import { asAll, CHANGE, certaintyOf, certaintyWords, Decision, errorColumn, ofFolded, RULE, sidesColumn, signed } from "./certainty";
 
 type Draw = (props: { data: PageData }) => JSX.Element | null;
 type Format = (value: number) => string;
@@ -58,7 +58,7 @@ const Totals: Draw = ({ data }) => {
     })),
     CHANGE, ...errorColumn(rows),
     { key: "decision", title: "Decision", kind: "text", longest: 40, value: row => (data["decisions"][rows.indexOf(row)] ? `${data["decisions"][rows.indexOf(row)]}${doubt(data, row)}` : undefined),
-      cell: row => { const words = data["decisions"][rows.indexOf(row)] as string; return words ? <Decision words={`${words}${doubt(data, row)}`} /> : undefined; } },
+      cell: row => { const words = data["decisions"][rows.indexOf(row)] as string; return words ? <Decision words={`${words}${doubt(data, row)}`} of={words} /> : undefined; } },
     RULE,
   ], [data]);
   return (
@@ -69,6 +69,7 @@ const Totals: Draw = ({ data }) => {
   );
 };
 
+const sideOf = (row: Row): string | null => (row["a_us"] === null ? "only in b" : row["b_us"] === null ? "only in a" : null);
 const phaseOf = (row: Row): string => (row["layer"] || row["phase"] !== "optimizer" ? (row["phase"] as string) : "");
 
 /** Both bars, the totals, and own time of like layers, which are the parts of the bars. */
@@ -90,7 +91,7 @@ const Like: Draw = ({ data }) => {
       sidesColumn(most, row => (row["a_us"] as number) ?? 0, row => (row["b_us"] as number) ?? 0),
       { key: "difference_us", title: "b − a", kind: "us" },
       { key: "change", title: "Change", kind: "text", value: row => (row["a_us"] && row["b_us"] !== null && isTimed ? signed((row["b_us"] as number) / (row["a_us"] as number) - 1) : undefined) },
-      { key: "certainty", title: "Decision", kind: "text", help: "whether it goes beyond noise", value: row => CERTAINTIES[ofFolded(row)].words, cell: row => <Decision words={row["a_us"] === null ? "only in b" : row["b_us"] === null ? "only in a" : ofFolded(row)} /> },
+      { key: "certainty", title: "Decision", kind: "text", help: "whether it goes beyond noise", value: row => sideOf(row) ?? certaintyWords(data, ofFolded(row)), cell: row => <Decision words={sideOf(row) ?? certaintyWords(data, ofFolded(row))} of={sideOf(row) ?? ofFolded(row)} /> },
       ...(["slower", "faster"] as const).filter(has).map((key): Column<Row> => ({ key, title: key === "slower" ? "Slower" : "Faster", kind: "text", longest: 48, spare: 1, value: row => ((row[key] as string[]).length ? row[key] : undefined) })),
       ...pair("flops", "FLOPs", "flops", "own, per step", 3),
       ...pair("retained", "Retained", "bytes", "kept for backward, with what is inside of these layers", 4),
@@ -103,7 +104,7 @@ const Like: Draw = ({ data }) => {
   return (
     <>
       <Section title="A step, on both sides">
-        <BothSteps rows={rows} names={[data["comparison"].a, data["comparison"].b]} chosen={chosen.value} onChoose={choose} />
+        <BothSteps data={data} rows={rows} chosen={chosen.value} onChoose={choose} />
         <Totals data={data} />
       </Section>
       <div ref={table}>
@@ -168,8 +169,7 @@ const Tree: Draw = ({ data }) => {
   const all = data["comparison"].rows as Row[];
   const changed = all.filter(row => certaintyOf(row["decision"] as string) !== "no difference");
   const ids = useMemo(() => new Set(all.map(idOf)), [data]);
-  const moved = data["comparison"].time_basis === "cpu" && ["slower", "faster"].includes(data["comparison"].decision);
-  const words = (row: Row): string => (moved && row["decision"] === "no difference" ? "as the rest" : (row["decision"] as string));
+  const words = (row: Row): string => (row["decision"] === "no difference" && asAll(data)) || (row["decision"] as string);
   const columns = useMemo((): Column<Row>[] => {
     const [time, ...others] = BOTH.flatMap(([kind, key, title, help, spare]) => {
       const pair = SIDES.map((side): Column<Row> => ({ key: `${key}_${side}`, title: `${title} ${side}`, kind, help, spare, value: row => of(row, side, key), ...(side === "b" ? { like: `${key}_a` } : {}) }));
@@ -183,7 +183,7 @@ const Tree: Draw = ({ data }) => {
       sidesColumn(most, row => timeOf(row, "a"), row => timeOf(row, "b")),
       { key: "difference", title: "b − a", kind: "us", value: row => timeOf(row, "b") - timeOf(row, "a"), help: "per step" },
       { ...CHANGE, help: "of the mean over the steps" }, ...errorColumn(all),
-      { key: "decision", title: "Decision", kind: "text", value: words, cell: row => <Decision words={words(row)} /> },
+      { key: "decision", title: "Decision", kind: "text", value: words, cell: row => <Decision words={words(row)} of={row["decision"] as string} /> },
       ...(all.some(row => row["reason"]) ? [{ ...RULE, longest: 50, spare: 1 }] : []),
       ...others.flat(),
       { key: "backends", title: "Attention", kind: "text", spare: 4, value: row => [...new Set(SIDES.map(side => ((of(row, side, "backends") as string[] | undefined) ?? []).join(" + ")))].filter(Boolean).join(" → ") || undefined },
