@@ -28,9 +28,10 @@ export function Icicle({ data, layers }: { data: PageData; layers: LayerRows }):
   const place = useRef<HTMLDivElement>(null);
   const pointed = useRef<Node | undefined>(undefined); // by the last click
   const all = useMemo(() => [...layers.layers.values()], [layers]);
-  const work = useMemo(() => phaseWork(data), [data]);
+  const needsWork = measure === "flops" && phase !== "all";
+  const work = useMemo(() => (needsWork ? phaseWork(data) : null), [data, needsWork]);
   const valueOf = (row: LayerRow, of: Measure, within: string): Value =>
-    within === "all" || of === "retained" ? row[of] : of === "time" ? (row[within] as Value) : work.get(`${within} ${row.layer}`);
+    within === "all" || of === "retained" ? row[of] : of === "time" ? (row[within] as Value) : work?.get(`${within} ${row.layer}`);
   const measures = (Object.keys(TITLES) as Measure[]).filter(one => all.some(row => (row[one] ?? 0) > 0));
   const phases = ["all", ...(data["page"].phases as string[]).filter(one => all.some(row => ((row[one] as number) ?? 0) > 0))];
   const shownPhase = measure === "retained" ? "all" : phase; // what forward keeps has no other phase

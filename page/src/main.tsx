@@ -1,5 +1,5 @@
 /** The page: reads its data and draws the frame. */
-import { render } from "preact";
+import { type JSX, render } from "preact";
 import { rowsOf } from "./basis";
 import { Contained } from "./contained";
 import { Frame } from "./frame";
@@ -16,25 +16,31 @@ function start(): void {
   if (isStarted) return;
   isStarted = true;
   followAddress();
-  const root = document.getElementById("root") ?? document.body.appendChild(document.createElement("div"));
-  document.documentElement.dataset["ready"] = "true";
-  root.textContent = ""; // the title and the headline, which stand in the file
-  let data: PageData;
   try {
-    data = readData(document.getElementById("data")?.textContent ?? "");
+    const data = readData(document.getElementById("data")?.textContent ?? "");
+    setTimeout(() => draw(data)); // a task of its own: clicks and scrolling come between
   } catch (error) {
     console.error(error);
-    render(<p class="notice">The data of this page cannot be read ({String(error)}): is the file whole?</p>, root);
-    return;
+    show(<p class="notice">The data of this page cannot be read ({String(error)}): is the file whole?</p>);
   }
+}
+
+function draw(data: PageData): void {
   const isRun = data["page"].kind === "run";
   if (isRun) {
     readNames(data);
     Object.assign(window, { page: { data, rows: (name: string) => rowsOf(data, name) } }); // for scripts of one's own, in the console
   }
-  render(<Contained what="The page">{isRun ? <Frame data={data} /> : <OtherFrame data={data} />}</Contained>, root);
+  show(<Contained what="The page">{isRun ? <Frame data={data} /> : <OtherFrame data={data} />}</Contained>);
   if (isRun) void loadTimeline(data);
   requestAnimationFrame(() => setTimeout(() => performance.mark("drawn"))); // for who measures how long it takes
+}
+
+function show(drawn: JSX.Element): void {
+  const root = document.getElementById("root") ?? document.body.appendChild(document.createElement("div"));
+  document.documentElement.dataset["ready"] = "true";
+  root.textContent = ""; // the title and the headline, which stand in the file
+  render(drawn, root);
 }
 
 followTheme();

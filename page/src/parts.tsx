@@ -1,6 +1,6 @@
 /** Small parts that every place uses: text that is cut, links that select, buttons that copy. */
 import type { ComponentChildren, JSX } from "preact";
-import { useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { isThere } from "./whole";
 import { address, go, isSame, type Place, selection, type Selection } from "./state";
 
@@ -70,4 +70,11 @@ export function Segments<T extends string>({ label, options, chosen, onChoose }:
 /** One part of a place, with its heading. */
 export function Section({ title, help, children, id }: { title: string; help?: string; children: ComponentChildren; id?: string }): JSX.Element {
   return <section id={id}><h2 title={help}>{title}</h2>{children}</section>;
+}
+
+/** What takes long to make, once all above it is seen. */
+export function Later({ children }: { children: ComponentChildren }): JSX.Element {
+  const [isDue, setDue] = useState(false);
+  useEffect(() => { setDue(true); }, []);
+  return isDue ? <>{children}</> : <div aria-busy="true" />;
 }

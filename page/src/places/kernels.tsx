@@ -7,6 +7,7 @@ import { ExpertsView, whyNoExperts } from "../experts";
 import { type KernelGroup, KernelTable } from "../kernels_table";
 import { OpsView, whyNoOps } from "../ops";
 import type { PageData } from "../page_data";
+import { Later } from "../parts";
 import { RooflineView, whyNoRoofline } from "../roofline";
 import { ShapesView, whyNoShapes } from "../shapes";
 import { by, selection } from "../state";
@@ -61,7 +62,7 @@ export function KernelsPlace({ data }: { data: PageData }): JSX.Element {
         <Choices label="Group by" views={GROUPS} data={data} chosen={view.id} />
         <Choices label="Or look at" views={CALLS} data={data} chosen={view.id} />
       </div>
-      {reason ? <p class="notice">{view.title}: {reason}.</p> : view.draw(data)}
+      {reason ? <p class="notice">{view.title}: {reason}.</p> : <Later>{view.draw(data)}</Later>}
     </>
   );
 }

@@ -8,7 +8,7 @@ import { columnFormat, cut, flops, full, isKnown, ns, number } from "../format";
 import { Icicle } from "../icicle";
 import { type Group, type LayerRow, type LayerRows, layerRows } from "../layers_rows";
 import { columnOf, type PageData } from "../page_data";
-import { Go, Section, Segments } from "../parts";
+import { Go, Later, Section, Segments } from "../parts";
 import { address, selection } from "../state";
 import { type Column, Table } from "../table";
 import "../rooms.css";
@@ -24,8 +24,10 @@ export function LayersPlace({ data }: { data: PageData }): JSX.Element {
     <>
       <Unnamed data={data} />
       <Icicle data={data} layers={whole} />
-      <LayerTable data={data} whole={whole} />
-      <BlockCharts data={data} layers={whole} />
+      <Later>
+        <LayerTable data={data} whole={whole} />
+        <BlockCharts data={data} layers={whole} />
+      </Later>
     </>
   );
 }
