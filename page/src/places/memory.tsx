@@ -9,7 +9,7 @@ import { colorOf } from "../colors";
 import { bytes, capital, count, cut, isKnown, share, us } from "../format";
 import { categoriesOf, type Curve, MemoryCurve, placeInSteps, pointAt, type Stretch } from "../memory_curve";
 import type { PageData, Row } from "../page_data";
-import { Section, Segments } from "../parts";
+import { Later, Section, Segments } from "../parts";
 import { range, select, selection } from "../state";
 import { type Column, Table } from "../table";
 
@@ -51,11 +51,13 @@ function Known({ data }: { data: PageData }): JSX.Element {
           {curve && curve.events > curve.time_us.length && <p class="note">{count(curve.time_us.length)} of {count(curve.events)} events are drawn: the highest and lowest of each stretch, all peaks of steps, and what is held in pauses.</p>}
         </Section>
       </div>
-      {curve && chosen ? <InRange data={data} curve={curve} chosen={chosen} life={life} />
-        : curve && moment.value !== null ? <AtMoment data={data} curve={curve} moment={moment} life={life} /> : <AtPeak data={data} />}
-      {(memory.leaks?.length ? [Leaks, Changes, Moments, Blocks] : [Changes, Leaks, Moments, Blocks]).map((One, i) => <One key={i} data={data} />)}
-      <Largest data={data} life={life} show={show} />
-      <Ops data={data} />
+      <Later>
+        {curve && chosen ? <InRange data={data} curve={curve} chosen={chosen} life={life} />
+          : curve && moment.value !== null ? <AtMoment data={data} curve={curve} moment={moment} life={life} /> : <AtPeak data={data} />}
+        {(memory.leaks?.length ? [Leaks, Changes, Moments, Blocks] : [Changes, Leaks, Moments, Blocks]).map((One, i) => <One key={i} data={data} />)}
+        <Largest data={data} life={life} show={show} />
+        <Ops data={data} />
+      </Later>
     </>
   );
 }

@@ -7,7 +7,7 @@ import { StepBar } from "../step/step_bar";
 import { Parts, Series, Steps } from "../step/steps";
 import { Headline } from "../step/verdict";
 import { Contained } from "../contained";
-import { Section } from "../parts";
+import { Later, Section } from "../parts";
 import { address, selection } from "../state";
 import { whyNot } from "../timeline/data";
 import { NoTimeline, TimelineView } from "../timeline/view";
@@ -25,10 +25,12 @@ export function StepPlace({ data }: { data: PageData }): JSX.Element {
         <Section id="view-timeline" title="Timeline">{alone("The timeline", <Events data={data} />)}</Section>
         {alone("Findings", <Findings data={data} gaps={gaps} />)}
       </div>
-      {alone("The use of the machine", <Figures data={data} />)}
-      {alone("Steps", <Steps data={data} />)}
-      {alone("Parts", <Parts data={data} />)}
-      {alone("What was followed", <Series data={data} />)}
+      <Later>
+        {alone("The use of the machine", <Figures data={data} />)}
+        {alone("Steps", <Steps data={data} />)}
+        {alone("Parts", <Parts data={data} />)}
+        {alone("What was followed", <Series data={data} />)}
+      </Later>
     </>
   );
 }
