@@ -4,7 +4,7 @@ import { readFile, writeFile } from "node:fs/promises";
 
 const into = new URL("../profiler_wrapper/reports/page/", import.meta.url);
 const result = await build({
-  entryPoints: { page: "src/main.tsx" },
+  entryPoints: { page: "src/main.tsx", first: "src/first.ts" },
   outdir: "page",
   bundle: true,
   minify: true,

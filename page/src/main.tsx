@@ -10,11 +10,7 @@ import { followTheme } from "./theme";
 import { loadTimeline, readNames } from "./whole";
 import "./style.css";
 
-let isStarted = false;
-
 function start(): void {
-  if (isStarted) return;
-  isStarted = true;
   followAddress();
   try {
     const data = readData(document.getElementById("data")?.textContent ?? "");
@@ -44,5 +40,4 @@ function show(drawn: JSX.Element): void {
 }
 
 followTheme();
-requestAnimationFrame(() => setTimeout(start)); // the headline is seen before all else is made
-setTimeout(start, 100); // frames do not come to a tab that is not seen
+start();

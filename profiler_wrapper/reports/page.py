@@ -386,7 +386,8 @@ def page_text(data: Mapping[str, Any], timeline: str = "") -> str:
         style=Markup(_packaged_source("page.css")),
         data=Markup(script_json(data)),
         timeline=timeline,
-        script=Markup(_packaged_source("page.js")),
+        first=Markup(_packaged_source("first.js")),
+        program=Markup(_packaged_source("page.js")),
     )
 
 

@@ -55,8 +55,10 @@ function Known({ data }: { data: PageData }): JSX.Element {
         {curve && chosen ? <InRange data={data} curve={curve} chosen={chosen} life={life} />
           : curve && moment.value !== null ? <AtMoment data={data} curve={curve} moment={moment} life={life} /> : <AtPeak data={data} />}
         {(memory.leaks?.length ? [Leaks, Changes, Moments, Blocks] : [Changes, Leaks, Moments, Blocks]).map((One, i) => <One key={i} data={data} />)}
-        <Largest data={data} life={life} show={show} />
-        <Ops data={data} />
+        <Later>
+          <Largest data={data} life={life} show={show} />
+          <Ops data={data} />
+        </Later>
       </Later>
     </>
   );

@@ -1,7 +1,7 @@
 /** The timeline with its controls, and what is read beside it. */
 import type { JSX } from "preact";
 import { useEffect, useMemo, useRef } from "preact/hooks";
-import { Marked } from "../parts";
+import { Later, Marked } from "../parts";
 import { colorOf } from "../colors";
 import { cut, ns } from "../format";
 import type { PageData } from "../page_data";
@@ -53,7 +53,7 @@ export function TimelineView({ data, timeline }: { data: PageData; timeline: Tim
       {timeline.head.note && <p class="note">{timeline.head.note}</p>}
       <Chosen stage={stage} />
       {range.value && <RangeTables timeline={timeline} range={range.value} />}
-      <HiddenTables timeline={timeline} />
+      <Later><HiddenTables timeline={timeline} /></Later>
     </div>
   );
 }
