@@ -22,7 +22,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import checkout  # noqa: F401
 from make_result_schema import _comments
 from profiler_wrapper.__main__ import _parser
-from profiler_wrapper.analysis.classes import BACKENDS
 from profiler_wrapper.analysis.model import LayerRow
 from profiler_wrapper.comparison.guard import GuardCheck, GuardFinding, GuardReport
 from profiler_wrapper.comparison.model import ChangedLayer, ComparedTotal, Comparison, WorkChange
@@ -128,54 +127,10 @@ UNITS = {
     "number": "FLOP a byte",
     "text": "",
 }
-# What a column says, how it is measured, and where its limit is.
-HOW = {
-    "self": "Time in the layer and in no layer below it. Each kernel, copy and set belongs to the innermost layer "
-    "whose op launched it. The self times of all rows and the unattributed time add up to the total exactly.",
-    "time": "Device time of the layer and of all layers below it; wall time of ops on a trace without device events. "
-    "Kernels that overlap on two streams count twice.",
-    "share": "Time over the total of the trace. A layer holds those below it, so the column does not add up to 100.",
-    "fused": "Compiled code only: kernels that work for this layer and for others. They are in the time of the layer "
-    "that holds all of these, and not in this row's.",
-    "cpu": "Wall time of its ops: per thread their union, summed over threads.",
-    "attention": "Part of the time that is attention, by the op that launched the kernel or by the kernel's name. "
-    "Attention made of single ops counts as far as its ops are recognised.",
-    "backend": f"Implementation of attention: {', '.join(BACKENDS)}. From the names of ops and kernels.",
-    "communication": "Part of the time that is collectives, by the names of kernels and ops. It includes waiting for "
-    "slower ranks.",
-    "exposed": "Communication during which no compute kernel ran. Not known without device events.",
-    "idle": "The device had nothing to run while the CPU was in the layer. Not known without device events.",
-    "flops": "FLOPs of matrix products, convolutions and attention, two per multiply-add, from the shapes of the ops "
-    "that ran in the steps with shapes. Not known where an op of the layer has no formula.",
-    "self_flops": "The same, of ops that belong to no layer below.",
-    "causal_flops": "The same, without the scores that a causal mask hides. Empty where it is equal.",
-    "rate": "FLOPs over the time of the row. Elementwise work is in the time and has no FLOPs.",
-    "of_peak": "The time that all its FLOPs take at the peak of their types, over the time. Needs a known peak.",
-    "bytes_moved": "Each input of an op read once, each output written once, from shapes, types and strides. A lower "
-    "bound: a kernel whose caches are too small reads more.",
-    "byte_rate": "Bytes moved over the time, in GB (10^9 bytes).",
-    "intensity": "FLOPs over bytes moved.",
-    "roof": "Time at the roof: of each op the longer of its FLOPs at the peak and its bytes at the memory's bandwidth, "
-    "summed. FLOPs that a causal mask hides are left out. Needs a known peak and bandwidth.",
-    "of_roof": "Time at the roof over the time without communication. Over 100 %: data was in a cache, or the roof is "
-    "too low.",
-    "bound": "What makes up more of the time at the roof: bytes (`memory`) or FLOPs (`compute`).",
-    "calls": "Entries of the module. Not known in phases in which it is not entered (backward, optimizer).",
-    "entry": "Allocated when the layer is entered, mean over calls.",
-    "exit": "Allocated when the layer returns, mean over calls.",
-    "reserved": "Reserved by the caching allocator when the layer returns, mean over calls. Not available on a CPU.",
-    "retained": "Allocated in the forward of the layer and alive when the backward of that forward begins; without a "
-    "backward, alive when the outermost forward ends. Mean over calls.",
-    "self_retained": "The same, without what the layers below retain. These add up.",
-    "peak": "Highest allocated on the device while inside, over all calls. On a CPU what was there before counts only "
-    "as far as model and optimizers held it.",
-}
-
-
 def layer_table() -> str:
     """The columns of the layer table: printed, in full, on the page, and their keys."""
     shown = [column for column in COLUMNS if column.console or column.full or column.page]
-    rows = ((one.console, one.full, one.page, _unit_of(one), code(_key_of(one)), HOW[one.key]) for one in shown)
+    rows = ((one.console, one.full, one.page, _unit_of(one), code(_key_of(one)), _meaning_of(one)) for one in shown)
     return table(
         "printed", "in full", "on the page", "unit", "key of `layers`", "meaning, measurement, limit", rows=rows
     )
@@ -185,6 +140,14 @@ def _key_of(column: Column) -> str:
     if column.field:
         return json_name(LayerRow, column.field)
     return column.key if column.key in FOLLOWS[LayerRow] else ""
+
+
+def _meaning_of(column: Column) -> str:
+    """What the column says, else its field."""
+    if column.help:
+        return column.help
+    row = json.loads(SCHEMA.read_text(encoding="utf-8"))["$defs"][LayerRow.__name__]
+    return f"{_key('', row['properties'][_key_of(column)])[3]}."
 
 
 def _unit_of(column: Column) -> str:

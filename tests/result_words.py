@@ -27,7 +27,7 @@ WORDS = {
     "causal_model_flops_per_step": "Of a step's forward and backward, without what a causal mask hides",
     "causal_repeated_flops_per_step": "As repeated_flops_per_step, without what a causal mask hides",
     "class_name": "Class: of a layer, its Python class; of events gemm, attention, norm, softmax, elementwise, ...",
-    "communication_ns": "Of it, collectives",
+    "communication_ns": "Of it, collectives, with waiting for slower ranks",
     "confidence": "How sure this is",
     "count": "How many events",
     "count_per_step": "How many are added every step",

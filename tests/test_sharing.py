@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import json
 import os
@@ -14,12 +15,12 @@ from typing import Any
 
 import pytest
 
+from advice_sources import finding_calls
 from browser import Browser
 from page_files import page_data, trace_href
 from page_tables import DRAWN, assert_all_open
 from profiler_wrapper import sharing
 from profiler_wrapper.__main__ import main
-from profiler_wrapper.analysis.advice.advise import _SHOWN_BY
 from profiler_wrapper.analysis.timeline_columns import FAILED, NO_TRACE, Timeline
 from profiler_wrapper.reports.result_json import from_dict, to_dict
 from profiler_wrapper.sharing import shareable
@@ -231,7 +232,7 @@ def test_series_of_which_a_path_is_all_stay_apart() -> None:
 
 def test_each_rule_was_looked_at() -> None:
     """A new rule's words are left out until somebody has seen that they quote nothing of the user's."""
-    rules = {name.partition(" ")[0] for name in _SHOWN_BY}
+    rules = {eval(ast.unparse(call.args[0]), vars(module)) for module, call in finding_calls()}
     assert rules - sharing._OWN_WORDS == {"graph-break", "outside-ops"}  # they quote a reason, and names of blocks
 
 

@@ -1,4 +1,4 @@
-"""Where a tensor's memory lies. Nothing here runs an op, waits for a device or keeps a tensor alive.
+"""List the tensors that model and optimizers hold, without running an op, waiting for a device or keeping one alive.
 
 Copy-on-write tensors are left out: to ask where one lies is to make the copy.
 """

@@ -1,4 +1,4 @@
-"""What commands have in common: their parser, how and where to they write, what they overwrite, exit codes."""
+"""What commands have in common: their parser, how and where they write, what they overwrite, exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A monitored run as a picture: one panel below the other over the steps."""
+"""A monitored run as text, and as a picture with one panel below the other over the steps."""
 
 from __future__ import annotations
 

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from profiler_wrapper.analysis.advice.advise import RUN
-from profiler_wrapper.analysis.advice.facts import cut
+from profiler_wrapper.analysis.advice.facts import RUN, cut
 from profiler_wrapper.analysis.call_rows import AdapterRow, ExpertLayerRow, ExpertRow, PartRow
 from profiler_wrapper.analysis.model import (
     SCHEMA_VERSION,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
@@ -15,7 +14,16 @@ from typing import Any
 import numpy as np
 
 from profiler_wrapper.analysis.advice import attention, blocks, communication, memory, products, waiting
-from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule, cut, fold_names, share, where
+from profiler_wrapper.analysis.advice.facts import (
+    NS_PER_US,
+    Facts,
+    Rule,
+    cut,
+    fold_names,
+    rows_command,
+    share,
+    where,
+)
 from profiler_wrapper.analysis.advice.time_parts import TimePart, time_parts
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.model import (
@@ -169,53 +177,9 @@ def _rounded(value: object) -> object:
     return cut(value, _LONGEST_LAYER) if isinstance(value, str) else value
 
 
-# --- the rows behind a finding -------------------------------------------------------------------
-
-RUN = "RUN"  # stands for the path of the run or trace in commands: a result may be moved
-_LAYERS = "layers.layer,layers.phase,layers.calls"
-_KERNELS = "kernels.name,kernels.count,kernels.time_us"
-_OPERATORS = "operators.op,operators.phase,operators.calls,operators.self_time_us,operators.layers"
-_PEAK = "memory.categories,memory.peak"
-# What `analyze --select` is given, and `--where`, by the id of the rule; attention in single ops has no backend.
-_SHOWN_BY: dict[str, tuple[str, str]] = {
-    "dataloader-bound": ("overview", ""),
-    "synchronisation": ("synchronisations", ""),
-    "unpinned-copies": (_KERNELS, "class=copy"),
-    "low-utilization": ("overview", ""),
-    "outside-ops": ("overview", ""),
-    "launch-bound": (f"{_LAYERS},layers.idle_us,layers.cpu_time_us", ""),
-    "many-small-kernels": (_KERNELS, "class=elementwise"),
-    "unfused-elementwise": (_KERNELS, "class=elementwise"),
-    "graph-break": (_OPERATORS, "op=Torch-Compiled Region*"),
-    "communication-bound": ("collectives", ""),
-    "exposed-communication": ("collectives", ""),
-    "slow-backend": (_OPERATORS, "class=communication"),
-    "data-parallel": ("overview", ""),
-    "attention-fallback": ("attention", ""),
-    "attention-fallback none": (f"{_LAYERS},layers.self_time_us,layers.time_us", "kind=attention"),
-    "unaligned-dimensions": ("products", ""),
-    "tensor-cores-unused": (_KERNELS, "class=gemm"),
-    "no-tf32": (_KERNELS, "class=gemm"),
-    "odd-block": (f"{_LAYERS},layers.self_time_us,layers.retained_bytes", "layer={layer}"),
-    "preferred-expert": ("experts", ""),
-    "slow-optimizer": (_OPERATORS, "phase=optimizer"),
-    "memory-nearly-full": (_PEAK, ""),
-    "fragmentation": (_PEAK, ""),
-    "memory-leak": ("memory.leaks,memory.slope", ""),
-    "recompute-not-needed": (f"{_LAYERS},layers.self_time_us", "phase=recompute"),
-    "recompute-would-help": ("memory.changes", ""),
-    _TOO_LARGE: ("memory.changes", ""),
-}
-
-
-def next_command(finding: Finding) -> str | None:
-    """The command that shows the rows behind a finding; None of a rule that is not known here."""
-    shown_by = _SHOWN_BY.get(f"{finding.id} {finding.details.get('backend')}", _SHOWN_BY.get(finding.id))
-    if shown_by is None:
-        return None
-    select, where_ = shown_by
-    condition = f" --where {shlex.quote(where_.format(layer=finding.layer))}" if where_ else ""
-    return f"profiler-wrapper analyze {RUN} --format json --select {select}{condition} --top 5"
+def next_command(finding: Finding) -> str:
+    """The command that shows the rows behind a finding; of one that names none, where the time goes."""
+    return finding.next or rows_command("overview")
 
 
 # --- the verdict ---------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule, count, duration, share, where
+from profiler_wrapper.analysis.advice.facts import LAYER_ROWS, NS_PER_US, Facts, Rule, count, duration, share, where
 from profiler_wrapper.analysis.attention_ops import FAST_PATH_PARTS, SLOWER_BACKENDS
 from profiler_wrapper.analysis.model import AttentionCallRow, Finding
 from profiler_wrapper.analysis.statistics import at, in_order, marked
@@ -199,6 +199,7 @@ def attention_fallback(facts: Facts) -> Iterator[Finding]:
                 confidence="high" if reasons and backend == "math" else "medium",
                 fix=_FIXES[reasons[0].cause] if reasons else _UNKNOWN_FIX,
                 layers=layers,
+                rows="attention",
                 details={
                     "backend": backend,
                     "causes": [reason.cause for reason in reasons],
@@ -339,6 +340,8 @@ def attention_unfused(facts: Facts) -> Iterator[Finding]:
         else 'torch.nn.functional.scaled_dot_product_attention(q, k, v, ...); in Transformers "sdpa"',
         source=next((row.sources[0] for row in softmaxes if row.sources), None),
         layers=unfused.layers,
+        rows=f"{LAYER_ROWS},layers.self_time_us,layers.time_us",
+        rows_where="kind=attention",
         details={
             "backend": "none",
             "time_us": time_ns / NS_PER_US,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from profiler_wrapper.analysis import classes
-from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule, count, duration, share, where
+from profiler_wrapper.analysis.advice.facts import NS_PER_US, OPERATOR_ROWS, Facts, Rule, count, duration, share, where
 from profiler_wrapper.analysis.charges import Union, union
 from profiler_wrapper.analysis.model import CollectiveRow, Finding, Phase
 from profiler_wrapper.analysis.statistics import split_number
@@ -89,6 +89,7 @@ def _communication_bound(facts: Facts, communicates: float, exposed: float, wait
         evidence=evidence,
         confidence=facts.sure_of_times("high" if facts.on_device else "medium"),
         fix=fix,
+        rows="collectives",
         details={
             "communication_us": communicates / NS_PER_US,
             "exposed_us": exposed / NS_PER_US,
@@ -150,6 +151,7 @@ def _of_collective(facts: Facts, found: _Exposed) -> Finding:
         confidence=facts.sure_of_times("medium"),
         fix=found.fix,
         layers=found.layers,
+        rows="collectives",
         details={"exposed_us": found.exposed_ns / NS_PER_US, "communication_us": found.time_ns / NS_PER_US},
     )
 
@@ -178,6 +180,8 @@ def slow_backend(facts: Facts) -> Iterator[Finding]:
         evidence=[f"{count(int(chosen.sum()) / facts.steps, 'collective')} a step on the CPU, none on the device"],
         confidence="high" if backend else "medium",
         fix="torch.distributed.init_process_group('nccl')",
+        rows=OPERATOR_ROWS,
+        rows_where="class=communication",
         details={"communication_us": spent / NS_PER_US},
     )
 
@@ -206,6 +210,7 @@ def data_parallel(facts: Facts) -> Iterator[Finding]:
         evidence=[f"its busiest device computes for {duration(max(busy))} of {facts.step_text}"],
         confidence="high",
         fix="DistributedDataParallel with one process per device: torchrun --nproc-per-node",
+        rows="overview",
         details={"devices": len(devices)},
     )
 

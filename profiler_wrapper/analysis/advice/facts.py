@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -161,7 +162,18 @@ def where(layers: Iterable[str]) -> str:
     return first_few([name or "code outside of all layers" for name in fold_names(layers)], _MOST_NAMES)
 
 
+def rows_command(select: str, where: str = "") -> str:
+    """The command that prints these rows of a run."""
+    condition = f" --where {shlex.quote(where)}" if where else ""
+    return f"profiler-wrapper analyze {RUN} --format json --select {select}{condition} --top 5"
+
+
 NS_PER_US = 1000
+RUN = "RUN"  # stands for the path of the run or trace in commands: a result may be moved
+LAYER_ROWS = "layers.layer,layers.phase,layers.calls"
+KERNEL_ROWS = "kernels.name,kernels.count,kernels.time_us"
+OPERATOR_ROWS = "operators.op,operators.phase,operators.calls,operators.self_time_us,operators.layers"
+PEAK_ROWS = "memory.categories,memory.peak"
 PEAK = "the most memory that was allocated"  # what shares of the peak are shares of
 _UNLIKE = 1.5  # times the mean step: as far as that one length speaks for all
 
@@ -350,11 +362,14 @@ class Facts:
         saves_ns: float | None = None,
         saves_bytes: int | None = None,
         source: str | None = None,
+        rows: str,
+        rows_where: str = "",
         details: Mapping[str, object],
     ) -> Finding:
         """What a rule found.
 
         Args:
+            rows, rows_where: what `analyze --select` and `--where` are given to show the rows behind it.
             saves_ns, saves_bytes: upper bounds, of a step and at the peak; of time no more than a step takes.
             share: how much it is about, and of what; where not given, what it saves of a step.
         """
@@ -376,6 +391,7 @@ class Facts:
             source=source,
             layers=layers,
             details=details,
+            next=rows_command(rows, rows_where),
         )
 
     @cached_property

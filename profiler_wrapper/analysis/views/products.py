@@ -1,4 +1,4 @@
-"""Calls of scaled-dot-product attention: what they were given, and which backend ran.
+"""Calls of attention, matrix products and convolutions by the sizes of their inputs, and all ops by their shapes.
 
 `aten::scaled_dot_product_attention` was given what the user gave; where a trace has the shapes of the backend's own
 op only, that one tells. A backward belongs to the forward call that made its autograd nodes.

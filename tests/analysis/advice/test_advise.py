@@ -8,7 +8,7 @@ import json
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,20 +16,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from advice_facts import facts_of
-from profiler_wrapper.analysis import advice, analyse
-from profiler_wrapper.analysis.advice import attention
+from advice_sources import finding_calls
+from profiler_wrapper.analysis import analyse
 from profiler_wrapper.analysis.advice.advise import (
     LONGEST,
     MOST_FINDINGS,
     RULES,
-    RUN,
     advise,
     headline,
     next_command,
     summary_of,
     verdict,
 )
-from profiler_wrapper.analysis.advice.facts import Facts
+from profiler_wrapper.analysis.advice.facts import RUN, Facts
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.model import Analysis, Finding, Summary
 from profiler_wrapper.reports.result_json import selected, to_dict
@@ -99,7 +98,10 @@ def test_facts_of_a_step() -> None:
     assert seen.idle_ns == 500_000
     assert seen.blocks == ("layers.0", "layers.1")
     assert seen.share_of_step(250_000) == 0.25
-    assert seen.finding("", "", evidence=(), fix="", saves_ns=5_000_000, details={}).saves_at_most_us == 1000  # a step
+    assert (
+        seen.finding("", "", evidence=(), fix="", saves_ns=5_000_000, rows="overview", details={}).saves_at_most_us
+        == 1000
+    )  # a step
 
 
 def test_the_largest_saving_comes_first_and_memory_counts_half() -> None:
@@ -213,28 +215,27 @@ def test_every_rule_is_asked_once() -> None:
 
 
 def test_every_rule_says_what_shows_its_rows() -> None:
-    """The ids are those that the rules' sources give."""
-    folder = Path(advice.__path__[0])
-    ids = set()
-    for source in folder.glob("*.py"):
-        for call in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
-            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "finding":
-                ids.add(call.args[0].value if isinstance(call.args[0], ast.Constant) else attention.ID)
-    assert len(ids) > 15
+    """`rows` and `rows_where` of each call that makes a finding, as the rules' sources give them."""
     data = to_dict(full_analysis())
-    for one in (finding(id=name, layers=("a layer's",), layer="a layer's") for name in sorted(ids)):
-        command = next_command(one)
-        assert command is not None, one.id
-        program, analyze, run, *rest = shlex.split(command)
+    calls = list(finding_calls())
+    assert len(calls) > 20
+    for module, call in calls:
+        given = {one.arg: ast.unparse(one.value) for one in call.keywords}
+        names = vars(module) | {"block": SimpleNamespace(name="a layer's")}
+        rows, where = (eval(given.get(name, "''"), names) for name in ("rows", "rows_where"))
+        made = facts().finding("", "", evidence=[], fix="", rows=rows, rows_where=where, details={})
+        program, analyze, run, *rest = shlex.split(next_command(made))
         assert (program, analyze, run) == ("profiler-wrapper", "analyze", RUN)
         options = dict(zip(rest[::2], rest[1::2], strict=True))
         assert options.keys() - {"--where"} == {"--format", "--select", "--top"}
-        where = [options["--where"]] if "--where" in options else []
-        selected(data, select=options["--select"].split(","), where=where, top=int(options["--top"]))
-        key = where[0].partition("=")[0] if where else ""
-        rows = data[options["--select"].partition(".")[0]]
-        assert not where or key in rows[0], f"{one.id}: rows have no {key}"
-    assert next_command(finding(id="a rule of others")) is None
+        asked = [options["--where"]] if "--where" in options else []
+        assert asked == ([where] if where else [])
+        selected(data, select=options["--select"].split(","), where=asked, top=int(options["--top"]))
+        assert not where or where.partition("=")[0] in data[rows.partition(".")[0]][0], ast.unparse(call.args[0])
+
+
+def test_a_finding_that_names_no_rows_is_shown_by_where_the_time_goes() -> None:
+    assert next_command(finding(id="of others")).endswith("--select overview --top 5")
 
 
 # --- the verdict ---------------------------------------------------------------------------------
@@ -320,9 +321,9 @@ def test_what_was_launched_before_the_trace_is_of_no_step_but_of_the_table() -> 
     assert seen.analysis.time.unattributed_ns == 895_000
     assert seen.work_ns == facts().work_ns
     assert verdict(seen, []).startswith("The 2 blocks' mlp takes 42 % of the device time; ")  # 800 of 1,895 us
-    assert seen.finding("", "", evidence=(), fix="", share=seen.of_work(250_000), details={}).share_of == (
-        "the device time that a step launched"
-    )
+    assert seen.finding(
+        "", "", evidence=(), fix="", share=seen.of_work(250_000), rows="overview", details={}
+    ).share_of == ("the device time that a step launched")
 
 
 def cpu_training(*ops: str) -> Trace:
