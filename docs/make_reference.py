@@ -127,6 +127,8 @@ UNITS = {
     "number": "FLOP a byte",
     "text": "",
 }
+
+
 def layer_table() -> str:
     """The columns of the layer table: printed, in full, on the page, and their keys."""
     shown = [column for column in COLUMNS if column.console or column.full or column.page]
@@ -143,9 +145,9 @@ def _key_of(column: Column) -> str:
 
 
 def _meaning_of(column: Column) -> str:
-    """What the column says, else its field."""
-    if column.help:
-        return column.help
+    """What its field says, else the column."""
+    if not column.field:
+        return f"{column.help}."
     row = json.loads(SCHEMA.read_text(encoding="utf-8"))["$defs"][LayerRow.__name__]
     return f"{_key('', row['properties'][_key_of(column)])[3]}."
 

@@ -30,10 +30,7 @@ class LayerMarking:
     def __init__(self, model: object | None, layers: Any) -> None:
         self.stages = find_stages(model)
         self.scopes = LayerScopes(
-            model,
-            layers=layers,
-            in_pipeline=is_in_pipeline(model, None, None),
-            on_root_enter=_held.root_enters,
+            model, layers=layers, in_pipeline=is_in_pipeline(model, None, None), on_root_enter=_held.root_enters
         )
         self.scopes.attach()
         for warning in self.scopes.warnings:

@@ -48,8 +48,7 @@ def _is_terminal(on: Stream = "stdout") -> bool:
     return terminal
 
 
-# --------------------------------------------------------------------------------------------------
-# Lines made of pieces that have a style, which is drawn where a terminal shows it.
+# --- Lines made of pieces that have a style, which is drawn where a terminal shows it ---
 
 Style: TypeAlias = Literal["", "bold", "accent", "warning"]
 _CODES = {"bold": 1, "accent": 36, "warning": 33}  # of ANSI terminals: bold, cyan, yellow

@@ -27,7 +27,7 @@ WORDS = {
     "causal_model_flops_per_step": "Of a step's forward and backward, without what a causal mask hides",
     "causal_repeated_flops_per_step": "As repeated_flops_per_step, without what a causal mask hides",
     "class_name": "Class: of a layer, its Python class; of events gemm, attention, norm, softmax, elementwise, ...",
-    "communication_ns": "Of it, collectives, with waiting for slower ranks",
+    "communication_ns": "Of it, collectives",
     "confidence": "How sure this is",
     "count": "How many events",
     "count_per_step": "How many are added every step",
@@ -101,6 +101,59 @@ WORDS = {
 }
 # The same, of one row: where the name alone means something else there.
 WORDS_OF_ROW = {
+    "LayerRow.self_time_ns": (
+        "Time in the layer and in no layer below it. Each kernel, copy and set belongs to the innermost layer "
+        "whose op launched it. The self times of all rows and the unattributed time add up to the total exactly"
+    ),
+    "LayerRow.time_ns": (
+        "Device time of the layer and of all layers below it; wall time of ops on a trace without device events. "
+        "Kernels that overlap on two streams count twice"
+    ),
+    "LayerRow.fused_ns": (
+        "Compiled code only: kernels that work for this layer and for others. They are in the time of the layer "
+        "that holds all of these, and not in this row's"
+    ),
+    "LayerRow.cpu_time_ns": "Wall time of its ops: per thread their union, summed over threads",
+    "LayerRow.attention_ns": (
+        "Part of the time that is attention, by the op that launched the kernel or by the kernel's name. Attention "
+        "made of single ops counts as far as its ops are recognised"
+    ),
+    "LayerRow.communication_ns": (
+        "Part of the time that is collectives, by the names of kernels and ops. It includes waiting for slower ranks"
+    ),
+    "LayerRow.exposed_communication_ns": (
+        "Communication during which no compute kernel ran. Not known without device events"
+    ),
+    "LayerRow.idle_ns": "The device had nothing to run while the CPU was in the layer. Not known without device events",
+    "LayerRow.flops_per_step": (
+        "FLOPs of matrix products, convolutions and attention, two per multiply-add, from the shapes of the ops "
+        "that ran in the steps with shapes. Not known where an op of the layer has no formula"
+    ),
+    "LayerRow.self_flops_per_step": "The same, of ops that belong to no layer below",
+    "LayerRow.causal_flops_per_step": "The same, without the scores that a causal mask hides. Empty where it is equal",
+    "LayerRow.bytes_moved_per_step": (
+        "Each input of an op read once, each output written once, from shapes, types and strides. A lower bound: a "
+        "kernel whose caches are too small reads more"
+    ),
+    "LayerRow.roof_time_per_step_ns": (
+        "Time at the roof: of each op the longer of its FLOPs at the peak and its bytes at the memory's bandwidth, "
+        "summed. FLOPs that a causal mask hides are left out. Needs a known peak and bandwidth"
+    ),
+    "LayerRow.calls": "Entries of the module. Not known in phases in which it is not entered (backward, optimizer)",
+    "LayerRow.entry_allocated_bytes": "Allocated when the layer is entered, mean over calls",
+    "LayerRow.allocated_bytes": "Allocated when the layer returns, mean over calls",
+    "LayerRow.reserved_bytes": (
+        "Reserved by the caching allocator when the layer returns, mean over calls. Not available on a CPU"
+    ),
+    "LayerRow.retained_bytes": (
+        "Allocated in the forward of the layer and alive when the backward of that forward begins; without a "
+        "backward, alive when the outermost forward ends. Mean over calls"
+    ),
+    "LayerRow.self_retained_bytes": "The same, without what the layers below retain. These add up",
+    "LayerRow.peak_bytes": (
+        "Highest allocated on the device while inside, over all calls. On a CPU what was there before counts only "
+        "as far as model and optimizers held it"
+    ),
     "AttentionRow.time_ns": "Time of them all",
     "Change.layers": "Layers that it is about",
     "ClassRow.time_ns": "Time of them all",

@@ -36,8 +36,7 @@ from profiler_wrapper.trace.recording import Recording
 from profiler_wrapper.trace.run_file import Holding, Run, read_holdings
 from profiler_wrapper.trace.spans import ranges
 
-# --------------------------------------------------------------------------------------------------
-# What a trace says of the run it is from: rank, device, versions, steps.
+# --- What a trace says of the run it is from: rank, device, versions, steps ---
 
 _VERSIONS = {
     "cuda_runtime_version": "cuda",

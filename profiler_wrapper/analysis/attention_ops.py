@@ -194,9 +194,7 @@ ATTENTION_BACKENDS = (
     # torch 2.13: not compiled by the user
     Backend("flex", r"FlexAttentionAutogradOp"),
     Backend(  # torch 2.13: compiled, for devices and for CPUs; its inputs: `flex_attention`
-        "flex",
-        r".*(triton_tem|cpp)_fused_\w*flex_attention|.*triton_\w*flex_attention",
-        r"triton_\w*flex_attention",
+        "flex", r".*(triton_tem|cpp)_fused_\w*flex_attention|.*triton_\w*flex_attention", r"triton_\w*flex_attention"
     ),
     Backend(  # torch 2.13
         "math",
@@ -233,9 +231,7 @@ ATTENTION_BACKENDS = (
         },
     ),
     Backend(  # SageAttention 2.2; AITER's Triton kernels, sources of 2026
-        "external",
-        r"sageattn",
-        r"sageattn|qk_int8?_sv_f(8|16)\w*attn|^sage_(fwd|quant)_?",
+        "external", r"sageattn", r"sageattn|qk_int8?_sv_f(8|16)\w*attn|^sage_(fwd|quant)_?"
     ),
     # xFormers 0.0.30; B200 trace of vLLM
     Backend("external", r"xformers_flash\d?::|xformers::\w*(attention|fmha|flash)", "fmha|Fmha"),

@@ -33,8 +33,7 @@ from profiler_wrapper.trace.marks import is_server_step, phase_of_server_step
 from profiler_wrapper.trace.nesting import Nesting, nearest, nearest_above
 from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording
 
-# --------------------------------------------------------------------------------------------------
-# Which forward op made an autograd node: by the `fwdbwd` arrow, else by number and thread.
+# --- Which forward op made an autograd node: by the `fwdbwd` arrow, else by number and thread ---
 
 
 _NO_END_NS = np.iinfo(np.int64).max

@@ -112,8 +112,7 @@ def _cost(recording: Recording, calls: CallTree, charges: Charges) -> tuple[Int6
     return time_ns, first, last, device
 
 
-# --------------------------------------------------------------------------------------------------
-# When each layer ran: the spans that become lanes in the Chrome trace, on the device's time.
+# --- When each layer ran: the spans that become lanes in the Chrome trace, on the device's time ---
 
 
 def layer_lanes(attributed: Attributed, calls: Sequence[LayerCall]) -> list[LaneSpan]:
@@ -193,8 +192,7 @@ def _backward_events(attributed: Attributed) -> Iterator[tuple[int | None, Int64
         yield None, here, attribution.place_of[here]
 
 
-# --------------------------------------------------------------------------------------------------
-# Memory of each call, from the allocator's own events.
+# --- Memory of each call, from the allocator's own events ---
 
 
 def call_memory(attributed: Attributed, memory: DeviceMemory) -> CallMemory:
@@ -256,8 +254,7 @@ def _retained(attributed: Attributed, memory: DeviceMemory) -> tuple[Int64, Int6
     return own, calls.with_below(own.copy())
 
 
-# --------------------------------------------------------------------------------------------------
-# The ops of a recording: which spans they are, which of them calls which, what runs in each.
+# --- The ops of a recording: which spans they are, which of them calls which, what runs in each ---
 
 
 @dataclass(frozen=True, slots=True, eq=False)

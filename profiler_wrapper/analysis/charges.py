@@ -317,8 +317,7 @@ def outermost(parent: Int32, near: Int32, is_border: Bool | None = None) -> Int3
     return found
 
 
-# --------------------------------------------------------------------------------------------------
-# Unions of time intervals.
+# --- Unions of time intervals ---
 
 
 class Union(NamedTuple):
@@ -375,8 +374,7 @@ def uncovered(busy: Union, start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64
     return left, right, goes_on
 
 
-# --------------------------------------------------------------------------------------------------
-# Device time in which nothing ran, charged to where the CPU was.
+# --- Device time in which nothing ran, charged to where the CPU was ---
 
 
 def idle_per_place(attributed: Attributed) -> Int64 | None:

@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from profiler_wrapper.trace.spans import parts_of
 
-# --------------------------------------------------------------------------------------------------
-# Names that differ in a number, as one: `layers.3` and `layers.4` are `layers.{3,4}`.
+# --- Names that differ in a number, as one: `layers.3` and `layers.4` are `layers.{3,4}` ---
 
 FEWEST_IN_STEPS = 3  # more numbers at equal distances are written as a range with its step
 FEWEST_IN_RANGE = 3  # fewer neighbours are written one by one
@@ -104,8 +103,7 @@ def outliers(values: Sequence[float]) -> dict[int, float]:
     return {i: value / center - 1 for i, value in enumerate(values) if abs(value - center) > far}
 
 
-# --------------------------------------------------------------------------------------------------
-# Whole columns: values by an index that may be -1, sums by key.
+# --- Whole columns: values by an index that may be -1, sums by key ---
 
 
 _PIECE = 1 << 17
@@ -175,8 +173,7 @@ def largest_by_key(
     return {one: tuple(numbers[:most]) for one, numbers in values.items()}
 
 
-# --------------------------------------------------------------------------------------------------
-# Sums of numbers of which some are not known.
+# --- Sums of numbers of which some are not known ---
 
 Number = TypeVar("Number", int, float)
 

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from profiler_wrapper.analysis.attribution import Attribution
 
 
-# --------------------------------------------------------------------------------------------------
-# Where a recording says that an optimizer was called.
+# --- Where a recording says that an optimizer was called ---
 
 
 def optimizer_calls(recording: Recording, method: Literal["step", "zero_grad"]) -> Int64:
@@ -58,8 +57,7 @@ def closure_ops(recording: Recording, parent: Int32, optimizing: Bool, made_node
     return found
 
 
-# --------------------------------------------------------------------------------------------------
-# Wall time of each step, on CPU and devices together, as intervals that do not overlap.
+# --- Wall time of each step, on CPU and devices together, as intervals that do not overlap ---
 
 _NO_END = int(np.iinfo(np.int64).max)
 

@@ -45,8 +45,7 @@ from profiler_wrapper.errors import first_few, in_a_line, shown
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Bool, Category, Int64, Recording
 
-# --------------------------------------------------------------------------------------------------
-# Time, memory and calls per layer and phase.
+# --- Time, memory and calls per layer and phase ---
 
 _NO_MODULE = Layer("", "", "", "other", -1, -1)
 
@@ -350,8 +349,7 @@ def totals(attributed: Attributed, exposed_ns: int | None) -> TimeTotals:
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# Named things followed over the steps: ops, kernels, blocks somebody named, functions of events.
+# --- Named things followed over the steps: ops, kernels, blocks somebody named, functions of events ---
 
 _MOST_NAMED_BLOCKS = 50
 
@@ -494,8 +492,7 @@ def _events_by_block(attributed: Attributed, steps: Steps) -> dict[tuple[str, in
     return groups
 
 
-# --------------------------------------------------------------------------------------------------
-# FLOPs, bytes and the roof into rows of time: of layers, classes and what has no layer.
+# --- FLOPs, bytes and the roof into rows of time: of layers, classes and what has no layer ---
 
 
 def with_work(analysis: Analysis, attributed: Attributed, work: WorkCount, peaks: Given | None) -> Analysis:

@@ -326,8 +326,7 @@ def _graph_of_dynamo() -> Any | None:
     return None
 
 
-# --------------------------------------------------------------------------------------------------
-# Where torch.compile could not go on: the graph breaks of this process so far, as Dynamo counts them.
+# --- Where torch.compile could not go on: the graph breaks of this process so far, as Dynamo counts them ---
 
 _MOST = 20
 _LONGEST = 200
@@ -372,8 +371,7 @@ def _source(stack: Iterable[Any] | None) -> str | None:
     return f"{name}:{line}" if name and line else None
 
 
-# --------------------------------------------------------------------------------------------------
-# For which modules of a model the compiled graphs were made: what run.json says of compiled code.
+# --- For which modules of a model the compiled graphs were made: what run.json says of compiled code ---
 
 NO_SUCH_MODULES = "they were compiled for modules that are not in this model"
 
@@ -439,8 +437,7 @@ def _with_callers(module: Module) -> list[Module]:
     return [Module(*one, "", chain[i + 1 :]) for i, one in enumerate(chain)]
 
 
-# --------------------------------------------------------------------------------------------------
-# Calls a function as soon as a module has been imported, without importing it.
+# --- Calls a function as soon as a module has been imported, without importing it ---
 
 Patch = Callable[[ModuleType], None]
 

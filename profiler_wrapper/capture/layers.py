@@ -23,8 +23,7 @@ from torch.nn.parameter import UninitializedParameter
 from profiler_wrapper.errors import WrongUse, shown
 from profiler_wrapper.trace.marks import ROOT_PATH, Mark, expert_number, kind_of, looks_like_block, looks_like_stage
 
-# --------------------------------------------------------------------------------------------------
-# Stages of a pipeline: which modules they hold, and which layers of the whole model those are.
+# --- Stages of a pipeline: which modules they hold, and which layers of the whole model those are ---
 
 # What the entries of a list of layers, or a module right below them, have that says which layer of the whole model
 # they are, and where it counts from: 1 is Megatron-LM.

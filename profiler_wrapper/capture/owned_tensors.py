@@ -254,8 +254,7 @@ def _names_by_shape(copies: Sequence[torch.Tensor], parameters: Sequence[tuple[t
     }
 
 
-# --------------------------------------------------------------------------------------------------
-# What an optimizer holds: gradients of its parameters, its own copies of parameters, its state.
+# --- What an optimizer holds: gradients of its parameters, its own copies of parameters, its state ---
 
 _INNER = ("optimizer", "optim", "_optimizer", "base_optimizer")  # where wrappers keep what they wrap
 _ENDS = 16  # tensors of a state, first and last, that are asked where they lie

@@ -58,8 +58,7 @@ class Window:
         self.complete = self.complete and not incomplete
 
 
-# --------------------------------------------------------------------------------------------------
-# What an exception says about memory that could not be had.
+# --- What an exception says about memory that could not be had ---
 
 _UNITS = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SIZE = r"(\d+(?:\.\d*)?) (bytes|[KMGT]i?B)"
@@ -117,8 +116,7 @@ def _size(pattern: re.Pattern[str], message: str) -> int | None:
     return round(float(match[1]) * _UNITS[match[2][0].lower()]) if match else None
 
 
-# --------------------------------------------------------------------------------------------------
-# Who a process is within its job.
+# --- Who a process is within its job ---
 
 # What the dimensions of a mesh are called in the names of directories, by what others call them.
 _SYNONYMS = {

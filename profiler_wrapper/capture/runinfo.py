@@ -161,8 +161,7 @@ def _device() -> tuple[str, str | None]:
         return current.type, None
 
 
-# --------------------------------------------------------------------------------------------------
-# Where a process lies in the job's device mesh: by dimension, from whoever knows. Asks no other rank.
+# --- Where a process lies in the job's device mesh: by dimension, from whoever knows. Asks no other rank ---
 
 # Megatron-LM has no mesh; its parallel state knows this process's place in each dimension.
 _MEGATRON = "megatron.core.parallel_state"

@@ -411,8 +411,7 @@ def core_waits_ns() -> dict[str, int]:
     return found
 
 
-# --------------------------------------------------------------------------------------------------
-# One session after the other, and the window that they fill.
+# --- One session after the other, and the window that they fill ---
 
 
 Scope = Literal["block", "part"]  # that a session names in the trace: an entry of the block; a request, an evaluation

@@ -224,8 +224,7 @@ def _first_argument(function: FrameType) -> object:
     return found
 
 
-# --------------------------------------------------------------------------------------------------
-# What a call of a model is for, known from its arguments alone; no tensor is ever read.
+# --- What a call of a model is for, known from its arguments alone; no tensor is ever read ---
 
 _CACHES = ("past_key_values", "cache_params", "inference_params", "inference_context", "kv_cache", "past")
 _QUERIES = ("decoder_input_ids", "input_ids", "inputs_embeds")
@@ -296,8 +295,7 @@ def query_tokens(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None
     return shape[1] if len(shape) > 1 else None
 
 
-# --------------------------------------------------------------------------------------------------
-# What shows the steps of a loop that says nothing: optimizers, and the compiler.
+# --- What shows the steps of a loop that says nothing: optimizers, and the compiler ---
 
 
 def keep_dynamo_off(function: Any, *, and_below: bool) -> None:

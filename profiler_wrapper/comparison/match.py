@@ -140,8 +140,7 @@ def _prefixes(a: Collection[_Parts], b: Collection[_Parts]) -> list[tuple[_Parts
     return [pair for pair, count in votes.most_common() if count >= enough or pair == none]
 
 
-# --------------------------------------------------------------------------------------------------
-# Two results side by side: steps, series per step, and the rows of like layers together.
+# --- Two results side by side: steps, series per step, and the rows of like layers together ---
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -222,8 +221,7 @@ def shown_names(a: Analysis, b: Analysis, mark: str = "a") -> dict[str, str]:
     return shown
 
 
-# --------------------------------------------------------------------------------------------------
-# What makes two results hard to compare.
+# --- What makes two results hard to compare ---
 
 BASIS = "time basis"
 SIZES = "sizes of linear layers' products"  # known by digests

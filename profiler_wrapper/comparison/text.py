@@ -28,8 +28,7 @@ from profiler_wrapper.reports.result_json import NS_PER_US, csv_cell, to_plain
 from profiler_wrapper.reports.text import cells, clean, grid, shorten
 from profiler_wrapper.units import MIB, TIME_NAMES
 
-# --------------------------------------------------------------------------------------------------
-# The verdict.
+# --- The verdict ---
 
 CLOCK = "step on the clock"
 PEAK = "peak memory"
@@ -289,8 +288,7 @@ def _folded(rows: Sequence[ComparedRow], comparison: Comparison) -> FoldedRow:
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# On a terminal.
+# --- On a terminal ---
 
 _LONGEST_NAME = 60
 _LEAST_NAME_WIDTH = 12
@@ -439,8 +437,7 @@ def _fitting(
     return drawn
 
 
-# --------------------------------------------------------------------------------------------------
-# As files.
+# --- As files ---
 
 _CSV_OF_ROW = ("layer", "phase", "class_name", "kind", "decision", "change", "error")
 _CSV_OF_SIDE = (

@@ -225,8 +225,7 @@ def _of_neighbours(values: Float, size: Float) -> Float:
     return near
 
 
-# --------------------------------------------------------------------------------------------------
-# What is judged: layers, their phases and siblings, on both sides.
+# --- What is judged: layers, their phases and siblings, on both sides ---
 
 LEAST_SHARE = 0.001  # of a step on either side: what takes less is not judged
 LEAST_ONE_SIDED = 0.01  # what only one side has is a change from so much on
@@ -378,8 +377,7 @@ def _folds(rows: Mapping[str, Sequence[ComparedRow]]) -> list[tuple[str, ...]]:
     return [tuple(layers) for layers in groups.values() if len(layers) >= FEWEST_SIBLINGS]
 
 
-# --------------------------------------------------------------------------------------------------
-# What explains a change: from the whole model down to the layers that it is in.
+# --- What explains a change: from the whole model down to the layers that it is in ---
 
 EXPLAINS = 0.75  # of a change: then it is said of the part instead of the whole
 _TYPICAL_SHARE = 0.5  # of the mean change of like layers that the median one must have, to name all of them

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 from profiler_wrapper.config_flops.model_flops import Batch, Fields, Work, register_family, whole_number
 from profiler_wrapper.errors import WrongUse, listed, shown
 
-# --------------------------------------------------------------------------------------------------
-# The names under which configs of Hugging Face and Megatron have a field.
+# --- The names under which configs of Hugging Face and Megatron have a field ---
 
 HIDDEN = ("hidden_size", "n_embd", "d_model")
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer")

@@ -142,8 +142,7 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-# --------------------------------------------------------------------------------------------------
-# What a batch is, and the FLOPs that a model's products need for it: two for each multiply-add.
+# --- What a batch is, and the FLOPs that a model's products need for it: two for each multiply-add ---
 
 Convention = Literal["full", "causal"]
 
@@ -258,11 +257,7 @@ FAMILIES: dict[str, Family] = {}
 
 
 def register_family(
-    name: str,
-    *,
-    model_types: Sequence[str] = (),
-    class_names: Sequence[str] = (),
-    marks: Sequence[Sequence[str]] = (),
+    name: str, *, model_types: Sequence[str] = (), class_names: Sequence[str] = (), marks: Sequence[Sequence[str]] = ()
 ) -> Callable[[Formula], Formula]:
     """Makes a function of `Fields` and `Batch`, which returns `Work`, the formula of the family `name`.
 

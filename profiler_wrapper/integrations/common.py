@@ -22,8 +22,7 @@ from profiler_wrapper.monitor.sinks import Sink, tagged
 from profiler_wrapper.result import ProfileResult
 from profiler_wrapper.wrapper import ProfilerWrapper
 
-# --------------------------------------------------------------------------------------------------
-# Callbacks that cannot stop the training they are called from.
+# --- Callbacks that cannot stop the training they are called from ---
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -174,8 +173,7 @@ def counts(sizes: Sequence[BatchSize], *, context_parallel: int = 1) -> dict[str
     return batch
 
 
-# --------------------------------------------------------------------------------------------------
-# What the profiling callbacks of other people's loops have in common.
+# --- What the profiling callbacks of other people's loops have in common ---
 
 
 class ProfiledTraining(Guarded):

@@ -239,8 +239,7 @@ class AsyncScalars:
         return None
 
 
-# --------------------------------------------------------------------------------------------------
-# How many samples and tokens a step had, in all ranks, and the shapes of this rank's micro-batches.
+# --- How many samples and tokens a step had, in all ranks, and the shapes of this rank's micro-batches ---
 
 
 Count: TypeAlias = "tuple[Number, int] | None"  # with how many ranks have as many; None: not known

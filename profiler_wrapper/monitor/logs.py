@@ -107,8 +107,7 @@ def _ms(time_s: float | None) -> float | None:
     return None if time_s is None else round(time_s * 1e3, 6)
 
 
-# --------------------------------------------------------------------------------------------------
-# `perf_summary_<time>.json`: at the end of a run, or afterwards from its steps.
+# --- `perf_summary_<time>.json`: at the end of a run, or afterwards from its steps ---
 
 
 class Summary:
@@ -348,8 +347,7 @@ class JsonLog(Sink):
         self._summary.close()
 
 
-# --------------------------------------------------------------------------------------------------
-# The text logs, in the layout of FlagScale's performance monitor.
+# --- The text logs, in the layout of FlagScale's performance monitor ---
 
 REALTIME_BYTES = 1 << 20  # about 9,000 rows
 REALTIME_ROWS = 20  # that stay when the file begins again
@@ -456,8 +454,7 @@ def _in_columns(cells: list[str]) -> str:
     return " ".join(f"{cell:<{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True)).rstrip()
 
 
-# --------------------------------------------------------------------------------------------------
-# `training_log.json`: `step_logs`, `epoch_logs` and `total_training_time`, valid JSON at any moment.
+# --- `training_log.json`: `step_logs`, `epoch_logs` and `total_training_time`, valid JSON at any moment ---
 
 FLUSH_STEPS = 100  # steps that wait for a row at most
 

@@ -22,8 +22,7 @@ from profiler_wrapper.timer.spans import weakly
 from profiler_wrapper.timer.timer import harmless
 from profiler_wrapper.trace.run_directory import given_directory
 
-# --------------------------------------------------------------------------------------------------
-# A step of a loop as a block.
+# --- A step of a loop as a block ---
 
 
 class MonitoredStep:
@@ -172,11 +171,7 @@ class TrainingMonitor:
         accelerator = None if self._over else find_accelerator(device)
         # Nothing of this holds the monitor, so that it is closed where its last user lets go of it.
         self._watch = StepWatch(
-            given,
-            self._notices,
-            accelerator,
-            on_failure=weakly(self.failed),
-            layers=layers and not self._over,
+            given, self._notices, accelerator, on_failure=weakly(self.failed), layers=layers and not self._over
         )
         self._finish = weakref.finalize(self, _finish, self._watch, self._pid)
         # As soon as the logs are open, so that it comes before they close themselves.

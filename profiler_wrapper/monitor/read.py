@@ -19,8 +19,7 @@ import numpy.typing as npt
 
 from profiler_wrapper.errors import ProfilerWrapperError
 
-# --------------------------------------------------------------------------------------------------
-# The files of a log directory: their names, and which belong together.
+# --- The files of a log directory: their names, and which belong together ---
 
 LogKind = Literal["steps", "summary", "text"]
 
@@ -66,8 +65,7 @@ def log_directories(root: Path) -> Iterator[Path]:
             yield Path(directory)
 
 
-# --------------------------------------------------------------------------------------------------
-# Reads `perf_steps_<time>.jsonl`, which may be torn, a few thousand steps at a time.
+# --- Reads `perf_steps_<time>.jsonl`, which may be torn, a few thousand steps at a time ---
 
 LINES_AT_ONCE = 4 << 20  # bytes
 
@@ -174,8 +172,7 @@ def _decoded(lines: list[bytes], decoder: msgspec.json.Decoder[StepLine]) -> lis
         return found
 
 
-# --------------------------------------------------------------------------------------------------
-# Reads the logs of a training monitor, ours and those of FlagScale's layout, as columns.
+# --- Reads the logs of a training monitor, ours and those of FlagScale's layout, as columns ---
 
 Column = npt.NDArray[np.float64]
 

@@ -116,8 +116,7 @@ class StepRecord(Rates):
         return None if amount is None or not self.step_time_s else amount / self.step_time_s
 
 
-# --------------------------------------------------------------------------------------------------
-# One run of the monitor: what holds for all of its steps.
+# --- One run of the monitor: what holds for all of its steps ---
 
 SCHEMA_VERSION = 1
 
@@ -158,8 +157,7 @@ class Session:
         }
 
 
-# --------------------------------------------------------------------------------------------------
-# Means, extremes and percentiles of any number of steps, in constant memory.
+# --- Means, extremes and percentiles of any number of steps, in constant memory ---
 
 PERCENTILES = (50, 95, 99)
 

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-# --------------------------------------------------------------------------------------------------
-# A monitored run as text: 100 columns, or as many as the terminal has.
+# --- A monitored run as text: 100 columns, or as many as the terminal has ---
 
 # Column of the log -> what it is called, what it is multiplied by, decimals.
 _ROWS = {

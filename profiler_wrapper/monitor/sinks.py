@@ -198,8 +198,7 @@ class _Worker:
         self.trouble = f"raised {in_a_line(error)}"
 
 
-# --------------------------------------------------------------------------------------------------
-# Rows to the console, to TensorBoard and to W&B.
+# --- Rows to the console, to TensorBoard and to W&B ---
 
 
 def tagged(row: Row) -> dict[str, float]:

@@ -207,10 +207,7 @@ def parallelism(given: MonitorArgs, *, world_size: int, device_mesh: Any = None)
             f"{share_a_batch} share a batch: check the totals"
         )
     return Parallelism(
-        world_size=world_size,
-        data_parallel=data_parallel,
-        pipeline_parallel=sharing["pipeline"],
-        warning=warning,
+        world_size=world_size, data_parallel=data_parallel, pipeline_parallel=sharing["pipeline"], warning=warning
     )
 
 
@@ -257,8 +254,7 @@ def _dtype_of(model: nn.Module | None) -> str:
     return sizes.most_common(1)[0][0] if sizes else ""
 
 
-# --------------------------------------------------------------------------------------------------
-# Steps that have ended on the host but perhaps not on the device, in order.
+# --- Steps that have ended on the host but perhaps not on the device, in order ---
 
 MOST_PENDING = 1024  # steps that the device may be behind
 
@@ -303,8 +299,7 @@ def _total(count: Count) -> int | None:
     return None if count is None or value is None else round(value * count[1])
 
 
-# --------------------------------------------------------------------------------------------------
-# Time that lies between steps: a loop that fetches its batches there is slower than its steps say.
+# --- Time that lies between steps: a loop that fetches its batches there is slower than its steps say ---
 
 _STEPS = 20  # after so many it is known how the loop goes
 _LARGE = 0.1  # share of the time
@@ -330,8 +325,7 @@ class Gaps:
                 )
 
 
-# --------------------------------------------------------------------------------------------------
-# The memory that a training uses: the accelerator's, or without one the process's.
+# --- The memory that a training uses: the accelerator's, or without one the process's ---
 
 ON_DEVICE = "allocated on the accelerator, as torch's allocator counts"
 IN_PROCESS = "resident memory of the process"
@@ -359,8 +353,7 @@ class Memory:
         return current, self._peak
 
 
-# --------------------------------------------------------------------------------------------------
-# The steps of one loop.
+# --- The steps of one loop ---
 
 CLOSING_WAIT_S = 10.0  # for the device, when the monitor is closed
 _LOOK_EVERY_S = 0.001

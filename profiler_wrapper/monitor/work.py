@@ -28,8 +28,7 @@ from profiler_wrapper.errors import EmptyRecording, Notices, ProfilerWrapperErro
 from profiler_wrapper.monitor.records import FLOPS, Convention, FlopsSource, StepRecord
 from profiler_wrapper.trace.reader import read_with_shapes
 
-# --------------------------------------------------------------------------------------------------
-# Counts the FLOPs of a recorded step, in a process of its own.
+# --- Counts the FLOPs of a recorded step, in a process of its own ---
 
 PROGRAM = f"from {__name__} import main; main(*sys.argv[1:])"
 _POLITENESS = 10  # less important than the training
@@ -81,8 +80,7 @@ class Measurement(NamedTuple):
     work: StepWork
 
 
-# --------------------------------------------------------------------------------------------------
-# The work of each step.
+# --- The work of each step ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -464,12 +464,7 @@ def _hands_over(syncs: Syncs, moments: _Moments) -> Bool:
 
 
 def _hidden_waits(
-    rows: dict[str, Int],
-    main: MainSpans,
-    shape: tuple[int, int],
-    instance: Int,
-    syncs: Syncs,
-    seen: tuple[Int, Int],
+    rows: dict[str, Int], main: MainSpans, shape: tuple[int, int], instance: Int, syncs: Syncs, seen: tuple[Int, Int]
 ) -> tuple[Int, Int]:
     """The waits that took no time, since what is waited for had ended before.
 

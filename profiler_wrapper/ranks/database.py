@@ -159,8 +159,7 @@ def column(database: Database, sql: str) -> Int:
     return np.asarray(next(iter(to_arrays(database, sql).values())), dtype=np.int64)
 
 
-# --------------------------------------------------------------------------------------------------
-# Tables of spans: ours as they are, and those of other tools, whose columns are found by their names.
+# --- Tables of spans: ours as they are, and those of other tools, whose columns are found by their names ---
 
 _READERS: Final = {
     ".parquet": ("read_parquet",),

@@ -61,8 +61,7 @@ _WHOLE_MODEL = 0.9  # of the time of all other layers: a layer with so much is t
 _BLOCK = re.compile(r"(?:(?!\d+\.)[^.]*\.)+\d+")  # its name ends in its first number: `model.layers.3`
 
 
-# --------------------------------------------------------------------------------------------------
-# What heat maps show, as plain numbers.
+# --- What heat maps show, as plain numbers ---
 
 
 class HeatMap(NamedTuple):
@@ -185,8 +184,7 @@ def binned(values: Float, most: int) -> tuple[Int, Float]:
     return firsts, np.where(highest >= -lowest, highest, lowest)
 
 
-# --------------------------------------------------------------------------------------------------
-# The picture of heat maps.
+# --- The picture of heat maps ---
 
 
 def draw_heat_map(report: RanksReport, path: str | os.PathLike[str]) -> None:
@@ -309,19 +307,14 @@ def _literal(name: str) -> str:
     return figures.literal(shorten(clean(name, unicode=True), 40))
 
 
-# --------------------------------------------------------------------------------------------------
-# A job of many ranks as a timeline: a lane for each rank, what it did in a few steps.
+# --- A job of many ranks as a timeline: a lane for each rank, what it did in a few steps ---
 
 PIXELS = 3000  # what lies closer together than a picture this wide shows is drawn as one
 _FRAME, _BAND = 1.8, 0.13
 
 
 def draw_timeline(
-    report: RanksReport,
-    database: Database,
-    path: str | os.PathLike[str],
-    *,
-    ranks: Sequence[int] | None = None,
+    report: RanksReport, database: Database, path: str | os.PathLike[str], *, ranks: Sequence[int] | None = None
 ) -> None:
     """Writes the PNG: a lane for each rank, what it did in three steps that are like most, by aligned clocks.
 
@@ -410,8 +403,7 @@ def _legend(axes: Axes, report: RanksReport, drawn: Timeline) -> None:
     )  # fmt: skip
 
 
-# --------------------------------------------------------------------------------------------------
-# The page of a job of many ranks: one HTML file that opens from disk, in the frame of a run's page.
+# --- The page of a job of many ranks: one HTML file that opens from disk, in the frame of a run's page ---
 
 _MOST_PAGE_LANES = 64
 _MOST_PAGE_BARS = 100_000  # two megabytes

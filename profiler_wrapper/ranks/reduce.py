@@ -268,19 +268,14 @@ def _reduced(reduce: Reduce, task: Task) -> Reduced:
         return Reduced(task.trace, "", task.rank, failure=in_a_line(error))
 
 
-# --------------------------------------------------------------------------------------------------
-# Traces reduced side by side: by processes here, or by the workers of a Dask cluster.
+# --- Traces reduced side by side: by processes here, or by the workers of a Dask cluster ---
 
 Done = Callable[[int, int], None]  # how many are done, of how many
 _PATIENCE_S = 30.0  # to reach a scheduler
 
 
 def reduce_traces(
-    tasks: Sequence[Task],
-    *,
-    scheduler: str | None = None,
-    done: Done | None = None,
-    reduce: Reduce = reduce_trace,
+    tasks: Sequence[Task], *, scheduler: str | None = None, done: Done | None = None, reduce: Reduce = reduce_trace
 ) -> tuple[Reduced, ...]:
     """Each trace's summary, in the order of `tasks`. A trace that cannot be reduced has a failure; none is lost.
 

@@ -272,8 +272,7 @@ def steps_missing(own: SelfTimes) -> list[Gap]:
     return gaps
 
 
-# --------------------------------------------------------------------------------------------------
-# Peak memory and MFU of each rank, as its result.json has them; where they are not known, why.
+# --- Peak memory and MFU of each rank, as its result.json has them; where they are not known, why ---
 
 _NO_FILES = "no rank has a result.json: ProfilerWrapper writes them, timers and span tables alone do not"
 
@@ -333,8 +332,7 @@ def _read(file: Path | None) -> tuple[float | str, float | str]:
     return "no allocation was recorded" if peak is None or peak.allocated_bytes is None else peak.allocated_bytes, mfu
 
 
-# --------------------------------------------------------------------------------------------------
-# The report as plain data, for JSON.
+# --- The report as plain data, for JSON ---
 
 
 _DEVIATIONS = 4.0  # beyond the median; less than among steps (`statistics.outliers`), as each value is a mean of steps

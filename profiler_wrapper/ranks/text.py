@@ -18,8 +18,7 @@ from profiler_wrapper.ranks.times import SLOW, WINDOWS, largest, typical, waitin
 from profiler_wrapper.reports.text import cells, clean, grid, shorten
 from profiler_wrapper.units import file_size
 
-# --------------------------------------------------------------------------------------------------
-# What texts on many ranks are made of: tables that fit, wrapped lines, numbers with few digits.
+# --- What texts on many ranks are made of: tables that fit, wrapped lines, numbers with few digits ---
 
 
 def table(
@@ -311,8 +310,7 @@ def _of_one(row: CommunicationRow, *, staged: bool) -> list[str]:
     ]
 
 
-# --------------------------------------------------------------------------------------------------
-# The report on many ranks as text: the verdict first, then what it stands on, then what is not known.
+# --- The report on many ranks as text: the verdict first, then what it stands on, then what is not known ---
 
 
 def ranks_text(report: RanksReport, *, width: int = 100) -> str:

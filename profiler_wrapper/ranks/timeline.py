@@ -23,8 +23,7 @@ from profiler_wrapper.ranks.report import RanksReport
 from profiler_wrapper.ranks.times import ON_MAIN, label_key
 from profiler_wrapper.trace.spans import KINDS, SPAN_KINDS, ranges
 
-# --------------------------------------------------------------------------------------------------
-# Which ranks, steps and spans are drawn.
+# --- Which ranks, steps and spans are drawn ---
 
 # Drawn over what they lie in.
 _NESTED = tuple(kind.name for kind in SPAN_KINDS if kind.within or kind.name == "data")
@@ -79,8 +78,7 @@ def _among(column: str, values: Iterable[int]) -> str:
     return f"{column} IN ({', '.join(map(str, values)) or 'NULL'})"
 
 
-# --------------------------------------------------------------------------------------------------
-# Bars of a timeline of many ranks: a lane for each rank, what lies over what, and who waits.
+# --- Bars of a timeline of many ranks: a lane for each rank, what lies over what, and who waits ---
 
 LAYER = "layer"  # the kind of the frames around the layer that the verdict names
 # Bars, the undermost first. A communication beside the main thread shows where nothing else runs; one within a phase
@@ -216,8 +214,7 @@ def _clocks_text(report: RanksReport) -> str:
     return "by the clock of their one host" if len(hosts) == 1 and "" not in hosts else "by the clock of each rank"
 
 
-# --------------------------------------------------------------------------------------------------
-# The Chrome trace.
+# --- The Chrome trace ---
 
 MOST_ARROWS = 4_000  # more are a black page
 _MOST_ARROWS_OF_ONE = 16  # of one collective, the longest waits

@@ -42,7 +42,7 @@ class Column:
         goes: where a printed table has no room, the column with the highest gives way first.
         spare: so too on the page; 0: it stays.
         sets: of the page, in which it is shown: main, time, work, memory.
-        help: what it says, how it is measured, where its limit is; "": what the field says of itself.
+        help: what it says, on the page; and of one without a field, for which the field speaks, in the reference.
         needs: of the page: the key without which it is not known, and `why`: which warning says why.
     """
 
@@ -100,90 +100,63 @@ def _of_roof(row: Values, _: float) -> float | None:
 
 # In the order in which all views show them.
 COLUMNS = (
-    _of_phase("self", "time", "self_time_ns", full="self",
-              help="Time in the layer and in no layer below it. Each kernel, copy and set belongs to the innermost "
-                   "layer whose op launched it. The self times of all rows and the unattributed time add up to the "
-                   "total exactly."),
+    _of_phase("self", "time", "self_time_ns", full="self"),
     _time("time", "time_ns", console="total", full="time", page="Time", sets="main time work memory",
-          help="Device time of the layer and of all layers below it; wall time of ops on a trace without device "
-               "events. Kernels that overlap on two streams count twice."),
+          help="Device time (wall time of ops without a device); kernels that overlap on two streams count twice"),
     Column(key="share", kind="share", value=lambda row, total: row["time"] / total if total > 0 else None,
            console="share", full="share %", page="Share", goes=7, sets="main time work",
-           help="Time over the total of the trace. A layer holds those below it, so the column does not add up to "
-                "100."),
+           help="Of the total; a layer holds those below it"),
     Column(key="lost_launches", kind="count", field="lost_launches"),  # where there are some, the time is a lower bound
-    _time("fused", "fused_ns", zero=False, full="fused",
-          help="Compiled code only: kernels that work for this layer and for others. They are in the time of the "
-               "layer that holds all of these, and not in this row's."),
-    _time("cpu", "cpu_time_ns", full="CPU", page="CPU", sets="time",
-          help="Wall time of its ops: per thread their union, summed over threads."),
+    _time("fused", "fused_ns", zero=False, full="fused"),
+    _time("cpu", "cpu_time_ns", full="CPU", page="CPU", sets="time", help="Wall time of its ops"),
     _time("attention", "attention_ns", zero=False, console="attention", full="attention", page="Attention", goes=11,
-          spare=2, sets="main time",
-          help="Part of the time that is attention, by the op that launched the kernel or by the kernel's name. "
-               "Attention made of single ops counts as far as its ops are recognised."),
+          spare=2, sets="main time", help="Of it in attention kernels"),
     Column(key="backend", kind="text", page="Backend", spare=9, sets="main time",
-           help=f"Implementation of attention: {', '.join(BACKENDS)}. From the names of ops and kernels."),
+           help=f"Of attention: {', '.join(BACKENDS)}"),
     _time("communication", "communication_ns", zero=False, full="communication"),
     _time("exposed", "exposed_communication_ns", zero=False, full="exposed", page="Exposed comm.", spare=4,
-          sets="main time",
-          help="Communication during which no compute kernel ran. Not known without device events."),
+          sets="main time", help="Communication with no compute beside it"),
     _time("idle", "idle_ns", zero=False, full="idle", page="Idle", spare=11, sets="main time",
-          help="The device had nothing to run while the CPU was in the layer. Not known without device events."),
+          help="The device had nothing to run while the CPU was here"),
     _work("flops", "flops", "flops_per_step", console="work", full="GFLOP", page="Work", goes=14, spare=1,
-          sets="main work", needs="flops", why="work",
-          help="FLOPs of matrix products, convolutions and attention, two per multiply-add, from the shapes of the "
-               "ops that ran in the steps with shapes. Not known where an op of the layer has no formula."),
+          sets="main work", help="FLOPs of matrix products, convolutions and attention; 2 per multiply-add",
+          needs="flops", why="work"),
     _work("known_flops", "flops", "known_flops_per_step"),  # at least so many, where an op tells none
-    _of_phase("self_flops", "flops", "self_flops_per_step", full="self GFLOP",
-              help="The same, of ops that belong to no layer below."),
+    _of_phase("self_flops", "flops", "self_flops_per_step", full="self GFLOP"),
     _of_phase("causal_flops", "flops", "causal_flops_per_step", full="causal GFLOP",  # where they are others
-              value=lambda row, _: None if row["causal_flops"] == row["flops"] else row["causal_flops"],
-              help="The same, without the scores that a causal mask hides. Empty where it is equal."),
-    Column(key="rate", kind="rate", value=_ratio("flops", "time", 1e9), console="speed", full="GFLOP/s",
-           page="Speed", goes=9, spare=8, sets="main work", needs="flops", why="work",
-           help="FLOPs over the time of the row. Elementwise work is in the time and has no FLOPs."),
+              value=lambda row, _: None if row["causal_flops"] == row["flops"] else row["causal_flops"]),
+    Column(key="rate", kind="rate", value=_ratio("flops", "time", 1e9), console="speed", full="GFLOP/s", page="Speed",
+           goes=9, spare=8, sets="main work", help="FLOPs over the time of the row, elementwise work too",
+           needs="flops", why="work"),
     _of_phase("peak_time", "time", "peak_time_per_step_ns"),
     Column(key="of_peak", kind="share", value=_ratio("peak_time", "time"), full="% of peak",
-           help="The time that all its FLOPs take at the peak of their types, over the time. Needs a known peak."),
+           help="The time that its FLOPs take at the peak of their types, over its time"),
     _work("bytes_moved", "bytes", "bytes_moved_per_step", full="moved", page="Moved", sets="work",
-          needs="bytes_moved", why="roof",
-          help="Each input of an op read once, each output written once, from shapes, types and strides. A lower "
-               "bound: a kernel whose caches are too small reads more."),
+          help="Each input of an op read once, each output written once", needs="bytes_moved", why="roof"),
     Column(key="byte_rate", kind="rate", value=_ratio("bytes_moved", "time", 1e9), full="GB/s",
-           help="Bytes moved over the time, in GB (10^9 bytes)."),
+           help="Bytes moved over its time, in GB (10^9 bytes)"),
     Column(key="intensity", kind="number", value=_ratio("flops", "bytes_moved"), full="FLOP/B",
-           help="FLOPs over bytes moved."),
-    _work("roof", "time", "roof_time_per_step_ns", full="at roof",
-          help="Time at the roof: of each op the longer of its FLOPs at the peak and its bytes at the memory's "
-               "bandwidth, summed. FLOPs that a causal mask hides are left out. Needs a known peak and bandwidth."),
+           help="FLOPs over bytes moved"),
+    _work("roof", "time", "roof_time_per_step_ns", full="at roof"),
     _work("memory_roof", "time", "memory_roof_time_per_step_ns"),  # of it, in ops that bytes bound
     Column(key="of_roof", kind="share", value=_of_roof, console="of roof", full="% of roof", page="Of roof", goes=8,
            spare=3, sets="main work", needs="roof", why="roof",
-           help="Time at the roof over the time without communication. Over 100 %: data was in a cache, or the roof "
-                "is too low."),
+           help="The time that its FLOPs and bytes need at least, over the time that it took without communication"),
     Column(key="bound", kind="text", value=lambda row, _: bound_of(row["roof"], row["memory_roof"]), console="bound",
            full="bound", page="Bound", goes=10, spare=12, sets="main work", needs="roof", why="roof",
-           help="What makes up more of the time at the roof: bytes (memory) or FLOPs (compute)."),
-    Column(key="calls", kind="count", field="calls", forward=True, console="calls", full="calls", page="Calls",
-           goes=15, spare=10, sets="main time work memory",
-           help="Entries of the module. Not known in phases in which it is not entered (backward, optimizer)."),
-    _border("entry", "entry_allocated_bytes", full="at entry",
-            help="Allocated when the layer is entered, mean over calls."),
-    _border("exit", "allocated_bytes", full="at exit",
-            help="Allocated when the layer returns, mean over calls."),
-    _border("reserved", "reserved_bytes", full="reserved",
-            help="Reserved by the caching allocator when the layer returns, mean over calls. Not available on a "
-                 "CPU."),
+           help="What holds it at the roof: bytes (memory) or FLOPs (compute)"),
+    Column(key="calls", kind="count", field="calls", forward=True, console="calls", full="calls", page="Calls", goes=15,
+           spare=10, sets="main time work memory", help="Entries of the layer"),
+    _border("entry", "entry_allocated_bytes", full="at entry"),
+    _border("exit", "allocated_bytes", full="at exit"),
+    _border("reserved", "reserved_bytes", full="reserved"),
     Column(key="retained", kind="bytes", field="retained_bytes", over_phases=most, forward=True, console="retained",
            full="retained", page="Retained", goes=12, sets="main memory", needs="retained", why="memory",
-           help="Allocated in the forward of the layer and alive when the backward of that forward begins; without "
-                "a backward, alive when the outermost forward ends. Mean over calls."),
-    _of_phase("self_retained", "bytes", "self_retained_bytes", full="self retained",
-              help="The same, without what the layers below retain. These add up."),
+           help="Allocated in its forward and kept for the backward, mean over calls"),
+    _of_phase("self_retained", "bytes", "self_retained_bytes", full="self retained"),
     Column(key="peak", kind="bytes", field="peak_bytes", over_phases=most, over_layers=most, console="peak",
            full="peak", page="Peak", goes=13, sets="main memory", needs="peak", why="memory",
-           help="Highest allocated on the device while inside, over all calls. On a CPU what was there before "
-                "counts only as far as model and optimizers held it."),
+           help="Highest allocated on the device while inside"),
 )  # fmt: skip
 
 SUMMED = tuple(column for column in COLUMNS if column.field and column.over_phases is not None)

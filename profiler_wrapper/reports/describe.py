@@ -342,8 +342,7 @@ def outside_label(row: LayerRow) -> str:
     return f"outside layers ({row.phase})"
 
 
-# --------------------------------------------------------------------------------------------------
-# What is followed by name: tracked names, named blocks and what functions make of a layer's events.
+# --- What is followed by name: tracked names, named blocks and what functions make of a layer's events ---
 
 _US_PER_MS = 1000
 _LONG_MS = 1e7  # almost three hours: beyond it microseconds say nothing, and the digits would not fit

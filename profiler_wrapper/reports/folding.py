@@ -299,8 +299,7 @@ def own_communication(analysis: Analysis) -> Counter[tuple[str | None, Phase]]:
     return times
 
 
-# --------------------------------------------------------------------------------------------------
-# The layers that the plots show, side by side: in ms per step and MiB.
+# --- The layers that the plots show, side by side: in ms per step and MiB ---
 
 NS_PER_MS = 1e6
 

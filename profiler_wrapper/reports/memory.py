@@ -237,8 +237,7 @@ def _mb(size_bytes: int) -> str:
     return f"{_mib(size_bytes)} MB"
 
 
-# --------------------------------------------------------------------------------------------------
-# Who holds memory, in rows: what like layers hold for the like reason is one row.
+# --- Who holds memory, in rows: what like layers hold for the like reason is one row ---
 
 
 @dataclass
@@ -285,8 +284,7 @@ def owner_groups(owners: Iterable[Owner]) -> list[OwnerGroup]:
     return sorted(found, key=lambda group: (-group.size_bytes, group.category, group.pattern))
 
 
-# --------------------------------------------------------------------------------------------------
-# Memory by category as text.
+# --- Memory by category as text ---
 
 _MOST_OWNERS = 25
 _LONGEST_PLACE = 70
@@ -430,8 +428,7 @@ def _mib(size_bytes: int) -> str:
     return f"{size_bytes / MIB:.2f}"
 
 
-# --------------------------------------------------------------------------------------------------
-# Memory at the exit of each layer as text: one value a line, easy to read back.
+# --- Memory at the exit of each layer as text: one value a line, easy to read back ---
 
 
 def average_slope_mib(bars: Sequence[LayerBar]) -> float | None:

@@ -63,8 +63,7 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 
-# --------------------------------------------------------------------------------------------------
-# What single views of the page need beside the rows of result.json, as plain data.
+# --- What single views of the page need beside the rows of result.json, as plain data ---
 
 
 def roofline_data(analysis: Analysis) -> dict[str, Any]:
@@ -103,8 +102,7 @@ def time_shares(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-# --------------------------------------------------------------------------------------------------
-# The layer table of the page: all its numbers, which scripts draw.
+# --- The layer table of the page: all its numbers, which scripts draw ---
 
 _PAGE_KINDS = {"time": "us", "rate": "flop_rate"}
 _PAGE_KEYS = ("known_flops", "lost_launches", "roof", *(column.key for column in COLUMNS if column.page))

@@ -255,8 +255,7 @@ def plain(value: Any) -> Any:
     return _text(value)
 
 
-# --------------------------------------------------------------------------------------------------
-# The JSON Schema of `result.json`, which ships beside this file.
+# --- The JSON Schema of `result.json`, which ships beside this file ---
 
 SCHEMA_FILE = "result_schema.json"
 
@@ -266,8 +265,7 @@ def schema_text() -> str:
     return files(__package__).joinpath(SCHEMA_FILE).read_text(encoding="utf-8")
 
 
-# --------------------------------------------------------------------------------------------------
-# Parts of what `result.json` holds, for programs that need little of it.
+# --- Parts of what `result.json` holds, for programs that need little of it ---
 
 # What rows are ranked by: the first of these that they have. Self times add up, so those at the top take most.
 _RANKED_BY = ("self_time_us", "time_us", "time_per_step_us", "wait_us", "allocated_bytes", "size_bytes")
@@ -443,8 +441,7 @@ def short_summary(data: Mapping[str, Any], path: str, *, top: int | None = None,
     return {"verdict": None, "findings": [], "findings_left_out": len(summary["findings"]), **also}
 
 
-# --------------------------------------------------------------------------------------------------
-# The lists of a result as CSV, a row a line, names and units as in `result.json`.
+# --- The lists of a result as CSV, a row a line, names and units as in `result.json` ---
 
 # A spreadsheet takes a text with one of these before it for a formula: it gets an apostrophe.
 _BEGINS_A_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")

@@ -52,8 +52,7 @@ from profiler_wrapper.reports.text import AT_LEAST, cells, clean, set_in, shorte
 from profiler_wrapper.terminal import Cell, Style, bar, in_a_row
 from profiler_wrapper.units import MIB
 
-# --------------------------------------------------------------------------------------------------
-# The rows, as numbers.
+# --- The rows, as numbers ---
 
 RowKind = Literal["layer", "median", "outlier", "outside", "unattributed", "total"]
 
@@ -250,8 +249,7 @@ def _whole_roof(analysis: Analysis, roots: Sequence[LayerTotal]) -> int | None:
     return sum(known) if known and missing_ns <= _TRIFLE * analysis.time.total_ns else None
 
 
-# --------------------------------------------------------------------------------------------------
-# The text.
+# --- The text ---
 
 FEWEST_ROWS = 12
 NARROWEST = 60

@@ -21,8 +21,7 @@ from profiler_wrapper.result import ProfileResult
 from profiler_wrapper.trace.nesting import innermost_around
 from profiler_wrapper.units import file_size, percent
 
-# --------------------------------------------------------------------------------------------------
-# Where an allocation failed that could not be met.
+# --- Where an allocation failed that could not be met ---
 
 
 def failed_op(found: Attributed) -> str:
@@ -56,13 +55,7 @@ _MOST_CHANGES = 2
 
 
 def out_of_memory_text(
-    failure: OutOfMemory,
-    *,
-    where: str,
-    use: MemoryUse | None,
-    shape_of: ShapeOf,
-    failed_in_recording: bool,
-    files: str,
+    failure: OutOfMemory, *, where: str, use: MemoryUse | None, shape_of: ShapeOf, failed_in_recording: bool, files: str
 ) -> str:
     """What to say of an allocation that could not be met.
 
@@ -157,8 +150,7 @@ def _change_text(change: Change) -> str:
     return f"{what}: -{file_size(change.saves_bytes)}{costs}"
 
 
-# --------------------------------------------------------------------------------------------------
-# Explains an out-of-memory on stderr, from the exception and from what was recorded.
+# --- Explains an out-of-memory on stderr, from the exception and from what was recorded ---
 
 _MOST_INPUTS = 3
 

@@ -63,8 +63,7 @@ def run_script(program: Sequence[str], *, is_module: bool, given: Mapping[str, A
     profile.end(None)
 
 
-# --------------------------------------------------------------------------------------------------
-# A script as Python runs it.
+# --- A script as Python runs it ---
 
 
 class _NoScript(Exception):
@@ -162,8 +161,7 @@ def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
     return traceback
 
 
-# --------------------------------------------------------------------------------------------------
-# The profile of it.
+# --- The profile of it ---
 
 
 class _Profile:

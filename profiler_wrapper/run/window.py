@@ -43,8 +43,7 @@ from profiler_wrapper.trace.events import no_garbage_collection
 from profiler_wrapper.trace.run_directory import RunDirectory
 from profiler_wrapper.units import file_size
 
-# --------------------------------------------------------------------------------------------------
-# One recorded window becomes a result and files, in this process or in a child. No torch here.
+# --- One recorded window becomes a result and files, in this process or in a child. No torch here ---
 
 PRINTED_ROWS = 25  # with the lines that say where the files are
 _ENOUGH_BYTES = 1 << 30

@@ -313,11 +313,7 @@ class LayerSpans(Listener):
     """
 
     def __init__(
-        self,
-        model: object,
-        events: EventPool | None,
-        on_failure: Callable[[str, Exception], None],
-        notices: Notices,
+        self, model: object, events: EventPool | None, on_failure: Callable[[str, Exception], None], notices: Notices
     ) -> None:
         self.parts: Breakdown  # set right after, since each needs the other
         self._events_out = 0  # that nobody has given back

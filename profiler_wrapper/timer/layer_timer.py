@@ -408,8 +408,7 @@ class LayerTimer:
         """Something has failed: one warning, and no more layers."""
         if not self._off:
             self._notices.warn_once(
-                "failed",
-                f"layers are timed no more, because {what} failed: {in_a_line(error)}; training goes on",
+                "failed", f"layers are timed no more, because {what} failed: {in_a_line(error)}; training goes on"
             )
             self.close()
 

@@ -22,8 +22,7 @@ import numpy as np
 
 from profiler_wrapper.errors import BrokenTrace, listed, shown
 
-# --------------------------------------------------------------------------------------------------
-# One event, and what to do where the types do not fit.
+# --- One event, and what to do where the types do not fit ---
 
 EXPORT = "Give what `prof.export_chrome_trace(path)` of torch.profiler.profile writes, not that of `prof.events()`."
 _LARGE_US = 1 << 43  # from here on a float is too coarse for nanoseconds
@@ -137,8 +136,7 @@ def _salvaged(raw: msgspec.Raw, kind: Any) -> Any:
     return kind(**values)
 
 
-# --------------------------------------------------------------------------------------------------
-# The file, slice by slice.
+# --- The file, slice by slice ---
 
 _T = TypeVar("_T")
 # Called while a file is read: bytes of it that were read, and bytes in all; of a gzipped file, compressed ones.
@@ -423,8 +421,7 @@ def _is_cut_short(error: Exception, size: int | None = None) -> bool:
     return "truncated" in str(error) or (near_end and "invalid" in str(error))
 
 
-# --------------------------------------------------------------------------------------------------
-# What profilers write that JSON does not allow.
+# --- What profilers write that JSON does not allow ---
 
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _CONTROL = re.compile(rb"[\x00-\x1f]")

@@ -164,8 +164,7 @@ def looks_like_block(class_name: str) -> bool:
     return re.search(r"(Layer|Block)$", class_name) is not None and kind_of(class_name) in ("other", "attention")
 
 
-# --------------------------------------------------------------------------------------------------
-# Steps of inference servers.
+# --- Steps of inference servers ---
 
 ServerPhase = Literal["prefill", "decode"]
 # What servers write around a step: vLLM `execute_context_1(888)_generation_0(0)` and `execute_new_1_cached_3`, SGLang

@@ -284,8 +284,7 @@ _NO_DIMS = (ABSENT, ABSENT)
 _Undecoded = tuple[bytes, bytes, bytes, bytes]  # dims, types, concrete, strides as a trace has them
 
 
-# --------------------------------------------------------------------------------------------------
-# Input shapes of ops: many spans, few different shapes.
+# --- Input shapes of ops: many spans, few different shapes ---
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,8 +168,7 @@ def href(file: Path, *, page: Path) -> str:
     return quote(Path(relative).as_posix())
 
 
-# --------------------------------------------------------------------------------------------------
-# Which file of a run or a directory is meant: its result, its trace.
+# --- Which file of a run or a directory is meant: its result, its trace ---
 
 
 def find_result(path: Path, *, rank: int | None = None, with_trace: bool = False) -> Path:

@@ -144,8 +144,7 @@ def read_holdings(held: object) -> tuple[Holding, ...]:
         raise ValueError(f"held: {error}") from error
 
 
-# --------------------------------------------------------------------------------------------------
-# The run that a trace is from, and its traces.
+# --- The run that a trace is from, and its traces ---
 
 
 def trace_beside(directory: Path, run: Mapping[str, Any]) -> Path | None:

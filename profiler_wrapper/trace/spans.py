@@ -9,8 +9,7 @@ from typing import Final, NamedTuple
 
 from profiler_wrapper.errors import WrongUse, first_few, shown
 
-# --------------------------------------------------------------------------------------------------
-# Ranks as numbers: lists of them as people write them, and which of a job's are missing.
+# --- Ranks as numbers: lists of them as people write them, and which of a job's are missing ---
 
 _AT_MOST_NAMED = 8  # ranks that are missing are named one by one
 
@@ -98,8 +97,7 @@ def parse_ranks(text: str, *, option: str = "--ranks ") -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-# --------------------------------------------------------------------------------------------------
-# What kind of work a span is, and who takes part in it, by the names that training frameworks give.
+# --- What kind of work a span is, and who takes part in it, by the names that training frameworks give ---
 
 
 class SpanKind(NamedTuple):
@@ -215,8 +213,7 @@ def receives(name: str) -> bool:
     return re.search(r"\b(i?recv|receive)\b", words_of(name)) is not None
 
 
-# --------------------------------------------------------------------------------------------------
-# The table that everything about many ranks reads: a row for each span of each rank.
+# --- The table that everything about many ranks reads: a row for each span of each rank ---
 
 # Name of a column: its type in SQL, what it says.
 SPAN_COLUMNS: Final = {

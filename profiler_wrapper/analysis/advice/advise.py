@@ -14,26 +14,10 @@ from typing import Any
 import numpy as np
 
 from profiler_wrapper.analysis.advice import attention, blocks, communication, memory, products, waiting
-from profiler_wrapper.analysis.advice.facts import (
-    NS_PER_US,
-    Facts,
-    Rule,
-    cut,
-    fold_names,
-    rows_command,
-    share,
-    where,
-)
+from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule, cut, fold_names, rows_command, share, where
 from profiler_wrapper.analysis.advice.time_parts import TimePart, time_parts
 from profiler_wrapper.analysis.attributed import Attributed
-from profiler_wrapper.analysis.model import (
-    LAUNCHED_BEFORE,
-    Analysis,
-    Comparable,
-    Finding,
-    Headline,
-    Summary,
-)
+from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, Comparable, Finding, Headline, Summary
 from profiler_wrapper.analysis.statistics import split_number, sum_if_all_known
 from profiler_wrapper.errors import attempt, first_few
 from profiler_wrapper.trace.marks import ROOT_PATH

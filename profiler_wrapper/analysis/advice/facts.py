@@ -93,8 +93,7 @@ def _causes(facts: Facts, left: Int64, right: Int64, ender: Int64) -> tuple[Int6
     return loading, waiting, launching
 
 
-# --------------------------------------------------------------------------------------------------
-# Many names as few: `model.layers.{0..31}.mlp` stands for all 32 of them, and for nothing else.
+# --- Many names as few: `model.layers.{0..31}.mlp` stands for all 32 of them, and for nothing else ---
 
 _NUMBER = re.compile(r"(?:(?<=[._#])|^)(0|[1-9][0-9]{0,8})(?=\.|$)")
 
@@ -120,8 +119,7 @@ def fold_names(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(map("".join, texts))
 
 
-# --------------------------------------------------------------------------------------------------
-# Numbers and names as advice says them.
+# --- Numbers and names as advice says them ---
 
 _MOST_NAMES = 2
 

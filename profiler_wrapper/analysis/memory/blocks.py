@@ -133,8 +133,7 @@ def _find_blocks(attributed: Attributed, ops: OpTree, memory: DeviceMemory) -> B
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# What each block is for.
+# --- What each block is for ---
 
 
 def _categorise(attributed: Attributed, ops: OpTree, memory: DeviceMemory, blocks: Blocks) -> tuple[Int8, Int32]:
@@ -267,8 +266,7 @@ def _is_collective(name: str) -> bool:
     return role_of(name) == Role.COLLECTIVE or classes.class_of_op(name) == "communication"
 
 
-# --------------------------------------------------------------------------------------------------
-# Whose each block is, and what they add up to at any moment.
+# --- Whose each block is, and what they add up to at any moment ---
 
 
 @dataclass(frozen=True, slots=True, eq=False)

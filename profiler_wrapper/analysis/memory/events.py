@@ -171,8 +171,7 @@ class EventsByAddress:
         return np.where((first >= 0) & (at == rank), last, -1)
 
 
-# --------------------------------------------------------------------------------------------------
-# What the model and its optimizers are known to hold, on the trace's clock.
+# --- What the model and its optimizers are known to hold, on the trace's clock ---
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -36,8 +36,7 @@ from profiler_wrapper.trace.marks import MEMORY_POINT
 from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording
 from profiler_wrapper.units import file_size
 
-# --------------------------------------------------------------------------------------------------
-# Memory over time in as many points as a page can show, as plain numbers.
+# --- Memory over time in as many points as a page can show, as plain numbers ---
 
 _MOST_POINTS = 1500
 _STRETCHES = 500  # of as many events each; the highest and the lowest of each are shown
@@ -96,8 +95,7 @@ def points_of(use: MemoryUse, *, most: int) -> Int64:
     return np.sort(np.append(chosen, np.setdiff1d(np.array(peaks, dtype=np.int64), chosen)[:room])).astype(np.int64)
 
 
-# --------------------------------------------------------------------------------------------------
-# Whether memory grows from step to step, and whose allocations stay.
+# --- Whether memory grows from step to step, and whose allocations stay ---
 
 _FEWEST_STEPS = 3  # without the first
 _FEW_STEPS = 5  # with fewer, the first step counts too, and a leak has to be in every one
@@ -408,8 +406,7 @@ def _forwards_followed(attributed: Attributed) -> int:
     return len(attributed.calls.outermost) if forward[attributed.recording.spans.sequence >= 0].any() else 0
 
 
-# --------------------------------------------------------------------------------------------------
-# What `result.json` says of memory: numbers in bytes, times in nanoseconds on the trace's clock.
+# --- What `result.json` says of memory: numbers in bytes, times in nanoseconds on the trace's clock ---
 
 _MOST_OWNERS = 50
 _FREES_UNSEEN = (
@@ -454,8 +451,7 @@ def _renamed(row: MemoryMoment | Owner, **names: str) -> Any:
     return {names.get(name, name): value for name, value in asdict(row).items()}
 
 
-# --------------------------------------------------------------------------------------------------
-# Whose bytes, why and when: the memory of one device over a recording.
+# --- Whose bytes, why and when: the memory of one device over a recording ---
 
 
 def begin_of(recording: Recording) -> int:

@@ -12,8 +12,7 @@ from profiler_wrapper.analysis.model import KernelRow
 from profiler_wrapper.analysis.statistics import at, largest_names, sum_by_key
 from profiler_wrapper.trace.recording import Bool, Category, Configurations, Float64, Int64
 
-# --------------------------------------------------------------------------------------------------
-# What the launches of kernels tell: which are equal, and how full they make a device.
+# --- What the launches of kernels tell: which are equal, and how full they make a device ---
 
 _THREADS_OF_A_WARP = 32
 

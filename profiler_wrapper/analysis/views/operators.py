@@ -171,8 +171,7 @@ class _Table:
         return largest_by_key(self.key_of_op, np.where(self.outermost, value, -1), self.weight_ns, most)
 
 
-# --------------------------------------------------------------------------------------------------
-# The largest allocations, and what each op allocates.
+# --- The largest allocations, and what each op allocates ---
 
 _MOST_ALLOCATIONS = 500
 _NEVER = np.iinfo(np.int64).max

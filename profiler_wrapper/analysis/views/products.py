@@ -157,8 +157,7 @@ def _is_strided(shapes: OpShapes, place: int) -> bool:
     return len(strides) > 0 and strides[-1] != 1 and shapes.dims[place][-1] > 1
 
 
-# --------------------------------------------------------------------------------------------------
-# The matrix products of a recording, by their sizes.
+# --- The matrix products of a recording, by their sizes ---
 
 
 def product_rows(attributed: Attributed, shapes: Shapes, ops: FlopOps, *, most: int) -> tuple[ProductRow, ...]:
@@ -205,8 +204,7 @@ def times_inside(attributed: Attributed, chosen: np.typing.NDArray[np.bool_]) ->
     return sum_by_key(op[op >= 0], attributed.charges.time_ns[op >= 0], len(chosen))
 
 
-# --------------------------------------------------------------------------------------------------
-# What the shapes of a trace say of its products and attention: sizes, types, backends.
+# --- What the shapes of a trace say of its products and attention: sizes, types, backends ---
 
 MOST_ROWS = 200  # of products, and of calls of attention
 _MOST_SHAPES = 5  # of one op

@@ -276,8 +276,7 @@ def _by_place(work: WorkCount, peaks: Peaks | None) -> dict[WorkPlace, LayerWork
     return found
 
 
-# --------------------------------------------------------------------------------------------------
-# How much of a machine a step uses: model FLOPs and hardware FLOPs, and their share of the peak.
+# --- How much of a machine a step uses: model FLOPs and hardware FLOPs, and their share of the peak ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
