@@ -38,7 +38,7 @@ ROOMS: dict[str, str | None] = {
 }
 SHARED = frozenset({"errors", "child", "terminal", "units"})  # import nothing of the package but one another
 
-MOST_LINES = 53_410
+MOST_LINES = 53_384
 MOST_LINES_OF_A_FILE = 700
 
 # Modules that need one another, wherever they say so: also in functions and for type checkers alone. To be cut.

@@ -122,34 +122,34 @@ WORDS_OF_ROW = {
         "Part of the time that is collectives, by the names of kernels and ops. It includes waiting for slower ranks"
     ),
     "LayerRow.exposed_communication_ns": (
-        "Communication during which no compute kernel ran. Not known without device events"
+        "Communication during which no compute kernel ran; null without device events"
     ),
-    "LayerRow.idle_ns": "The device had nothing to run while the CPU was in the layer. Not known without device events",
+    "LayerRow.idle_ns": "The device had nothing to run while the CPU was in the layer; null without device events",
     "LayerRow.flops_per_step": (
         "FLOPs of matrix products, convolutions and attention, two per multiply-add, from the shapes of the ops "
-        "that ran in the steps with shapes. Not known where an op of the layer has no formula"
+        "that ran in the steps with shapes; null where an op of the layer has no formula"
     ),
-    "LayerRow.self_flops_per_step": "The same, of ops that belong to no layer below",
-    "LayerRow.causal_flops_per_step": "The same, without the scores that a causal mask hides. Empty where it is equal",
+    "LayerRow.self_flops_per_step": "FLOPs of its own ops only, without the layers below: these add up",
+    "LayerRow.causal_flops_per_step": "FLOPs without what a causal mask hides; tables leave it out where it is equal",
     "LayerRow.bytes_moved_per_step": (
         "Each input of an op read once, each output written once, from shapes, types and strides. A lower bound: a "
         "kernel whose caches are too small reads more"
     ),
     "LayerRow.roof_time_per_step_ns": (
         "Time at the roof: of each op the longer of its FLOPs at the peak and its bytes at the memory's bandwidth, "
-        "summed. FLOPs that a causal mask hides are left out. Needs a known peak and bandwidth"
+        "summed. FLOPs that a causal mask hides are left out; null without a known peak and bandwidth"
     ),
-    "LayerRow.calls": "Entries of the module. Not known in phases in which it is not entered (backward, optimizer)",
+    "LayerRow.calls": "Entries of the module; null in phases in which it is not entered (backward, optimizer)",
     "LayerRow.entry_allocated_bytes": "Allocated when the layer is entered, mean over calls",
     "LayerRow.allocated_bytes": "Allocated when the layer returns, mean over calls",
     "LayerRow.reserved_bytes": (
-        "Reserved by the caching allocator when the layer returns, mean over calls. Not available on a CPU"
+        "Reserved by the caching allocator when the layer returns, mean over calls; null on a CPU"
     ),
     "LayerRow.retained_bytes": (
         "Allocated in the forward of the layer and alive when the backward of that forward begins; without a "
         "backward, alive when the outermost forward ends. Mean over calls"
     ),
-    "LayerRow.self_retained_bytes": "The same, without what the layers below retain. These add up",
+    "LayerRow.self_retained_bytes": "What it retains itself, without what the layers below retain: these add up",
     "LayerRow.peak_bytes": (
         "Highest allocated on the device while inside, over all calls. On a CPU what was there before counts only "
         "as far as model and optimizers held it"

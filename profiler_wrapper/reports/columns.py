@@ -105,7 +105,7 @@ COLUMNS = (
           help="Device time (wall time of ops without a device); kernels that overlap on two streams count twice"),
     Column(key="share", kind="share", value=lambda row, total: row["time"] / total if total > 0 else None,
            console="share", full="share %", page="Share", goes=7, sets="main time work",
-           help="Of the total; a layer holds those below it"),
+           help="Of the total; a layer holds those below it, so these do not add up to 100 %"),
     Column(key="lost_launches", kind="count", field="lost_launches"),  # where there are some, the time is a lower bound
     _time("fused", "fused_ns", zero=False, full="fused"),
     _time("cpu", "cpu_time_ns", full="CPU", page="CPU", sets="time", help="Wall time of its ops"),
@@ -126,11 +126,11 @@ COLUMNS = (
     _of_phase("causal_flops", "flops", "causal_flops_per_step", full="causal GFLOP",  # where they are others
               value=lambda row, _: None if row["causal_flops"] == row["flops"] else row["causal_flops"]),
     Column(key="rate", kind="rate", value=_ratio("flops", "time", 1e9), console="speed", full="GFLOP/s", page="Speed",
-           goes=9, spare=8, sets="main work", help="FLOPs over the time of the row, elementwise work too",
-           needs="flops", why="work"),
+           goes=9, spare=8, sets="main work", needs="flops", why="work",
+           help="FLOPs over the time of the row; elementwise work is in the time and has none"),
     _of_phase("peak_time", "time", "peak_time_per_step_ns"),
     Column(key="of_peak", kind="share", value=_ratio("peak_time", "time"), full="% of peak",
-           help="The time that its FLOPs take at the peak of their types, over its time"),
+           help="The time that its FLOPs take at the peak of their types, over its time; needs a known peak"),
     _work("bytes_moved", "bytes", "bytes_moved_per_step", full="moved", page="Moved", sets="work",
           help="Each input of an op read once, each output written once", needs="bytes_moved", why="roof"),
     Column(key="byte_rate", kind="rate", value=_ratio("bytes_moved", "time", 1e9), full="GB/s",
@@ -141,7 +141,7 @@ COLUMNS = (
     _work("memory_roof", "time", "memory_roof_time_per_step_ns"),  # of it, in ops that bytes bound
     Column(key="of_roof", kind="share", value=_of_roof, console="of roof", full="% of roof", page="Of roof", goes=8,
            spare=3, sets="main work", needs="roof", why="roof",
-           help="The time that its FLOPs and bytes need at least, over the time that it took without communication"),
+           help="Time at the roof over the time without communication; over 100 %: data in a cache, or too low a roof"),
     Column(key="bound", kind="text", value=lambda row, _: bound_of(row["roof"], row["memory_roof"]), console="bound",
            full="bound", page="Bound", goes=10, spare=12, sets="main work", needs="roof", why="roof",
            help="What holds it at the roof: bytes (memory) or FLOPs (compute)"),

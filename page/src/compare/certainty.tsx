@@ -39,7 +39,7 @@ export function ofFolded(row: Row): Certainty {
   return slower.length ? "slower" : faster.length ? "faster" : "no difference";
 }
 
-export function Decision({ words, of = words }: { words: string; of?: string }): JSX.Element {
+export function Decision({ words, of }: { words: string; of: string }): JSX.Element {
   return <Marked color={CERTAINTIES[certaintyOf(of)].color}>{words}</Marked>;
 }
 

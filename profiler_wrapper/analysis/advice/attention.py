@@ -199,7 +199,7 @@ def attention_fallback(facts: Facts) -> Iterator[Finding]:
                 confidence="high" if reasons and backend == "math" else "medium",
                 fix=_FIXES[reasons[0].cause] if reasons else _UNKNOWN_FIX,
                 layers=layers,
-                rows="attention",
+                rows=("attention",),
                 details={
                     "backend": backend,
                     "causes": [reason.cause for reason in reasons],
@@ -340,8 +340,7 @@ def attention_unfused(facts: Facts) -> Iterator[Finding]:
         else 'torch.nn.functional.scaled_dot_product_attention(q, k, v, ...); in Transformers "sdpa"',
         source=next((row.sources[0] for row in softmaxes if row.sources), None),
         layers=unfused.layers,
-        rows=f"{LAYER_ROWS},layers.self_time_us,layers.time_us",
-        rows_where="kind=attention",
+        rows=(f"{LAYER_ROWS},layers.self_time_us,layers.time_us", "kind=attention"),
         details={
             "backend": "none",
             "time_us": time_ns / NS_PER_US,

@@ -130,8 +130,7 @@ def _slow(facts: Facts, block: _Block, blocks: Sequence[_Block]) -> Finding:
         confidence=facts.sure_of_times("high" if len(block.by_step_ns) > 1 else "medium"),
         fix=fix,
         layers=(block.name,),
-        rows=f"{LAYER_ROWS},layers.self_time_us,layers.retained_bytes",
-        rows_where=f"layer={block.name}",
+        rows=(f"{LAYER_ROWS},layers.self_time_us,layers.retained_bytes", f"layer={block.name}"),
         details={"time_us": block.time_ns / NS_PER_US, "median_us": middle / NS_PER_US, "blocks": len(blocks)},
     )
 
@@ -166,8 +165,7 @@ def _large(facts: Facts, block: _Block, middle: float, blocks: int) -> Finding:
         evidence=[f"{size(kept - middle)} above the median of {blocks} blocks"],
         fix="look at what it saves that the others do not: a mask, float32 copies, dropout, attention by math",
         layers=(block.name,),
-        rows=f"{LAYER_ROWS},layers.self_time_us,layers.retained_bytes",
-        rows_where=f"layer={block.name}",
+        rows=(f"{LAYER_ROWS},layers.self_time_us,layers.retained_bytes", f"layer={block.name}"),
         details={"retained_bytes": round(kept), "median_bytes": round(middle), "blocks": blocks},
     )
 
@@ -214,7 +212,7 @@ def preferred_expert(facts: Facts) -> Iterator[Finding]:
         confidence="high" if exchanged else "low",
         fix="train with a loss or bias that balances the router (router_aux_loss_coef), or limit each expert's tokens",
         layers=[f"{one.layer}.{one.expert}" for _, _, one, _ in found],
-        rows="experts",
+        rows=("experts",),
         details={
             "expert": expert.expert,
             "tokens_per_step": expert.tokens_per_step,
@@ -281,8 +279,7 @@ def slow_optimizer(facts: Facts) -> Iterator[Finding]:
             ],
             confidence="high" if settings else "medium",
             fix=_fix(facts, steps.class_name, settings),
-            rows=OPERATOR_ROWS,
-            rows_where="phase=optimizer",
+            rows=(OPERATOR_ROWS, "phase=optimizer"),
             details={
                 "ops_per_step": ops,
                 "parameters": parameters,

@@ -89,7 +89,7 @@ def _communication_bound(facts: Facts, communicates: float, exposed: float, wait
         evidence=evidence,
         confidence=facts.sure_of_times("high" if facts.on_device else "medium"),
         fix=fix,
-        rows="collectives",
+        rows=("collectives",),
         details={
             "communication_us": communicates / NS_PER_US,
             "exposed_us": exposed / NS_PER_US,
@@ -151,7 +151,7 @@ def _of_collective(facts: Facts, found: _Exposed) -> Finding:
         confidence=facts.sure_of_times("medium"),
         fix=found.fix,
         layers=found.layers,
-        rows="collectives",
+        rows=("collectives",),
         details={"exposed_us": found.exposed_ns / NS_PER_US, "communication_us": found.time_ns / NS_PER_US},
     )
 
@@ -180,8 +180,7 @@ def slow_backend(facts: Facts) -> Iterator[Finding]:
         evidence=[f"{count(int(chosen.sum()) / facts.steps, 'collective')} a step on the CPU, none on the device"],
         confidence="high" if backend else "medium",
         fix="torch.distributed.init_process_group('nccl')",
-        rows=OPERATOR_ROWS,
-        rows_where="class=communication",
+        rows=(OPERATOR_ROWS, "class=communication"),
         details={"communication_us": spent / NS_PER_US},
     )
 
@@ -210,7 +209,7 @@ def data_parallel(facts: Facts) -> Iterator[Finding]:
         evidence=[f"its busiest device computes for {duration(max(busy))} of {facts.step_text}"],
         confidence="high",
         fix="DistributedDataParallel with one process per device: torchrun --nproc-per-node",
-        rows="overview",
+        rows=("overview",),
         details={"devices": len(devices)},
     )
 

@@ -360,14 +360,13 @@ class Facts:
         saves_ns: float | None = None,
         saves_bytes: int | None = None,
         source: str | None = None,
-        rows: str,
-        rows_where: str = "",
+        rows: tuple[str] | tuple[str, str],
         details: Mapping[str, object],
     ) -> Finding:
         """What a rule found.
 
         Args:
-            rows, rows_where: what `analyze --select` and `--where` are given to show the rows behind it.
+            rows: what `rows_command` is given to show what it is about.
             saves_ns, saves_bytes: upper bounds, of a step and at the peak; of time no more than a step takes.
             share: how much it is about, and of what; where not given, what it saves of a step.
         """
@@ -389,7 +388,7 @@ class Facts:
             source=source,
             layers=layers,
             details=details,
-            next=rows_command(rows, rows_where),
+            next=rows_command(*rows),
         )
 
     @cached_property

@@ -60,7 +60,7 @@ def memory_nearly_full(facts: Facts) -> Iterator[Finding]:
         evidence=[f"allocated {size(allocated)}{f': {parts}' if parts else ''}; reserved {size(reserved)}"],
         confidence="high",
         fix="checkpoint blocks (torch.utils.checkpoint), a smaller batch, or shard what is held (FSDP)",
-        rows=PEAK_ROWS,
+        rows=(PEAK_ROWS,),
         details={"allocated_bytes": allocated, "reserved_bytes": reserved, "device_bytes": device.memory_bytes},
     )
 
@@ -92,7 +92,7 @@ def fragmentation(facts: Facts) -> Iterator[Finding]:
         saves_bytes=unused,
         evidence=[f"reserved {size(reserved)} at most, allocated {size(highest)} at most"],
         fix="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment",
-        rows=PEAK_ROWS,
+        rows=(PEAK_ROWS,),
         details={"reserved_bytes": reserved, "allocated_bytes": highest, "unused_bytes": unused},
     )
 
@@ -114,7 +114,7 @@ def memory_leak(facts: Facts) -> Iterator[Finding]:
         confidence="medium" if first["steps"] < _STEPS_TO_BE_SURE else "high",
         fix="keep no tensor that needs its graph from step to step: append loss.item() or loss.detach(), not loss",
         layers=tuple(dict.fromkeys(leak["layer"] for leak in leaks if leak["layer"])),
-        rows="memory.leaks,memory.slope",
+        rows=("memory.leaks,memory.slope",),
         details={"bytes_per_step": round(a_step), "leaks": len(leaks)},
     )
 
@@ -166,8 +166,7 @@ def recompute_not_needed(facts: Facts) -> Iterator[Finding]:
         confidence="medium" if needs is None else "high",
         fix=fix,
         layers=layers,
-        rows=f"{LAYER_ROWS},layers.self_time_us",
-        rows_where="phase=recompute",
+        rows=(f"{LAYER_ROWS},layers.self_time_us", "phase=recompute"),
         details={"recompute_us": spent / NS_PER_US, **sizes},
     )
 
@@ -206,7 +205,7 @@ def allocation_too_large(facts: Facts) -> Iterator[Finding]:
             evidence=[f"the largest change to the model would save {size(saved)}"],
             confidence="high",
             fix=SMALLER,
-            rows="memory.changes",
+            rows=("memory.changes",),
             details={"requested_bytes": request},
         )
 
@@ -246,7 +245,7 @@ def recompute_would_help(facts: Facts) -> Iterator[Finding]:
         fix="model.activation_checkpointing_enable(), of older transformers gradient_checkpointing_enable(), or "
         "torch.utils.checkpoint.checkpoint(block, x)",
         layers=layers,
-        rows="memory.changes",
+        rows=("memory.changes",),
         details={"costs_us": None if costs is None else costs / NS_PER_US},
     )
 

@@ -81,7 +81,7 @@ def unaligned_dimensions(facts: Facts) -> Iterator[Finding]:
             confidence="high" if named else "medium",
             fix=fix.format(better=better, size=size),
             layers=layers,
-            rows="products",
+            rows=("products",),
             details={"size": size, "multiple": multiple, "better": better, "dtype": dtype},
         )
 
@@ -147,8 +147,7 @@ def no_tf32(facts: Facts) -> Iterator[Finding]:
         confidence="high" if precision is not None else "medium",
         fix='torch.set_float32_matmul_precision("high"), or bfloat16: torch.autocast("cuda", dtype=torch.bfloat16)',
         layers=_layers_of(facts, chosen),
-        rows=KERNEL_ROWS,
-        rows_where="class=gemm",
+        rows=(KERNEL_ROWS, "class=gemm"),
         details={"time_us": time_ns / NS_PER_US, "precision": precision},
     )
 
@@ -193,8 +192,7 @@ def tensor_cores_unused(facts: Facts) -> Iterator[Finding]:
         confidence="high" if dtype == "float32" else "medium",
         fix=_fix_of_type(device, dtype),
         layers=tuple(dict.fromkeys(layer for row in without for layer in row.layers if layer)),
-        rows=KERNEL_ROWS,
-        rows_where="class=gemm",
+        rows=(KERNEL_ROWS, "class=gemm"),
         details={"time_us": time_ns / NS_PER_US, "with_tensor_cores_us": with_them / NS_PER_US, "dtype": dtype},
     )
 

@@ -64,7 +64,7 @@ def dataloader_bound(facts: Facts) -> Iterator[Finding]:
         fix="give the DataLoader more workers (num_workers=), or do less per sample in __getitem__ and collate_fn"
         if workers
         else "load in other processes, ahead of the step: DataLoader(..., num_workers=4, persistent_workers=True)",
-        rows="overview",
+        rows=("overview",),
         details={"dataloader_us": spent / NS_PER_US, "workers": workers},
     )
 
@@ -97,7 +97,7 @@ def synchronisation(facts: Facts) -> Iterator[Finding]:
             fix=_WAIT_FIXES.get(kind, _OTHER_WAIT_FIX),
             source=sources[0] if sources else None,
             layers=layers,
-            rows="synchronisations",
+            rows=("synchronisations",),
             details={"waits": calls / facts.steps, "wait_us": waits / NS_PER_US, "sources": list(sources[:3])},
         )
 
@@ -124,8 +124,7 @@ def unpinned_copies(facts: Facts) -> Iterator[Finding]:
         evidence=[f"{count(number, 'transfer')} a step, {duration(copied)} of device time"],
         confidence="high",
         fix="DataLoader(..., pin_memory=True) and .to(device, non_blocking=True)",
-        rows=KERNEL_ROWS,
-        rows_where="class=copy",
+        rows=(KERNEL_ROWS, "class=copy"),
         details={"copies": number, "device_us": copied / NS_PER_US},
     )
 
@@ -194,7 +193,7 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
         evidence=evidence,
         confidence=facts.wall_confidence,
         fix=_CAUSES_OF_IDLENESS[most][1],
-        rows="overview",
+        rows=("overview",),
         details={"busy": busy, "idle_us": idle / NS_PER_US, "mostly": most},
     )
 
@@ -235,7 +234,7 @@ def outside_ops(facts: Facts) -> Iterator[Finding]:
         fix="take what waits there out of the step; batches that are made there: DataLoader(num_workers=4)"
         if one_wait
         else "more work per op: a larger batch, or torch.compile(model)",
-        rows="overview",
+        rows=("overview",),
         details={"outside_us": spent / NS_PER_US, "longest_us": most / NS_PER_US},
     )
 
@@ -274,7 +273,7 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
         if graphs
         else "torch.compile(model, mode='reduce-overhead') (CUDA graphs), or a larger batch per launch",
         layers=blocks if 2 * sum(waits_of[block] for block in blocks) > waits_of.total() else (),
-        rows=f"{LAYER_ROWS},layers.idle_us,layers.cpu_time_us",
+        rows=(f"{LAYER_ROWS},layers.idle_us,layers.cpu_time_us",),
         details={"waiting_us": waits / NS_PER_US, "gaps": events},
     )
 
@@ -306,8 +305,7 @@ def many_small_kernels(facts: Facts) -> Iterator[Finding]:
         evidence=[waits if waited >= 1 else f"{share(facts.share_of_work(spent))} of {facts.work_name}"],
         fix="fuse small kernels: torch.compile(model), or F.rms_norm, F.layer_norm, a fused or foreach optimizer",
         layers=[layer for layer, _ in layers.most_common() if layer in facts.blocks],
-        rows=KERNEL_ROWS,
-        rows_where="class=elementwise",
+        rows=(KERNEL_ROWS, "class=elementwise"),
         details={"small_kernels": len(small) / facts.steps, "kernels": number, "device_us": spent / NS_PER_US},
     )
 
@@ -356,8 +354,7 @@ def unfused_elementwise(facts: Facts) -> Iterator[Finding]:
         fix="fuse elementwise work: torch.compile(model), or F.rms_norm, F.layer_norm, fused rotary embedding and "
         "activation (Liger-Kernel)",
         layers=[layer for layer, _ in layers.most_common() if layer],
-        rows=KERNEL_ROWS,
-        rows_where="class=elementwise",
+        rows=(KERNEL_ROWS, "class=elementwise"),
         details={"kernels": number, "device_us": spent / NS_PER_US, "rows": rows / facts.steps},
     )
 
@@ -437,8 +434,7 @@ def graph_break(facts: Facts) -> Iterator[Finding]:
         fix="take what breaks the graph out of the compiled code (torch.compile(..., fullgraph=True) names it)",
         source=sources[0] if sources else None,
         layers=layers,
-        rows=OPERATOR_ROWS,
-        rows_where="op=Torch-Compiled Region*",
+        rows=(OPERATOR_ROWS, "op=Torch-Compiled Region*"),
         details={"breaks": breaks, "between_us": between / NS_PER_US},
     )
 

@@ -98,10 +98,8 @@ def test_facts_of_a_step() -> None:
     assert seen.idle_ns == 500_000
     assert seen.blocks == ("layers.0", "layers.1")
     assert seen.share_of_step(250_000) == 0.25
-    assert (
-        seen.finding("", "", evidence=(), fix="", saves_ns=5_000_000, rows="overview", details={}).saves_at_most_us
-        == 1000
-    )  # a step
+    found = seen.finding("", "", evidence=(), fix="", saves_ns=5_000_000, rows=("overview",), details={})
+    assert found.saves_at_most_us == 1000  # a step
 
 
 def test_the_largest_saving_comes_first_and_memory_counts_half() -> None:
@@ -215,23 +213,23 @@ def test_every_rule_is_asked_once() -> None:
 
 
 def test_every_rule_says_what_shows_its_rows() -> None:
-    """`rows` and `rows_where` of each call that makes a finding, as the rules' sources give them."""
+    """`rows` of each call that makes a finding, as the rules' sources give it."""
     data = to_dict(full_analysis())
     calls = list(finding_calls())
     assert len(calls) > 20
     for module, call in calls:
-        given = {one.arg: ast.unparse(one.value) for one in call.keywords}
-        names = vars(module) | {"block": SimpleNamespace(name="a layer's")}
-        rows, where = (eval(given.get(name, "''"), names) for name in ("rows", "rows_where"))
-        made = facts().finding("", "", evidence=[], fix="", rows=rows, rows_where=where, details={})
+        (given,) = (ast.unparse(one.value) for one in call.keywords if one.arg == "rows")
+        shown = eval(given, vars(module) | {"block": SimpleNamespace(name="a layer's")})
+        made = facts().finding("", "", evidence=[], fix="", rows=shown, details={})
         program, analyze, run, *rest = shlex.split(next_command(made))
         assert (program, analyze, run) == ("profiler-wrapper", "analyze", RUN)
         options = dict(zip(rest[::2], rest[1::2], strict=True))
         assert options.keys() - {"--where"} == {"--format", "--select", "--top"}
-        asked = [options["--where"]] if "--where" in options else []
-        assert asked == ([where] if where else [])
-        selected(data, select=options["--select"].split(","), where=asked, top=int(options["--top"]))
-        assert not where or where.partition("=")[0] in data[rows.partition(".")[0]][0], ast.unparse(call.args[0])
+        where = [options["--where"]] if "--where" in options else []
+        selected(data, select=options["--select"].split(","), where=where, top=int(options["--top"]))
+        key = where[0].partition("=")[0] if where else ""
+        rows = data[options["--select"].partition(".")[0]]
+        assert not where or key in rows[0], f"{ast.unparse(call.args[0])}: rows have no {key}"
 
 
 def test_a_finding_that_names_no_rows_is_shown_by_where_the_time_goes() -> None:
@@ -321,9 +319,8 @@ def test_what_was_launched_before_the_trace_is_of_no_step_but_of_the_table() -> 
     assert seen.analysis.time.unattributed_ns == 895_000
     assert seen.work_ns == facts().work_ns
     assert verdict(seen, []).startswith("The 2 blocks' mlp takes 42 % of the device time; ")  # 800 of 1,895 us
-    assert seen.finding(
-        "", "", evidence=(), fix="", share=seen.of_work(250_000), rows="overview", details={}
-    ).share_of == ("the device time that a step launched")
+    found = seen.finding("", "", evidence=(), fix="", share=seen.of_work(250_000), rows=("overview",), details={})
+    assert found.share_of == "the device time that a step launched"
 
 
 def cpu_training(*ops: str) -> Trace:
