@@ -303,8 +303,7 @@ def _of_syncs(job: Job, recorded: Float) -> Iterator[Suspect]:
         hit, mean, factor = hits(by_step[label] - like, by_step[label])
         if not hit.any() or factor >= 1:
             continue
-        # Without peers a group is told by its own steps: those that are slow stand apart from the others.
-        if len(peers) == 1 and not unseen and _gap(by_step[label], hit) < mean / 2:
+        if len(peers) == 1 and not unseen and not _stands_apart(by_step[label], hit, mean):
             continue
         recorded_in = np.isfinite(job.account.wall_ns[:, members[label]]).all(axis=1)
         own = edges[by_edge[bounds[label] : bounds[label + 1]]]
@@ -334,10 +333,17 @@ def _of_syncs(job: Job, recorded: Float) -> Iterator[Suspect]:
             )
 
 
-def _gap(times: Float, hit: Bool) -> float:
-    """How far nearly all of some steps (S,) are above nearly all others; 0 without others."""
-    others = times[~hit & np.isfinite(times)]
-    return float(np.quantile(times[hit], 1 - NEARLY) - np.quantile(others, NEARLY)) if len(others) else 0.0
+def _stands_apart(times: Float, hit: Bool, mean: float) -> bool:
+    """Whether some steps (S,) are so much above the others that these are what is typical.
+
+    They are where nearly all of one are above nearly all of the others; what most steps take is typical itself, unless
+    it began or ended once.
+    """
+    known = np.isfinite(times)
+    slow, others = hit[known], times[~hit & known]
+    if not len(others) or (slow.sum() > len(others) + 1 and np.count_nonzero(np.diff(slow)) > 1):
+        return False
+    return bool(np.quantile(times[hit], 1 - NEARLY) - np.quantile(others, NEARLY) >= mean / 2)
 
 
 def _unseen(begin: Float, transfer: Float) -> bool:
