@@ -279,6 +279,17 @@ def test_a_group_that_has_no_like_is_beside_its_own_other_steps() -> None:
     assert np.flatnonzero(answer.causes[0].steps).tolist() == [2, 3, 9]
 
 
+@pytest.mark.parametrize(
+    ("slow", "gain"),
+    [((0, 1, 2, 4, 8, 9, 10, 11), None), (range(4, 12), 16), (range(8), 16)],
+    ids=["now and then", "since", "until"],
+)
+def test_a_group_that_is_slow_in_most_steps_is_as_always(slow: Sequence[int], gain: int | None) -> None:
+    """Without a like: what most steps take is typical, unless it began or ended once."""
+    answer = ask(job_of(transfer_ms=lambda group, step: 32.0 if step in slow else 8.0))
+    assert (said(answer)["gain"] if answer.causes else None) == gain
+
+
 def test_a_group_that_others_wait_for_is_not_slow_itself() -> None:
     """Rank 6 comes late: its group's transfer is as long as ever."""
     answer = ask(job_of(only([6], "forward", 30.0), groups=NODES | WORLD))
