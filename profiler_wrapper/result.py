@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from profiler_wrapper.analysis.analyse import tables
 from profiler_wrapper.analysis.attention_ops import HOLDING_ATTENTION
 from profiler_wrapper.analysis.attributed import Attributed, attributed
-from profiler_wrapper.analysis.calls import layer_calls
+from profiler_wrapper.analysis.layer_calls import layer_calls
 from profiler_wrapper.analysis.model import Analysis, LayerRow
 from profiler_wrapper.analysis.time_rows import Track
 from profiler_wrapper.analysis.timeline import timeline_or_why

@@ -12,11 +12,12 @@ import numpy as np
 from profiler_wrapper.analysis import time_rows
 from profiler_wrapper.analysis.advice.advise import summary_of
 from profiler_wrapper.analysis.attributed import Attributed
-from profiler_wrapper.analysis.calls import call_memory, layer_calls
-from profiler_wrapper.analysis.charges import launches_kernels
 from profiler_wrapper.analysis.classes import busiest_device_properties
+from profiler_wrapper.analysis.launches import launches_kernels
+from profiler_wrapper.analysis.layer_calls import layer_calls
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.memory.blocks import OwnedMemory, owned_memory
+from profiler_wrapper.analysis.memory.calls import call_memory
 from profiler_wrapper.analysis.memory.events import DeviceMemory, device_memory
 from profiler_wrapper.analysis.memory.use import memory_summary, memory_use
 from profiler_wrapper.analysis.model import GRAPH_REPLAY, Analysis, Summary

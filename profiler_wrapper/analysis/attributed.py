@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from profiler_wrapper.analysis import compiled
-from profiler_wrapper.analysis.attribution import UNKNOWN, Attribution, Place, Role, attribute, role_of
+from profiler_wrapper.analysis.attribution import UNKNOWN, Attribution, Place, attribute
 from profiler_wrapper.analysis.calls import CallTree, find_calls
 from profiler_wrapper.analysis.charges import (
     Charges,
@@ -17,17 +17,16 @@ from profiler_wrapper.analysis.charges import (
     cpu_charges,
     cpu_time,
     device_charges,
-    launches,
-    missing_kernels,
     unseen_until_ns,
     work_of_ops,
 )
+from profiler_wrapper.analysis.launches import launches, missing_kernels
 from profiler_wrapper.analysis.layer_tree import LayerTree, find_layers
+from profiler_wrapper.analysis.nest_cpu import nest_cpu
 from profiler_wrapper.analysis.steps import Steps, find_steps
 from profiler_wrapper.errors import EmptyRecording
-from profiler_wrapper.trace.marks import parse_mark
-from profiler_wrapper.trace.nesting import Nesting, crossed, nest_chosen
-from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording, Shapes
+from profiler_wrapper.trace.nesting import Nesting
+from profiler_wrapper.trace.recording import Bool, Int32, Int64, Recording, Shapes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -80,14 +79,14 @@ def attributed(
     run = run or {}
     launch = launches(recording)
     missing = missing_kernels(recording, launch)
-    nesting, enclosing = _nest_cpu(recording, launch, missing.lost)
+    nesting, enclosing = nest_cpu(recording, launch, missing.lost)
     graphs = compiled.read_graphs(run.get("compiled"))
     regions = compiled.join_calls(recording, nesting.parent, graphs)
     if regions.recording is not recording:
         recording = regions.recording
         launch = launches(recording)
         missing = missing_kernels(recording, launch)
-        nesting, enclosing = _nest_cpu(recording, launch, missing.lost)
+        nesting, enclosing = nest_cpu(recording, launch, missing.lost)
     spans = recording.spans
     described = run.get("layers") or ()
     unmarked = compiled.layers_without_marks(recording, graphs, described)
@@ -145,47 +144,3 @@ def _element_bytes(parameters: object) -> int:
     known = parameters if isinstance(parameters, Mapping) else {}
     sizes, elements = known.get("bytes_by_dtype"), known.get("elements")
     return sum(sizes.values()) // elements if isinstance(sizes, Mapping) and len(sizes) == 1 and elements else 0
-
-
-def _nest_cpu(recording: Recording, launch: Int64, lost: Int64) -> tuple[Nesting, Int32]:
-    """Nesting of the CPU events that matter: of calls into the runtime those that launched something, `lost` or not.
-
-    An annotation that begins in one layer and ends in another would hide the layers around what lies
-    in both, so it is left out of the first answer; and so is one of a collective that goes on after the call
-    that began it has returned (a send of gloo's): what runs meanwhile is none of it. The second answer gives the
-    parents with them.
-    """
-    spans = recording.spans
-    chosen = spans.category < Category.RUNTIME
-    launched = np.unique(launch[launch >= 0])
-    chosen[launched[spans.category[launched] == Category.RUNTIME]] = True
-    chosen[lost] = True
-    everything = nest_chosen(spans, chosen)
-    hiding = _hiding_annotations(recording, everything)
-    if not hiding.any():
-        return everything, everything.parent
-    return nest_chosen(spans, chosen & ~hiding), everything.parent
-
-
-def _hiding_annotations(recording: Recording, nesting: Nesting) -> Bool:
-    """Annotations that cross what they hide: a collective the call that begins it, any other a layer or a node."""
-    spans = recording.spans
-    hiding = np.zeros(len(spans), dtype=np.bool_)
-    if not nesting.crossing_lanes:
-        return hiding
-    marks = recording.named(parse_mark)
-    layers = marks | (spans.category == Category.MODULE)
-    collective = recording.named(lambda name: role_of(name) == Role.COLLECTIVE)
-    plain = recording.named(lambda name: role_of(name) in (Role.PLAIN, Role.SERVER_STEP))
-    annotation = spans.category == Category.ANNOTATION
-    bearing = (spans.category <= Category.MODULE) & (layers | ~plain)
-    pairs = [(annotation & collective, (spans.category == Category.CPU_OP) & collective)]
-    if layers.any():  # else annotations are the layers
-        pairs.append((annotation & plain & ~marks, bearing))
-    for lane in nesting.crossing_lanes:
-        for doubtful, others in pairs:
-            chosen, around = (np.flatnonzero(mask & (spans.lane == lane)) for mask in (doubtful, others))
-            hiding[chosen] = crossed(
-                spans.start_ns[chosen], spans.end_ns[chosen], spans.start_ns[around], spans.end_ns[around]
-            )
-    return hiding

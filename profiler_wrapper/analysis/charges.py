@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attention_ops import FAST_PATH, FAST_PATH_PARTS
-from profiler_wrapper.analysis.attribution import NO_LAYER, UNKNOWN, Attribution, Place, Role, role_of
+from profiler_wrapper.analysis.attribution import NO_LAYER, UNKNOWN, Attribution, Place
+from profiler_wrapper.analysis.launches import GRAPH_LAUNCH
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.model import GRAPH_REPLAY, LAUNCHED_BEFORE, NO_LAUNCH, NO_LAYERS
+from profiler_wrapper.analysis.roles import Role, role_of
 from profiler_wrapper.analysis.statistics import at, in_order, marked
-from profiler_wrapper.trace.nesting import Nesting, innermost_around, nearest, nearest_above, self_time
+from profiler_wrapper.trace.nesting import Nesting, nearest, outermost, self_time
 from profiler_wrapper.trace.recording import Bool, Category, Int8, Int32, Int64, Recording
-
-if TYPE_CHECKING:
-    from profiler_wrapper.analysis.attributed import Attributed
-
 
 TimeBasis = Literal["device", "cpu"]
 _ATTENTION, _COMMUNICATION, _COPY, _OPTIMIZER, _OTHER = (
     classes.CLASSES.index(name) for name in ("attention", "communication", "copy", "optimizer", "other")
 )
-_LAUNCH = re.compile(r"(cuda|cu|hip)([A-Z]\w*)?Launch(?!HostFunc)")
 _LONGEST_WAY_NS = 1_000_000  # from a launch to the kernel on an idle device: 17 us at most in recorded traces
-_GRAPH_LAUNCH = re.compile(r"(cuda|cu|hip)GraphLaunch")
-_CAPTURE_BEGIN = re.compile(r"(cuda|cu|hip)StreamBeginCapture")
-_CAPTURE_END = re.compile(r"(cuda|cu|hip)StreamEndCapture")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,38 +62,6 @@ def cpu_time(recording: Recording, nesting: Nesting, tree: LayerTree) -> Int64:
     return self_time(nesting, spans.lane, spans.start_ns, spans.duration_ns, counts=counts, takes=is_op)
 
 
-def launches(recording: Recording) -> Int64:
-    """Per span, the CPU event that launched it; -1 for CPU events and where there is none.
-
-    The join is `correlation`. Device events without such an event join by `External id`, but only
-    in a file where that agrees wherever both exist.
-    """
-    spans = recording.spans
-    launch = np.full(len(spans), -1, dtype=np.int64)
-    device = np.flatnonzero(recording.device_mask)
-    # same (>= -> >, 0 -> 1): they begin at 1
-    runtime = np.flatnonzero((spans.category == Category.RUNTIME) & (spans.correlation >= 0))
-    known = _join(spans.correlation[device], spans.correlation[runtime], runtime)
-    launch[device] = known
-    if (known < 0).any():
-        # same (>= -> >, 0 -> 1): they begin at 1
-        ops = np.flatnonzero((spans.category == Category.CPU_OP) & (spans.external_id >= 0))
-        by_id = _join(spans.external_id[device], spans.external_id[ops], ops)
-        op, call = by_id[(known >= 0) & (by_id >= 0)], known[(known >= 0) & (by_id >= 0)]
-        inside = (spans.start_ns[op] <= spans.start_ns[call]) & (spans.start_ns[call] <= spans.end_ns[op])
-        if len(op) and (inside & (spans.lane[op] == spans.lane[call])).all():
-            launch[device] = np.where(known >= 0, known, by_id)
-    return launch
-
-
-def _join(wanted: Int64 | Int32, keys: Int64 | Int32, values: Int64) -> Int64:
-    if len(keys) == 0:
-        return np.full(len(wanted), -1, dtype=np.int64)
-    order = np.argsort(keys, kind="stable")
-    first = order[np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)]
-    return np.where((keys[first] == wanted) & (wanted >= 0), values[first], -1)
-
-
 def device_charges(recording: Recording, attribution: Attribution, launch: Int64, work_of: WorkOfOps) -> Charges:
     """Every kernel, copy and set, where its launch is; of a graph replayed outside all layers, nobody knows where."""
     spans = recording.spans
@@ -112,7 +73,7 @@ def device_charges(recording: Recording, attribution: Attribution, launch: Int64
     nowhere = attribution.index_of(Place(UNKNOWN, "other", NO_LAUNCH))
     place[~launched] = np.where(_launched_before(recording, device, launched)[~launched], before, nowhere)
     launch_ns = np.where(launched, spans.start_ns[cpu_span], spans.start_ns[device])
-    graph = spans.graph[device] | (launched & recording.named(_GRAPH_LAUNCH.match)[cpu_span])
+    graph = spans.graph[device] | (launched & recording.named(GRAPH_LAUNCH.match)[cpu_span])
     place[graph] = _replayed(attribution, place[graph])
     work, backend = _work_of_events(recording, device, np.where(graph, -1, cpu_span), work_of)
     # A collective launched where gradients are accumulated (DDP's buckets) belongs to no one layer.
@@ -162,44 +123,6 @@ def unseen_until_ns(recording: Recording, charges: Charges) -> int | None:
         if start_ns[first] - free_ns > _LONGEST_WAY_NS:
             found = max(found or 0, int(start_ns[first]))  # same (0 -> -1): a kernel begins after its launch
     return found
-
-
-class MissingKernels(NamedTuple):
-    """Calls that launched kernels of which no event is in the trace."""
-
-    captured: Int64  # while a graph was captured: they became part of it, and did not run
-    lost: Int64  # the profiler lost the kernels, or stopped before they ran
-
-
-def missing_kernels(recording: Recording, launch: Int64) -> MissingKernels:
-    """Compare launches with device events; without any device event none counts as lost.
-
-    A capture takes what any thread launches. Calls that set or copy memory say nothing: those without an event of
-    their own are normal (sets, copies between devices).
-    """
-    spans = recording.spans
-    runtime = spans.category == Category.RUNTIME
-    calls, has_kernel = launches_kernels(recording), marked(len(spans), launch)
-    begins = np.sort(spans.start_ns[runtime & recording.named(_CAPTURE_BEGIN.match)])
-    ends = np.sort(spans.start_ns[runtime & recording.named(_CAPTURE_END.match)])
-    open_at_first = len(ends) and (not len(begins) or ends[0] < begins[0])  # a capture that began before the trace
-    missing = np.flatnonzero(calls & ~has_kernel)
-    begun, ended = (np.searchsorted(times, spans.start_ns[missing], side="right") for times in (begins, ends))
-    captured = begun + int(open_at_first) > ended
-    if not recording.device_mask.any():
-        return MissingKernels(missing[captured], missing[:0])
-    lost, plain = missing[~captured], calls & ~recording.named(_GRAPH_LAUNCH.match)
-    # Profilers of ROCm may give the kernels of two launches the number of one: enough kernels, so none is lost.
-    launched = launch[(spans.category == Category.KERNEL) & (launch >= 0)]
-    if int(plain[launched].sum()) >= int((plain & has_kernel).sum()) + int(plain[lost].sum()):
-        lost = lost[~plain[lost]]
-    return MissingKernels(missing[captured], lost)
-
-
-def launches_kernels(recording: Recording) -> Bool:
-    """Per span whether it is a call that launches kernels."""
-    calls: Bool = (recording.spans.category == Category.RUNTIME) & recording.named(_LAUNCH.match)
-    return calls
 
 
 def _launched_before(recording: Recording, device: Int64, launched: Bool) -> Bool:
@@ -300,114 +223,3 @@ def _codes(names: Sequence[str], kind_of: Callable[[str], str], kinds: Sequence[
     """Per name the index of its kind; -1 for none."""
     codes = {kind: i for i, kind in enumerate(kinds)}
     return np.array([codes.get(kind_of(name), -1) for name in names], dtype=np.int8)
-
-
-def outermost(parent: Int32, near: Int32, is_border: Bool | None = None) -> Int32:
-    """Per event the outermost of what `nearest` finds around it, up to the next border; -1 for none."""
-    above = nearest_above(parent, near)
-    found: Int32 = near.copy()
-    members = np.flatnonzero(found >= 0)
-    while len(members):
-        further = above[found[members]]
-        moves = further >= 0
-        if is_border is not None:
-            moves &= ~is_border[found[members]] & ~is_border[further]
-        members, further = members[moves], further[moves]
-        found[members] = further
-    return found
-
-
-# --- Unions of time intervals ---
-
-
-class Union(NamedTuple):
-    """Disjoint intervals in order."""
-
-    start_ns: Int64
-    end_ns: Int64
-
-    @property
-    def length_ns(self) -> int:
-        """Total length."""
-        return int((self.end_ns - self.start_ns).sum())
-
-    def covered_before(self, time_ns: Int64) -> Int64:
-        """Per instant: the length of the union that lies before it."""
-        if len(self.start_ns) == 0:
-            return np.zeros(len(time_ns), dtype=np.int64)
-        lengths = self.end_ns - self.start_ns
-        before = np.concatenate([[0], np.cumsum(lengths)])
-        place = np.searchsorted(self.start_ns, time_ns, side="right")
-        last = np.maximum(place - 1, 0)
-        partial = np.clip(time_ns - self.start_ns[last], 0, lengths[last])
-        return np.where(place > 0, before[last] + partial, 0)
-
-    def overlap(self, start_ns: Int64, end_ns: Int64) -> Int64:
-        """Per given interval: how much of it the union covers."""
-        return self.covered_before(end_ns) - self.covered_before(start_ns)
-
-
-def union(start_ns: Int64, end_ns: Int64) -> Union:
-    """The union of intervals given in any order."""
-    if len(start_ns) == 0:
-        return Union(np.empty(0, np.int64), np.empty(0, np.int64))
-    order = np.argsort(start_ns, kind="stable")
-    starts, reach = start_ns[order], end_ns[order]
-    np.maximum.accumulate(reach, out=reach)
-    del order
-    first = np.flatnonzero(np.concatenate([[True], starts[1:] > reach[:-1]]))
-    last = np.append(first[1:] - 1, len(starts) - 1)
-    return Union(starts[first], reach[last])
-
-
-def uncovered(busy: Union, start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64, Bool]:
-    """Begin and end of what `busy` leaves of each interval, and whether it ends where `busy` goes on."""
-    pieces = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.bool_))]
-    for begin, end in zip(start_ns, end_ns, strict=True):
-        first = int(np.searchsorted(busy.end_ns, begin, side="right"))
-        last = int(np.searchsorted(busy.start_ns, end, side="left"))
-        starts = np.maximum(np.append(begin, busy.end_ns[first:last]), begin)
-        ends = np.minimum(np.append(busy.start_ns[first:last], end), end)
-        real = starts < ends
-        pieces.append((starts[real], ends[real], (np.arange(len(ends)) < len(ends) - 1)[real]))
-    left, right, goes_on = (np.concatenate(column) for column in zip(*pieces, strict=True))
-    return left, right, goes_on
-
-
-# --- Device time in which nothing ran, charged to where the CPU was ---
-
-
-def idle_per_place(attributed: Attributed) -> Int64 | None:
-    """Per place: nanoseconds between device events in which the launching thread was there.
-
-    A gap belongs to the thread that launched what ended it. None without device events, and where some are not seen.
-    """
-    spans, charges = attributed.recording.spans, attributed.charges
-    if charges.basis != "device" or attributed.unseen_until_ns is not None or len(attributed.lost_launches):
-        return None
-    idle = np.zeros(len(attributed.attribution.places), dtype=np.int64)
-    for device in np.unique(spans.device[charges.span]).tolist():
-        here = np.flatnonzero(spans.device[charges.span] == device)
-        start = spans.start_ns[charges.span[here]]
-        busy = union(start, start + charges.time_ns[here])
-        gap_start, gap_end = busy.end_ns[:-1], busy.start_ns[1:]
-        ender = here[np.searchsorted(start, gap_end)]  # charges come in order of start
-        lane = at(spans.lane, charges.cpu_span[ender], -1)
-        for thread in np.unique(lane[lane >= 0]).tolist():
-            _add_idle(attributed, thread, gap_start[lane == thread], gap_end[lane == thread], idle)
-    return idle
-
-
-def _add_idle(attributed: Attributed, thread: int, gap_start: Int64, gap_end: Int64, idle: Int64) -> None:
-    """Cut the gaps where the place of the thread changes and add the pieces to `idle`."""
-    spans, nesting, place_of = attributed.recording.spans, attributed.nesting, attributed.attribution.place_of
-    members = nesting.order[spans.lane[nesting.order] == thread]
-    around = at(place_of, nesting.parent[members], attributed.attribution.outside)
-    members = members[place_of[members] != around]  # the others change nothing
-    cuts = np.unique(np.concatenate([gap_start, gap_end, spans.start_ns[members], spans.end_ns[members]]))
-    left, right = cuts[:-1], cuts[1:]
-    gap = np.searchsorted(gap_start, left, side="right") - 1
-    inside = (gap >= 0) & (left < gap_end[np.maximum(gap, 0)])
-    left, right = left[inside], right[inside]
-    span = innermost_around(nesting, spans, np.full(len(left), thread, dtype=np.int32), left, left + 1)
-    np.add.at(idle, at(place_of, span, attributed.attribution.outside), right - left)

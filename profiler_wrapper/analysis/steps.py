@@ -6,132 +6,17 @@ import re
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from profiler_wrapper.analysis.attribution import Attribution
 from profiler_wrapper.analysis.layer_tree import LayerTree
-from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.analysis.optimizer_calls import optimizer_calls
 from profiler_wrapper.analysis.statistics import in_order
 from profiler_wrapper.trace.marks import is_server_step
-from profiler_wrapper.trace.nesting import nearest
-from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording
+from profiler_wrapper.trace.recording import Category, Int32, Int64, Recording
 
-if TYPE_CHECKING:
-    from profiler_wrapper.analysis.attributed import Attributed
-    from profiler_wrapper.analysis.attribution import Attribution
-
-
-# --- Where a recording says that an optimizer was called ---
-
-
-def optimizer_calls(recording: Recording, method: Literal["step", "zero_grad"]) -> Int64:
-    """The spans, on CPUs, of one method of any optimizer, in the order in which they begin."""
-    spans = recording.spans
-    names = [i for i, name in enumerate(recording.names) if name.startswith(f"Optimizer.{method}#")]
-    is_call = np.isin(spans.name, names) & (spans.category <= Category.ANNOTATION)
-    return in_order(np.flatnonzero(is_call), spans.start_ns)
-
-
-def closure_ops(recording: Recording, parent: Int32, optimizing: Bool, made_nodes: Int32) -> Bool:
-    """Of events that belong to an optimizer, those of the forward that it lets its closure compute.
-
-    They have the number of a node that was made in the same call. What an optimizer computes itself makes no
-    node, and has no number or that of the next.
-
-    `made_nodes`: the forward ops of the nodes that ran.
-    """
-    spans = recording.spans
-    found = np.zeros_like(optimizing)
-    made_nodes = made_nodes[optimizing[made_nodes]]
-    if not len(made_nodes):  # same (early return dropped): only slower
-        return found
-    is_call = recording.named(lambda name: name.startswith("Optimizer."))
-    call = nearest(parent, is_call & (spans.category < Category.RUNTIME))
-    is_op = spans.category == Category.CPU_OP
-    numbered = nearest(parent, optimizing & is_op & (spans.sequence >= 0) & (spans.forward_thread <= 0))
-    nodes = set(zip(call[made_nodes].tolist(), spans.sequence[made_nodes].tolist(), strict=True))
-    members = np.flatnonzero(optimizing & (numbered >= 0))
-    numbers = spans.sequence[numbered[members]].tolist()
-    found[members] = [node in nodes for node in zip(call[members].tolist(), numbers, strict=True)]
-    return found
-
-
-# --- Wall time of each step, on CPU and devices together, as intervals that do not overlap ---
-
-_NO_END = int(np.iinfo(np.int64).max)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StepWindows:
-    """Disjoint intervals in order; a number of None: a trace without whole steps, taken as one."""
-
-    number: tuple[int | None, ...]
-    start_ns: Int64
-    end_ns: Int64
-    launched_in: Int64  # per charge: the window whose step launched it, -1 for none
-    place: Int64  # of its step among those of the recording
-
-    @property
-    def length_ns(self) -> int:
-        """Wall time of all of them."""
-        return int((self.end_ns - self.start_ns).sum())
-
-    @property
-    def step_times_ns(self) -> tuple[int, ...]:
-        """What each step took; empty of a trace without whole steps."""
-        return () if None in self.number else tuple((self.end_ns - self.start_ns).tolist())
-
-
-def step_windows(attributed: Attributed) -> StepWindows:
-    """From the end of the step before, or a step's own begin on the CPU if that is later, to its end.
-
-    A step ends when both the CPU and the devices are done with it: the CPU runs ahead of a busy device, and
-    behind an idle one. Before the first step ends what was launched before it, also what of it is not seen. Their
-    lengths are what a step takes in every report. A trace without a step that has an end is one, from its first event
-    on the CPU to the last that runs.
-    """
-    steps = attributed.steps
-    bounded = steps.end_ns < _NO_END
-    ends = np.where(bounded, steps.end_ns, np.int64(-1))
-    windows = _windows(attributed, steps.number, steps.start_ns, ends, steps.place_of(attributed.charges.launch_ns))
-    if windows.number:
-        return windows
-    spans = attributed.recording.spans
-    on_cpu = spans.category <= Category.RUNTIME
-    chosen = on_cpu if on_cpu.any() else np.ones(len(spans), dtype=np.bool_)
-    start, end = spans.start_ns[chosen].min(keepdims=True), spans.end_ns[chosen].max(keepdims=True)
-    return _windows(attributed, (None,), start, end, np.zeros(len(attributed.charges), dtype=np.int64))
-
-
-def step_times_ns(analysis: Analysis) -> tuple[int, ...]:
-    """`StepWindows.step_times_ns`, as a result holds them; empty where it does not tell."""
-    if analysis.overview is None:
-        return ()
-    return tuple(split.span_ns for split in analysis.overview.steps if split.step is not None)
-
-
-def _windows(
-    attributed: Attributed, numbers: tuple[int | None, ...], start_ns: Int64, end_ns: Int64, place: Int64
-) -> StepWindows:
-    """Of steps on the CPU; `place`: per charge the step it was launched in, an end of -1 stands for none."""
-    charges, spans = attributed.charges, attributed.recording.spans
-    ends, before = end_ns.astype(np.int64), int(np.iinfo(np.int64).min)
-    if charges.basis == "device" and len(numbers):
-        device_end = spans.end_ns[charges.span]
-        launched: Bool = charges.cpu_span >= 0
-        inside = launched & (place >= 0)
-        place = np.where(inside, place, -1)
-        np.maximum.at(ends, place[inside], device_end[inside])
-        earlier = ~launched | (charges.launch_ns < start_ns[0])
-        first = device_end[inside].min() if inside.any() else 0
-        ahead = device_end[earlier & (spans.start_ns[charges.span] < first)]
-        before = int(ahead.max(initial=attributed.unseen_until_ns or before))
-    starts = np.maximum(start_ns, np.maximum.accumulate(np.append(np.int64(before), ends))[:-1])
-    kept = np.flatnonzero(starts < ends)
-    renumbered = np.full(len(numbers) + 1, -1, dtype=np.int64)  # the last one is for "none"
-    renumbered[kept] = np.arange(len(kept))
-    return StepWindows(tuple(numbers[i] for i in kept.tolist()), starts[kept], ends[kept], renumbered[place], kept)
+NO_END_NS = int(np.iinfo(np.int64).max)
 
 
 _PROFILER_STEP = re.compile(r"ProfilerStep#(\d+)")
@@ -210,7 +95,7 @@ def find_steps(recording: Recording, tree: LayerTree, attribution: Attribution, 
     roots = [i for i in outermost.tolist() if tree.layers[tree.layer_of_span[i]].parent < 0]
     first_root = [i for i in roots if tree.layer_of_span[i] == tree.layer_of_span[roots[0]]]
     starts = spans.start_ns[np.array(first_root, dtype=np.int64)]
-    return _cut(list(range(len(starts))), starts, np.append(starts[1:], _NO_END)[: len(starts)])
+    return _cut(list(range(len(starts))), starts, np.append(starts[1:], NO_END_NS)[: len(starts)])
 
 
 def _optimized(recording: Recording, tree: LayerTree, attribution: Attribution, outermost: Int32) -> Steps:
@@ -247,7 +132,7 @@ def _optimized(recording: Recording, tree: LayerTree, attribution: Attribution, 
         first, last = np.searchsorted(begun_ns, [last_ns, spans.end_ns[group[-1]]])
         ops = spans.name[called[slice(*np.searchsorted(spans.start_ns[called], [last_ns, spans.end_ns[group[-1]]]))]]
         last_ns, outside = int(spans.end_ns[group[-1]]), group[node_of[group] < 0]
-        upcoming = np.append(forwards, _NO_END)[np.searchsorted(forwards, last_ns)]
+        upcoming = np.append(forwards, NO_END_NS)[np.searchsorted(forwards, last_ns)]
         end_ns = spans.end_ns[outside[0]] if len(outside) else ended_ns[np.searchsorted(begun_ns, upcoming) - 1]
         name = next((recording.name_of(span) for span in group.tolist() if span not in updates), "")
         backward = np.searchsorted(begun_ns, forwards[: np.searchsorted(forwards, last_ns)].max(initial=0))  # the last

@@ -13,9 +13,11 @@ import numpy as np
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.attribution import NO_LAYER, UNKNOWN
-from profiler_wrapper.analysis.calls import CallMemory
-from profiler_wrapper.analysis.charges import Charges, Union, idle_per_place, union
+from profiler_wrapper.analysis.charges import Charges
+from profiler_wrapper.analysis.idle import idle_per_place
+from profiler_wrapper.analysis.intervals import Union, union
 from profiler_wrapper.analysis.layer_tree import Layer, LayerTree, is_named_block
+from profiler_wrapper.analysis.memory.calls import CallMemory
 from profiler_wrapper.analysis.memory.events import DeviceMemory
 from profiler_wrapper.analysis.model import (
     PHASES,

@@ -9,14 +9,14 @@ import numpy as np
 
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.call_rows import LayerCall
-from profiler_wrapper.analysis.calls import layer_lanes
-from profiler_wrapper.analysis.charges import Union, uncovered, union
 from profiler_wrapper.analysis.classes import COMMUNICATION
+from profiler_wrapper.analysis.intervals import Union, uncovered, union
+from profiler_wrapper.analysis.layer_lanes import layer_lanes
 from profiler_wrapper.analysis.layer_tree import is_named_block
 from profiler_wrapper.analysis.model import PHASES
 from profiler_wrapper.analysis.spans.threads import main_lane, on_training_threads
 from profiler_wrapper.analysis.statistics import at, marked, sum_by_key
-from profiler_wrapper.analysis.steps import StepWindows, step_windows
+from profiler_wrapper.analysis.step_windows import StepWindows, step_windows
 from profiler_wrapper.analysis.time_rows import step_of_charges
 from profiler_wrapper.analysis.timeline_columns import FAILED, Timeline, TimelineLane, TimelineStep
 from profiler_wrapper.analysis.timeline_gaps import IdleGaps, idle_gaps, meanwhile

@@ -9,15 +9,15 @@ import numpy as np
 from profiler_wrapper.analysis import timeline_columns as causes
 from profiler_wrapper.analysis.advice.facts import WAITING_CALLS
 from profiler_wrapper.analysis.attributed import Attributed
-from profiler_wrapper.analysis.attribution import Role, role_of
-from profiler_wrapper.analysis.charges import outermost, uncovered, union
+from profiler_wrapper.analysis.intervals import uncovered, union
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, PHASES
+from profiler_wrapper.analysis.roles import Role, role_of
 from profiler_wrapper.analysis.spans.threads import is_step, main_lane
 from profiler_wrapper.analysis.statistics import at, largest_by_key, marked
-from profiler_wrapper.analysis.steps import StepWindows
+from profiler_wrapper.analysis.step_windows import StepWindows
 from profiler_wrapper.analysis.time_rows import communicating_threads
 from profiler_wrapper.analysis.views.collectives import collective_of
-from profiler_wrapper.trace.nesting import Nesting, innermost_around, nearest
+from profiler_wrapper.trace.nesting import Nesting, innermost_around, nearest, outermost
 from profiler_wrapper.trace.recording import Bool, Category, Int8, Int32, Int64
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from profiler_wrapper.analysis.model import Analysis, Phase
 from profiler_wrapper.analysis.statistics import sum_if_all_known, sum_of_known
-from profiler_wrapper.analysis.steps import step_times_ns
+from profiler_wrapper.analysis.step_windows import step_times_ns
 from profiler_wrapper.comparison.match import (
     Side,
     blocks_of,

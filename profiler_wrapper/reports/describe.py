@@ -12,7 +12,7 @@ from statistics import fmean
 from profiler_wrapper.analysis.advice.facts import duration
 from profiler_wrapper.analysis.model import GENERATING_PHASES, LAUNCHED_BEFORE, Analysis, LayerRow
 from profiler_wrapper.analysis.statistics import number_ranges
-from profiler_wrapper.analysis.steps import step_times_ns
+from profiler_wrapper.analysis.step_windows import step_times_ns
 from profiler_wrapper.analysis.work.roofline import peak_of
 from profiler_wrapper.errors import first_few
 from profiler_wrapper.reports.text import AT_LEAST, cells, clean, shorten

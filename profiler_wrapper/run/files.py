@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler_wrapper.analysis.attributed import Attributed
-from profiler_wrapper.analysis.calls import layer_lanes
+from profiler_wrapper.analysis.layer_lanes import layer_lanes
 from profiler_wrapper.capture.records import FULL_SET_WORLD_SIZE, RunInfo
 from profiler_wrapper.errors import in_a_line, warn
 from profiler_wrapper.reports.page import write_page

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import heapq
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from profiler_wrapper.trace.recording import Bool, Int32, Int64, PythonCalls, Spans
+
+if TYPE_CHECKING:
+    pass
 
 Events = Spans | PythonCalls
 _ROUNDING_NS = 2  # by which neighbours may overlap that a file rounds
@@ -185,3 +188,18 @@ def _innermost_sweep(starts: list[int], ends: list[int], counts: list[bool]) -> 
         if live and left < counting_until:
             own[-live[0]] += right - left
     return own
+
+
+def outermost(parent: Int32, near: Int32, is_border: Bool | None = None) -> Int32:
+    """Per event the outermost of what `nearest` finds around it, up to the next border; -1 for none."""
+    above = nearest_above(parent, near)
+    found: Int32 = near.copy()
+    members = np.flatnonzero(found >= 0)
+    while len(members):
+        further = above[found[members]]
+        moves = further >= 0
+        if is_border is not None:
+            moves &= ~is_border[found[members]] & ~is_border[further]
+        members, further = members[moves], further[moves]
+        found[members] = further
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from profiler_wrapper.analysis.analyse import tables
 from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.analysis.calls import layer_lanes
+from profiler_wrapper.analysis.layer_lanes import layer_lanes
 from recordings import Trace
 
 

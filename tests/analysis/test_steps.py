@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.analysis.steps import Steps, find_iterations, step_windows
+from profiler_wrapper.analysis.step_windows import step_windows
+from profiler_wrapper.analysis.steps import Steps, find_iterations
 from recordings import AUTOGRAD, Trace, analyse
 
 

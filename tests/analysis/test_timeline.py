@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.analysis.calls import layer_calls
+from profiler_wrapper.analysis.layer_calls import layer_calls
 from profiler_wrapper.analysis.timeline import timeline
 from profiler_wrapper.analysis.timeline_columns import CAUSES, Timeline
 from profiler_wrapper.trace.nesting import rows_of_lanes

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from gpu_traces import attributed_trace, names_of_traces, result
-from profiler_wrapper.analysis.calls import layer_calls
-from profiler_wrapper.analysis.charges import union
+from profiler_wrapper.analysis.intervals import union
+from profiler_wrapper.analysis.layer_calls import layer_calls
 from profiler_wrapper.analysis.model import PHASES
 from profiler_wrapper.analysis.timeline import timeline
 from profiler_wrapper.analysis.timeline_columns import Timeline

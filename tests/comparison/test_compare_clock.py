@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.analysis.steps import step_times_ns
+from profiler_wrapper.analysis.step_windows import step_times_ns
 from profiler_wrapper.comparison.compare import compare
 from profiler_wrapper.comparison.text import CLOCK
 from profiler_wrapper.reports.describe import step_time_in_words

@@ -13,7 +13,7 @@ import pytest
 
 from browser import Browser, Page
 from gpu_traces import attributed_trace
-from profiler_wrapper.analysis.calls import layer_calls
+from profiler_wrapper.analysis.layer_calls import layer_calls
 from profiler_wrapper.analysis.timeline import timeline
 from profiler_wrapper.analysis.timeline_columns import CAUSES, Timeline
 from profiler_wrapper.reports.page import write_page

@@ -14,7 +14,7 @@ import pytest
 
 from gpu_traces import attributed_trace
 from page_files import page_data
-from profiler_wrapper.analysis.calls import layer_calls
+from profiler_wrapper.analysis.layer_calls import layer_calls
 from profiler_wrapper.analysis.timeline import timeline
 from profiler_wrapper.analysis.timeline_columns import NO_TRACE, Timeline
 from profiler_wrapper.reports import timeline_bytes

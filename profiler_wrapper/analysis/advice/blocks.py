@@ -22,7 +22,7 @@ from profiler_wrapper.analysis.advice.facts import (
     duration,
 )
 from profiler_wrapper.analysis.call_rows import ExpertLayerRow, ExpertRow
-from profiler_wrapper.analysis.charges import Union, uncovered, union
+from profiler_wrapper.analysis.intervals import Union, uncovered, union
 from profiler_wrapper.analysis.model import FORWARD_PHASES, Finding, Phase
 from profiler_wrapper.analysis.statistics import (
     OUTLIER_SHARE,

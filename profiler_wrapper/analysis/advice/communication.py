@@ -11,7 +11,7 @@ import numpy as np
 
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.advice.facts import NS_PER_US, OPERATOR_ROWS, Facts, Rule, count, duration, share, where
-from profiler_wrapper.analysis.charges import Union, union
+from profiler_wrapper.analysis.intervals import Union, union
 from profiler_wrapper.analysis.model import CollectiveRow, Finding, Phase
 from profiler_wrapper.analysis.statistics import split_number
 from profiler_wrapper.analysis.time_rows import alone_ns, communicating_threads, communication_and_compute

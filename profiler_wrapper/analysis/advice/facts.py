@@ -12,12 +12,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from profiler_wrapper.analysis.attributed import Attributed
-from profiler_wrapper.analysis.attribution import Role, role_of
-from profiler_wrapper.analysis.charges import uncovered, union
 from profiler_wrapper.analysis.classes import CLASSES, DeviceProperties, busiest_device, busiest_device_properties
+from profiler_wrapper.analysis.intervals import uncovered, union
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, Finding, LayerRow, Phase
+from profiler_wrapper.analysis.roles import Role, role_of
 from profiler_wrapper.analysis.statistics import OPEN, at, fill_numbers, grouped, in_order
-from profiler_wrapper.analysis.steps import StepWindows, step_windows
+from profiler_wrapper.analysis.step_windows import StepWindows, step_windows
 from profiler_wrapper.errors import first_few
 from profiler_wrapper.trace.nesting import self_time
 from profiler_wrapper.trace.recording import Bool, Category, Int64

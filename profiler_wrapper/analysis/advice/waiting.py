@@ -21,7 +21,7 @@ from profiler_wrapper.analysis.advice.facts import (
     share,
     where,
 )
-from profiler_wrapper.analysis.charges import Union, uncovered, union
+from profiler_wrapper.analysis.intervals import Union, uncovered, union
 from profiler_wrapper.analysis.model import FORWARD_PHASES, Finding
 from profiler_wrapper.analysis.statistics import at, grouped, marked, sum_by_key
 from profiler_wrapper.analysis.views.overview import kinds_of_wall_time

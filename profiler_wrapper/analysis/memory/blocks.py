@@ -24,7 +24,6 @@ import numpy as np
 
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attributed import Attributed
-from profiler_wrapper.analysis.attribution import NODES, Role, role_of
 from profiler_wrapper.analysis.layer_tree import LayerTree
 from profiler_wrapper.analysis.memory.events import NEVER, DeviceMemory, EventsByAddress, freed_at
 from profiler_wrapper.analysis.model import (
@@ -38,8 +37,9 @@ from profiler_wrapper.analysis.model import (
     Owner,
     Phase,
 )
+from profiler_wrapper.analysis.optimizer_calls import optimizer_calls
+from profiler_wrapper.analysis.roles import NODES, Role, role_of
 from profiler_wrapper.analysis.statistics import at, in_order, marked, sum_by_key
-from profiler_wrapper.analysis.steps import optimizer_calls
 from profiler_wrapper.trace.nesting import Nesting, innermost_around, nearest
 from profiler_wrapper.trace.recording import Bool, Category, Int8, Int32, Int64, Recording
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from profiler_wrapper.analysis.model import CATEGORIES
-from profiler_wrapper.analysis.steps import optimizer_calls
+from profiler_wrapper.analysis.optimizer_calls import optimizer_calls
 from profiler_wrapper.trace.recording import Bool, Int8, Int32, Int64, Recording
 from profiler_wrapper.trace.run_file import Holding
 from profiler_wrapper.units import file_size

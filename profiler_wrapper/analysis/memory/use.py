@@ -30,8 +30,9 @@ from profiler_wrapper.analysis.model import (
     Slope,
     StepTime,
 )
+from profiler_wrapper.analysis.optimizer_calls import optimizer_calls
 from profiler_wrapper.analysis.statistics import at, marked, sum_by_key
-from profiler_wrapper.analysis.steps import Steps, optimizer_calls
+from profiler_wrapper.analysis.steps import Steps
 from profiler_wrapper.trace.marks import MEMORY_POINT
 from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording
 from profiler_wrapper.units import file_size

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from profiler_wrapper.analysis.attributed import Attributed
-from profiler_wrapper.analysis.charges import union
 from profiler_wrapper.analysis.classes import COMMUNICATION
+from profiler_wrapper.analysis.intervals import union
 from profiler_wrapper.analysis.spans.row import Row, bounds
 from profiler_wrapper.analysis.spans.steps import Steps, with_steps
 from profiler_wrapper.analysis.spans.threads import (

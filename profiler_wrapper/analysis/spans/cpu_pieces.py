@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from profiler_wrapper.analysis.attributed import Attributed
-from profiler_wrapper.analysis.attribution import Role, role_of
 from profiler_wrapper.analysis.layer_tree import is_named_block
+from profiler_wrapper.analysis.roles import Role, role_of
 from profiler_wrapper.analysis.spans.phases import OF_CPU, Pieces
 from profiler_wrapper.analysis.spans.row import Row, kinds_of_places
 from profiler_wrapper.analysis.spans.steps import Steps, with_steps

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from profiler_wrapper.analysis.attributed import Attributed
-from profiler_wrapper.analysis.attribution import Role, role_of
-from profiler_wrapper.analysis.calls import called_by_same_key
-from profiler_wrapper.analysis.charges import Union
 from profiler_wrapper.analysis.classes import COMMUNICATION
+from profiler_wrapper.analysis.intervals import Union
+from profiler_wrapper.analysis.ops import called_by_same_key
+from profiler_wrapper.analysis.roles import Role, role_of
 from profiler_wrapper.analysis.spans.row import COMPUTE_THREAD, KIND_OF_PHASE, Row
 from profiler_wrapper.analysis.spans.steps import Steps
 from profiler_wrapper.analysis.spans.threads import collective_calls, outermost_of, thread_of

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from profiler_wrapper.analysis.charges import Union
+from profiler_wrapper.analysis.intervals import Union
 from profiler_wrapper.analysis.spans.row import LASTING, LONG_GAP_NS, Row
 from profiler_wrapper.analysis.spans.steps import Steps
 from profiler_wrapper.trace.recording import Bool, Int64

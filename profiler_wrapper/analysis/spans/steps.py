@@ -10,8 +10,8 @@ from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.spans.row import COMPUTE_THREAD, Row
 from profiler_wrapper.analysis.spans.threads import main_thread
 from profiler_wrapper.analysis.statistics import in_order
+from profiler_wrapper.analysis.step_windows import StepWindows, step_windows
 from profiler_wrapper.analysis.steps import Steps as CpuSteps
-from profiler_wrapper.analysis.steps import StepWindows, step_windows
 from profiler_wrapper.trace.recording import Bool, Int64
 
 

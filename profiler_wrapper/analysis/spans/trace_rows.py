@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from profiler_wrapper.analysis.attributed import Attributed
-from profiler_wrapper.analysis.charges import union
+from profiler_wrapper.analysis.intervals import union
 from profiler_wrapper.analysis.spans.collectives import cpu_collectives, device_collectives
 from profiler_wrapper.analysis.spans.cpu_pieces import cpu_pieces, garbage_rows
 from profiler_wrapper.analysis.spans.device_pieces import device_pieces, with_device_time

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from profiler_wrapper.analysis.attributed import Attributed
-from profiler_wrapper.analysis.charges import Union, union
+from profiler_wrapper.analysis.intervals import Union, union
 from profiler_wrapper.analysis.spans.row import LASTING_ON_DEVICE, LONG_GAP_NS, Row
 from profiler_wrapper.analysis.spans.threads import collective_calls, on_training_threads, outermost_of
 from profiler_wrapper.analysis.statistics import at, marked

@@ -20,11 +20,10 @@ import numpy as np
 
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attributed import Attributed
-from profiler_wrapper.analysis.charges import outermost
 from profiler_wrapper.analysis.model import PHASES, CollectiveRow, Phase
 from profiler_wrapper.analysis.statistics import grouped, marked, sum_by_key, sum_if_all_known
 from profiler_wrapper.analysis.time_rows import exposed_communication
-from profiler_wrapper.trace.nesting import nearest
+from profiler_wrapper.trace.nesting import nearest, outermost
 from profiler_wrapper.trace.recording import Bool, Category, CollectiveDetails, Int64
 
 # --------------------------------------------------------------------------------------------------

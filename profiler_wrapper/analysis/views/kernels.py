@@ -6,9 +6,9 @@ import numpy as np
 
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attributed import Attributed
-from profiler_wrapper.analysis.calls import find_ops
 from profiler_wrapper.analysis.classes import main_classes, tensor_core_kernels
 from profiler_wrapper.analysis.model import KernelRow
+from profiler_wrapper.analysis.ops import find_ops
 from profiler_wrapper.analysis.statistics import at, largest_names, sum_by_key
 from profiler_wrapper.trace.recording import Bool, Category, Configurations, Float64, Int64
 

@@ -21,12 +21,12 @@ import numpy as np
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.attribution import Attribution
-from profiler_wrapper.analysis.calls import called_by_same_key, find_ops, levels_of_calls, with_called
 from profiler_wrapper.analysis.charges import optimizer_work
 from profiler_wrapper.analysis.classes import main_classes, tensor_core_eligible, tensor_core_kernels
 from profiler_wrapper.analysis.memory.blocks import OwnedMemory
 from profiler_wrapper.analysis.memory.use import begin_of
 from profiler_wrapper.analysis.model import CATEGORIES, PHASES, AllocationRow, OperatorRow, OpMemoryRow
+from profiler_wrapper.analysis.ops import called_by_same_key, find_ops, levels_of_calls, with_called
 from profiler_wrapper.analysis.statistics import at, in_pieces, largest_by_key, sum_by_key
 from profiler_wrapper.trace.nesting import innermost_around, nest_chosen
 from profiler_wrapper.trace.recording import Int32, Int64, Recording

@@ -21,11 +21,11 @@ import numpy as np
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.call_rows import PartRow
-from profiler_wrapper.analysis.charges import Union, union
 from profiler_wrapper.analysis.classes import busiest_device, device_properties, tensor_core_kernels
+from profiler_wrapper.analysis.intervals import Union, union
 from profiler_wrapper.analysis.model import GENERATING_PHASES, Overview, Phase, StepSplit
 from profiler_wrapper.analysis.statistics import at, in_pieces, marked, sum_by_key
-from profiler_wrapper.analysis.steps import StepWindows, step_windows
+from profiler_wrapper.analysis.step_windows import StepWindows, step_windows
 from profiler_wrapper.analysis.views.collectives import is_collective_call
 from profiler_wrapper.analysis.views.kernels import occupancy_of
 from profiler_wrapper.trace.marks import EVALUATION, REQUEST, parse_mark

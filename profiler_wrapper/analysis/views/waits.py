@@ -17,9 +17,9 @@ from typing import Literal
 import numpy as np
 
 from profiler_wrapper.analysis.attributed import Attributed
-from profiler_wrapper.analysis.calls import find_ops
 from profiler_wrapper.analysis.charges import Charges
 from profiler_wrapper.analysis.model import PHASES, Phase, SynchronisationRow
+from profiler_wrapper.analysis.ops import find_ops
 from profiler_wrapper.analysis.statistics import marked
 from profiler_wrapper.analysis.views.operators import PythonSources
 from profiler_wrapper.trace.nesting import innermost_around, nest_chosen

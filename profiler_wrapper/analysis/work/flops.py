@@ -20,11 +20,12 @@ import numpy as np
 
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attributed import Attributed
-from profiler_wrapper.analysis.attribution import OPS_OF_SAVING, Attribution, Place, Role, role_of
+from profiler_wrapper.analysis.attribution import Attribution, Place
 from profiler_wrapper.analysis.charges import Charges, optimizer_work
 from profiler_wrapper.analysis.classes import FIRST_WITH_TF32, busiest_device_properties
 from profiler_wrapper.analysis.compiled import graph_key
 from profiler_wrapper.analysis.model import PHASES, FlopRow, Phase, UncountedRow
+from profiler_wrapper.analysis.roles import OPS_OF_SAVING, Role, role_of
 from profiler_wrapper.analysis.statistics import grouped, marked, sum_by_key
 from profiler_wrapper.analysis.work.bytes import moves_nothing
 from profiler_wrapper.analysis.work.formulas import (

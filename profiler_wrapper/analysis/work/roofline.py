@@ -28,7 +28,7 @@ from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.attribution import Place
 from profiler_wrapper.analysis.model import GENERATING_PHASES, Phase, UncountedRow, Utilization
 from profiler_wrapper.analysis.statistics import grouped, sum_by_key
-from profiler_wrapper.analysis.steps import step_windows
+from profiler_wrapper.analysis.step_windows import step_windows
 from profiler_wrapper.analysis.views.products import ShapeRows, shape_rows
 from profiler_wrapper.analysis.work.flops import (
     FlopCount,

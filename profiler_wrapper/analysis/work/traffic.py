@@ -21,9 +21,9 @@ import numpy as np
 
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attributed import Attributed
-from profiler_wrapper.analysis.attribution import Role, role_of
 from profiler_wrapper.analysis.charges import Charges
 from profiler_wrapper.analysis.model import UncountedRow
+from profiler_wrapper.analysis.roles import Role, role_of
 from profiler_wrapper.analysis.statistics import at, marked
 from profiler_wrapper.analysis.work.bytes import (
     CALLERS,

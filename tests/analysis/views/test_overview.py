@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gpu_traces import attributed_trace, exact_events, names_of_traces
 from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.model import Overview, StepSplit
-from profiler_wrapper.analysis.steps import step_windows
+from profiler_wrapper.analysis.step_windows import step_windows
 from profiler_wrapper.analysis.views.overview import overview
 from profiler_wrapper.errors import EmptyRecording
 from profiler_wrapper.trace.recording import Category

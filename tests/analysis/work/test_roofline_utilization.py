@@ -8,7 +8,7 @@ import pytest
 
 from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.model import Analysis, Utilization
-from profiler_wrapper.analysis.steps import step_windows
+from profiler_wrapper.analysis.step_windows import step_windows
 from profiler_wrapper.analysis.work.peaks import VARIABLE, peaks_of
 from profiler_wrapper.analysis.work.roofline import peaks_of_run, share_of_peak
 from profiler_wrapper.errors import WrongUse

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profiler_wrapper.analysis.attributed import Attributed, attributed
-from profiler_wrapper.analysis.charges import idle_per_place
+from profiler_wrapper.analysis.idle import idle_per_place
 from recordings import AUTOGRAD, Trace, analyse
 
 

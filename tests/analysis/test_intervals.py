@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiler_wrapper.analysis.charges import union
+from profiler_wrapper.analysis.intervals import union
 
 INTERVALS = st.lists(
     st.tuples(st.integers(-20, 20), st.integers(0, 10)).map(lambda pair: (pair[0], pair[0] + pair[1])), max_size=12
