@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from profiler_wrapper.analysis.analyse import tables
+from profiler_wrapper.analysis.analyse import MADE_LATER, first_tables, tables
 from profiler_wrapper.analysis.attention_ops import HOLDING_ATTENTION
 from profiler_wrapper.analysis.attributed import Attributed, attributed
 from profiler_wrapper.analysis.layer_calls import layer_calls
@@ -136,9 +136,9 @@ class ProfileResult(Analysis):
 _MOST_UNPACKED = 20  # times the size of a gzipped trace; of tested ones 11 to 19
 
 
-def as_result(analysis: Analysis) -> ProfileResult:
-    """The same numbers as a `ProfileResult`."""
-    return ProfileResult(**{field.name: getattr(analysis, field.name) for field in fields(Analysis)})
+def as_result(analysis: Analysis, source: Path | None = None) -> ProfileResult:
+    """Return the same numbers as a `ProfileResult`."""
+    return ProfileResult(**{field.name: getattr(analysis, field.name) for field in fields(Analysis)}, source=source)
 
 
 def attribute_trace(
@@ -184,8 +184,11 @@ def analyse_trace(
     process: int | str | None = None,
     progress: Progress | None = None,
     timeline: bool = False,
+    source: Path | None = None,
 ) -> ProfileResult:
-    """The result of one trace file; `run` describes the run it is from (run.json), `peaks` the device.
+    """Return the result of one trace file; `run` describes the run it is from (run.json), `peaks` the device.
+
+    What `MADE_LATER` lists is made when first read; until then the result holds the events of the trace in memory.
 
     Raises:
         BrokenTrace: the file is no trace.
@@ -197,7 +200,13 @@ def analyse_trace(
     if found.shapes and found.shapes.recorded:
         full = None
     work = None if full is None else work_of_trace(full, run=run, timed=found, progress=progress)
-    return as_result(tables(found, run=dict(run or {}), track=track, work=work, peaks=peaks, timeline=timeline))
+    asked: dict[str, Any] = {"run": dict(run or {}), "track": track, "work": work, "peaks": peaks}
+    if timeline:
+        return as_result(tables(found, timeline=True, **asked), source)
+    first, make_all = first_tables(found, **asked)
+    result = as_result(first, source)
+    result.defer(MADE_LATER, make_all)
+    return result
 
 
 def load(
@@ -208,7 +217,10 @@ def load(
     process: int | str | None = None,
     progress: Progress | None = None,
 ) -> ProfileResult:
-    """The result of any torch.profiler trace, plain or gzipped, or of a run directory.
+    """Return the result of any torch.profiler trace, plain or gzipped, or of a run directory.
+
+    Time, memory and FLOPs of layers and steps are made at once; views, calls, summary and warnings when one of them is
+    first read, printed or written. Until then the result holds the events of the trace in memory.
 
     Of a directory: the `result.json` in it, else its trace; of one with a directory per rank, the
     first rank's. With `process`, its trace; with `peaks`, or PROFILER_WRAPPER_PEAK_TFLOPS in the environment, too, and
@@ -238,11 +250,10 @@ def load(
         if peaks is not None or process is not None:
             asked = "process" if peaks is None else "peaks"
             raise WrongUse(f"{path}: {asked}= needs the trace, from which the result was made. Give the trace.")
-        return replace(as_result(from_dict(read_json(path))), source=given)
+        return as_result(from_dict(read_json(path)), given)
     _warn_if_large(path)
-    return replace(
-        analyse_trace(path, run=run_beside(path), peaks=peaks, process=process, progress=progress), source=given
-    )
+    run = run_beside(path)
+    return analyse_trace(path, run=run, peaks=peaks, process=process, progress=progress, source=given)
 
 
 def load_for_page(path: Path, **asked: Any) -> ProfileResult:
@@ -251,7 +262,7 @@ def load_for_page(path: Path, **asked: Any) -> ProfileResult:
         result = load(path, **asked)
         return replace(result, timeline=_timeline_beside(path, result, asked.get("progress")))
     _warn_if_large(path)
-    return replace(analyse_trace(path, run=run_beside(path), timeline=True, **asked), source=path)
+    return analyse_trace(path, run=run_beside(path), timeline=True, source=path, **asked)
 
 
 @no_garbage_collection()

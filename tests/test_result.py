@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import pickle
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from profiler_wrapper.errors import BrokenTrace, EmptyRecording, ProfilerWrapperWarning, UnknownLayer, WrongUse
 from profiler_wrapper.result import ProfileResult, analyse_trace, as_result, load
 from recordings import Trace, analyse
+from unchanged import fails
 
 
 def trace(own_ns: int = 50) -> Trace:
@@ -82,6 +84,19 @@ def test_what_a_trace_tells_of_versions_stays_beside_what_its_run_tells() -> Non
     told = replace(trace().recording(), metadata={"cuda_runtime_version": 12040, "cuda_driver_version": 12090})
     found = analyse(told, run={"versions": {"cuda": "12.8", "torch": "2.13.0"}})
     assert found.run["versions"] == {"cuda": "12.8", "cuda driver": 12090, "torch": "2.13.0"}
+
+
+def test_views_are_made_when_first_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = trace(10).write(tmp_path / "x_trace.json")
+    whole = load(path).to_dict()
+    monkeypatch.setattr("profiler_wrapper.analysis.analyse.overview", fails)
+    found = load(path)
+    assert found.layers and found.steps is not None and found.time.total_ns == 10
+    assert found.operators and found.overview is None
+    failed = [warning for warning in found.warnings if warning.startswith("the overview is")]
+    assert len(failed) == 1 and len(load(path).warnings) == len(found.warnings)
+    monkeypatch.undo()
+    assert pickle.loads(pickle.dumps(load(path))).to_dict() == whole
 
 
 def test_a_directory_gives_its_result_before_its_trace(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -85,11 +85,31 @@ def tables(
     peaks: Given | None = None,
     timeline: bool = False,
 ) -> Analysis:
-    """Everything the tables say of an attributed recording: time, memory, FLOPs and bytes of every layer, and views.
+    """Make all tables of an attributed recording, see `first_tables`. `timeline`: with single events."""
+    _, make_all = first_tables(attributed, run=run, track=track, work=work, peaks=peaks)
+    analysis = make_all()
+    return replace(analysis, timeline=timeline_or_why(attributed, analysis.calls)) if timeline else analysis
+
+
+MADE_LATER = (
+    "parts", "calls", "expert_layers", "adapters", "overview", "operators", "kernels", "collectives",
+    "synchronisations", "allocations", "op_memory", "summary", "warnings",
+)  # fmt: skip
+
+
+def first_tables(
+    attributed: Attributed,
+    *,
+    run: Mapping[str, Any],
+    track: Sequence[time_rows.Track] = (),
+    work: WorkCount | str | None = None,
+    peaks: Given | None = None,
+) -> tuple[Analysis, Callable[[], Analysis]]:
+    """Make time, memory, FLOPs and bytes of every layer and step; and return what adds the tables of `MADE_LATER`.
 
     `run`: what is known of the run (run.json). `track`: names or patterns of ops, kernels and named blocks, and
     functions of a layer's events, to follow. `work`: FLOPs and bytes as another trace of the run tells them, or why it
-    does not; None: as this one does. `peaks`: of the device, see `find_peaks`. `timeline`: with single events.
+    does not; None: as this one does. `peaks`: of the device, see `find_peaks`.
 
     Raises:
         WrongUse: `peaks` means none.
@@ -121,23 +141,29 @@ def tables(
         attention=time_rows.attention_rows(attributed),
         classes=time_rows.class_rows(attributed),
         steps=time_rows.step_rows(attributed, memory),
-        parts=attempt("parts of steps are", lambda: part_rows(attributed), (), notes),
         series=series,
         memory=memory_summary(use),
         products=shaped.products,
         attention_calls=shaped.attention_calls,
-        calls=layer_calls(attributed, per_call),
+        experts=shaped.experts,
         memory_use=use,
     )
-    analysis = _with_views(analysis, attributed, shaped, owned)
+    flops = None if isinstance(work, str) else work.flops
     if not isinstance(work, str):
         analysis = time_rows.with_work(analysis, attributed, work, peaks)
-    analysis = replace(analysis, adapters=adapter_rows(attributed, None if isinstance(work, str) else work.flops))
-    if timeline:
-        analysis = replace(analysis, timeline=timeline_or_why(attributed, analysis.calls))
-    failed: list[str] = []
-    summary = attempt("the summary is", lambda: summary_of(analysis, attributed, failed), Summary(), failed)
-    return replace(analysis, summary=summary, warnings=(*analysis.warnings, *failed))
+
+    def make_all() -> Analysis:
+        failed: list[str] = []
+        every = replace(
+            analysis,
+            calls=layer_calls(attributed, per_call),
+            adapters=adapter_rows(attributed, flops),
+            **_views(attributed, shaped, owned, failed),
+        )
+        summary = attempt("the summary is", lambda: summary_of(every, attributed, failed), Summary(), failed)
+        return replace(every, summary=summary, warnings=(*analysis.warnings, *failed))
+
+    return analysis, make_all
 
 
 def _work(attributed: Attributed) -> WorkCount | str:
@@ -152,24 +178,22 @@ def _work(attributed: Attributed) -> WorkCount | str:
         return f"that failed: {in_a_line(error)}"
 
 
-def _with_views(analysis: Analysis, attributed: Attributed, shaped: ShapeRows, owned: OwnedMemory | None) -> Analysis:
-    """With what is said beyond layers. A table that fails is empty, and a warning says so."""
-    notes: list[str] = []
-    return replace(
-        analysis,
-        experts=shaped.experts,
-        expert_layers=attempt(
-            "experts are", lambda: expert_layer_rows(attributed, shaped.experts, all_to_all_ns), (), notes
-        ),
-        overview=attempt("the overview is", lambda: overview(attributed), None, notes),
-        operators=attempt("operators are", lambda: operator_rows(attributed, shaped.shapes_of_op), (), notes),
-        kernels=attempt("kernels are", lambda: kernel_rows(attributed), (), notes),
-        collectives=attempt("collectives are", lambda: collective_rows(attributed), (), notes),
-        synchronisations=attempt("waits for the device are", lambda: synchronisation_rows(attributed), (), notes),
-        allocations=attempt("allocations are", lambda: allocation_rows(attributed, owned), (), notes),
-        op_memory=attempt("memory of ops is", lambda: op_memory_rows(attributed, owned), (), notes),
-        warnings=(*analysis.warnings, *notes),
-    )
+def _views(attributed: Attributed, shaped: ShapeRows, owned: OwnedMemory | None, failed: list[str]) -> dict[str, Any]:
+    """Make the tables beyond layers. One that fails is empty, and a warning in `failed` says so."""
+    makers: dict[str, tuple[str, Callable[[], Any]]] = {
+        "parts": ("parts of steps are", lambda: part_rows(attributed)),
+        "expert_layers": ("experts are", lambda: expert_layer_rows(attributed, shaped.experts, all_to_all_ns)),
+        "overview": ("the overview is", lambda: overview(attributed)),
+        "operators": ("operators are", lambda: operator_rows(attributed, shaped.shapes_of_op)),
+        "kernels": ("kernels are", lambda: kernel_rows(attributed)),
+        "collectives": ("collectives are", lambda: collective_rows(attributed)),
+        "synchronisations": ("waits for the device are", lambda: synchronisation_rows(attributed)),
+        "allocations": ("allocations are", lambda: allocation_rows(attributed, owned)),
+        "op_memory": ("memory of ops is", lambda: op_memory_rows(attributed, owned)),
+    }
+    return {
+        name: attempt(what, make, None if name == "overview" else (), failed) for name, (what, make) in makers.items()
+    }
 
 
 def _uneven_steps(steps: Steps) -> list[str]:

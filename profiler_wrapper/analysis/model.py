@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_args
 
 from profiler_wrapper.analysis.call_rows import AdapterRow, ExpertLayerRow, ExpertRow, LayerCall, PartRow
+from profiler_wrapper.analysis.deferred import Deferred
 from profiler_wrapper.analysis.timeline_columns import NO_TRACE, Timeline
 from profiler_wrapper.analysis.work.peaks import Peaks
 from profiler_wrapper.trace.recording import Int64
@@ -652,7 +653,7 @@ class TimeTotals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Analysis:
+class Analysis(Deferred):
     """Everything the tables say about one recorded window."""
 
     time_basis: Literal["device", "cpu"]
