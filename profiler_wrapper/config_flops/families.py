@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from profiler_wrapper.config_flops.model_flops import Batch, Fields, Work, register_family, whole_number
@@ -29,12 +29,13 @@ KEY_HEADS = ("num_key_value_heads", "num_query_groups")
 HEAD_WIDTH = ("head_dim", "kv_channels")
 MLP_WIDTH = ("intermediate_size", "ffn_hidden_size", "n_inner")
 VOCABULARY = ("padded_vocab_size", "vocab_size")
+LABELS = ("num_labels",)
 GATED = ("swiglu", "gated_linear_unit")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "num_moe_experts")
 CHOSEN = ("num_experts_per_tok", "moe_router_topk")
 EXPERT_WIDTH = ("moe_intermediate_size", "moe_ffn_hidden_size", "ffn_hidden_size")
 SHARED_WIDTH = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
-FURTHER_TOKENS = ("mtp_num_layers", "num_nextn_predict_layers", "num_mtp_layers")
+FURTHER_TOKENS = ("num_nextn_predict_layers", "num_mtp_layers")
 # What another formula would be needed for, where it is set.
 UNCOUNTED = (
     *("is_encoder_decoder", "add_cross_attention", "text_config", "vision_config", "decoder_num_layers"),
@@ -42,9 +43,6 @@ UNCOUNTED = (
     *("experimental_attention_variant", "linear_attention_type", "moe_latent_size", "index_topk"),
     "num_kv_shared_layers",
 )
-
-
-# --- layers -----------------------------------------------------------------------------------------
 
 
 def layers(work: Work, fields: Fields, *, causal: bool = False, further: int = 0) -> None:
@@ -89,10 +87,8 @@ def _latent_attention(fields: Fields, hidden: int) -> tuple[int, int, int, int]:
     rotary = fields.whole("qk_rope_head_dim", "qk_pos_emb_head_dim")
     value = fields.whole("v_head_dim")
     queries = heads * (plain + rotary)
-    if fields.has("q_lora_rank") and fields.get("q_lora_rank") is None:
-        into = hidden * queries
-    else:
-        into = fields.whole("q_lora_rank") * (hidden + queries)
+    narrow = fields.whole("q_lora_rank", default=0 if fields.has("q_lora_rank") else None, least=0)
+    into = narrow * (hidden + queries) if narrow else hidden * queries
     keys = hidden * (key_rank + rotary) + key_rank * heads * (plain + value)
     return into + keys + heads * value * hidden, heads, plain + rotary, value
 
@@ -104,7 +100,7 @@ def _windows(fields: Fields, count: int) -> list[int | None]:
     if (types := fields.get("layer_types")) is not None:
         if unknown := sorted(set(types) - {"full_attention", "sliding_attention"}):
             raise WrongUse(f"the config has layers of type {listed(unknown)}, which no formula here counts")
-        has = [kind == "sliding_attention" for kind in _one_a_layer(count, "layer_types", types)]
+        has = _one_a_layer("layer_types", [kind == "sliding_attention" for kind in types], count)
     elif window := fields.get("window_size"):  # Megatron's: tokens before the query and after it, -1 for all
         width = whole_number("window_size[0] of the config", window[0], least=-1) + 1
         has = _by_frequency(fields, "window_attn_skip_freq", count, lambda index, every: (index + 1) % every != 0)
@@ -121,33 +117,33 @@ def _windows(fields: Fields, count: int) -> list[int | None]:
     return [width if width and one else None for one in has]
 
 
-def _one_a_layer(count: int, name: str, entries: Sequence[Any]) -> Sequence[Any]:
+def _one_a_layer(name: str, entries: Sequence[object], count: int) -> list[bool]:
     if len(entries) != count:
         raise WrongUse(f"the config has {count} layers, but {name} for {len(entries)}")
-    return entries
+    return [bool(entry) for entry in entries]
 
 
 _TERM = re.compile(r"\[([01](?:,[01])*)\](?:\*(\d+))?")
 
 
 def _by_frequency(fields: Fields, name: str, count: int, rule: Callable[[int, int], bool]) -> list[bool]:
-    """Return which layers have what Megatron's field tells.
+    """Return which layers have what a field of Megatron's is about: all, where the field is absent.
 
-    It is a number n, for a rule of a layer's index and n; a list of 0 and 1; either written out, "[0]*3+[1]*58"; or
-    absent, for all.
+    It is a number, for a `rule` of a layer's index and that number; a list of 0 and 1; or either written out, such as
+    "[0]*3+[1]*58".
     """
     found = fields.get(name)
-    if isinstance(found, str) and not found.strip().isdigit():
-        terms = [_TERM.fullmatch(term) for term in re.sub(r"[\s()]", "", found).split("+")]
-        if not all(terms):
+    if isinstance(found, str):
+        text = re.sub(r"[\s()]", "", found)
+        terms = [_TERM.fullmatch(term) for term in text.split("+")]
+        if not text.isdigit() and not all(terms):
             raise WrongUse(f'{name}={shown(found)} of the config is no list such as "[0]*3+[1]*58"')
-        found = [int(digit) for term in terms if term for digit in term[1].split(",") * int(term[2] or 1)]
-    if found is None:
-        return [True] * count
-    if isinstance(found, Sequence) and not isinstance(found, str):
-        return [bool(one) for one in _one_a_layer(count, f"a {name}", found)]
-    every = whole_number(f"{name} of the config", int(found) if isinstance(found, str) else found)
-    return [rule(index, every) for index in range(count)]
+        digits = [digit == "1" for term in terms if term for digit in term[1].split(",") * int(term[2] or 1)]
+        found = digits or int(text)
+    if isinstance(found, Sequence):
+        return _one_a_layer(f"a {name}", found, count)
+    every = None if found is None else whole_number(f"{name} of the config", found)
+    return [every is None or rule(index, every) for index in range(count)]
 
 
 def _sparse(fields: Fields, count: int) -> list[bool]:
@@ -167,16 +163,14 @@ def _experts(fields: Fields, matrices: int) -> dict[str, int]:
     if chosen > routed:
         raise WrongUse(f"the config has {routed} experts, of which a token cannot go through {chosen}")
     parts = {"router": routed, "experts": matrices * fields.whole(*EXPERT_WIDTH) * chosen}
-    if shared := fields.whole(*SHARED_WIDTH, least=0):
-        gate = fields.flag("moe_shared_expert_gate", default=fields.has("shared_expert_intermediate_size"))
+    shared = fields.whole(*SHARED_WIDTH, least=0)
+    gate = fields.flag("moe_shared_expert_gate", default=fields.has("shared_expert_intermediate_size"))
+    if shared:
         parts["shared_experts"] = matrices * shared + gate
     return parts
 
 
-# --- decoders: what their configs leave unsaid -----------------------------------------------------------
-
-
-def _even_head_width(fields: Fields) -> int:
+def _even_width(fields: Fields) -> int:
     hidden, heads = fields.whole(*HIDDEN), fields.whole(*HEADS)
     if hidden % heads:
         raise WrongUse(f"the config's hidden size {hidden} is no multiple of its {heads} heads, and it has no head_dim")
@@ -188,124 +182,102 @@ def _shared_width(fields: Fields) -> int:
     return number * fields.whole(*EXPERT_WIDTH)
 
 
-def _four_times(fields: Fields) -> int | None:
-    return None if fields.flag(*GATED) else 4 * fields.whole(*HIDDEN)
-
-
-_ASSUMED = {  # by the first of a field's names, where a family does not say otherwise
+_ASSUMED: dict[str, Any] = {  # of a config that does not say it
     "num_key_value_heads": lambda fields: fields.whole(*HEADS),
-    "head_dim": _even_head_width,
+    "head_dim": _even_width,
     "group_query_attention": True,
     "multi_latent_attention": lambda fields: fields.get("kv_lora_rank") is not None,
+    "intermediate_size": lambda fields: None if fields.flag(*GATED) else 4 * fields.whole(*HIDDEN),
     "swiglu": True,  # the MLP has three matrices: SwiGLU, GeGLU
     "num_experts": 0,
     "n_shared_experts": 0,
     "shared_expert_intermediate_size": _shared_width,
     "first_k_dense_replace": 0,
+    "num_labels": lambda fields: len(fields.get("id2label", default=())) or 2,
 }
 
 
-def assumed(*required: str, **others: Any) -> dict[str, Any]:
-    """Return what configs leave unsaid that always have the `required` fields, and leave others out."""
-    return {name: value for name, value in {**_ASSUMED, **others}.items() if name not in required}
+def _assumed(always: str, **others: Any) -> dict[str, Any]:
+    """Return what is assumed where configs `always` have some fields, and others are assumed to be otherwise."""
+    return {name: value for name, value in {**_ASSUMED, **others}.items() if name not in always.split()}
 
 
-_NO_GATE = assumed(swiglu=False, group_query_attention=False)
-_GPT = assumed(swiglu=False, intermediate_size=_four_times)
-_GROUPED = assumed("num_key_value_heads")
-_OWN_WIDTH = assumed("num_key_value_heads", "head_dim")
-_MOE = assumed("num_key_value_heads", "num_experts")
-_MIXTRAL = {**_MOE, "moe_intermediate_size": lambda fields: fields.whole(*MLP_WIDTH)}
-_DEEPSEEK = assumed(
-    *("num_key_value_heads", "num_experts", "n_shared_experts", "first_k_dense_replace"), multi_latent_attention=True
-)
-_DECODERS: dict[str, tuple[dict[str, dict[str, Any]], list[tuple[str, ...]]]] = {
-    # family -> what configs of each model_type leave unsaid, the family's own first; groups of fields that tell it
-    "gpt": (  # also what Megatron's arguments or TransformerConfig tell: GQA, SwiGLU, experts, MLA, MTP
-        {"gpt": _GPT, "gpt2": {**_GPT, "group_query_attention": False}, "gpt_neox": _NO_GATE},
-        [("n_embd", "n_layer", "n_head"), ("num_layers", "swiglu"), ("num_layers", "gated_linear_unit")],
-    ),
-    "llama": (
-        {
-            **dict.fromkeys(("llama", "phi3", "olmo2", "granite"), _ASSUMED),
-            **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), _OWN_WIDTH),
-            "mistral": _GROUPED,
-        },
-        [("num_key_value_heads", "intermediate_size", "rms_norm_eps")],
-    ),
-    "aquila": ({"aquila": _ASSUMED}, []),
-    "qwen": (
-        {
-            **dict.fromkeys(("qwen", "qwen2"), _GROUPED),
-            "qwen3": _OWN_WIDTH,
-            "qwen3_moe": _MOE,
-            "qwen2_moe": assumed("num_key_value_heads", "num_experts", "shared_expert_intermediate_size"),
-        },
-        [],
-    ),
-    "mixtral": ({"mixtral": _MIXTRAL}, [("num_local_experts", "num_experts_per_tok", "intermediate_size")]),
-    "deepseek": (
-        dict.fromkeys(("deepseek", "deepseek_v2", "deepseek_v3"), _DEEPSEEK),
-        [("kv_lora_rank", "qk_nope_head_dim", "n_routed_experts")],
-    ),
-}
+def _register_decoder(name: str, always: Mapping[str, str], *marks: Sequence[str], **assumed: Any) -> None:
+    """Register a family of decoders, layers and a head over every token, by the fields that each type always has.
 
+    A config of another type is taken as one of the type that is called as the family.
+    """
 
-def _register_decoder(name: str, by_type: dict[str, dict[str, Any]], marks: list[tuple[str, ...]]) -> None:
-    """Register a family of decoders: layers, and a head over every token."""
-
-    @register_family(name, model_types=tuple(by_type), marks=marks)
+    @register_family(name, model_types=tuple(always), marks=marks)
     def decoder(fields: Fields, batch: Batch) -> Work:
         if name == "qwen" and fields.has("no_bias"):
             raise WrongUse(
                 "the config is of Qwen 1, whose MLP has half of intermediate_size: no formula here counts it"
             )
-        work, fields.assumed = Work(batch), by_type.get(fields.model_type or name, by_type[name])
-        hidden, further = fields.whole(*HIDDEN), _further_tokens(fields)
+        fields.assumed = _assumed(always.get(fields.model_type or name, always[name]), **assumed)
+        # Transformers' configs name modules for further tokens, which their models do not have in training.
+        is_built = type(fields.config).__module__.startswith("transformers.")
+        others = () if is_built and fields.given.keys().isdisjoint(FURTHER_TOKENS) else FURTHER_TOKENS
+        further = fields.whole("mtp_num_layers", *others, default=0, least=0)
+        work, hidden = Work(batch), fields.whole(*HIDDEN)
         layers(work, fields, causal=True, further=further)
         if further:
             work.linear("mtp_projections", 2 * hidden, hidden, times=further)
-        if outputs := _HEADS[fields.head(*_HEADS)](fields):
+        outputs = _HEADS[fields.head(*_HEADS)]
+        if outputs:
+            outputs = outputs if isinstance(outputs, int) else fields.whole(*outputs)
             work.linear("head", hidden, outputs, times=1 + further)
         return work
 
 
-for _name, (_by_type, _marks) in _DECODERS.items():
-    _register_decoder(_name, _by_type, _marks)
-
-
-def _further_tokens(fields: Fields) -> int:
-    """Return how many modules predict a further token: a block and the head each (DeepSeek-V3, arXiv:2412.19437).
-
-    Transformers' own models name them in their configs, but have none when they are trained.
-    """
-    first, *others = FURTHER_TOKENS
-    is_transformers = type(fields.config).__module__.startswith("transformers.")
-    known = not is_transformers or not fields.given.keys().isdisjoint(others)
-    return fields.whole(first, *(others if known else ()), default=0, least=0)
-
-
-def label_count(fields: Fields) -> int:
-    """Return how many classes a classifier tells apart: num_labels, else the names of id2label, else 2."""
-    return fields.whole("num_labels", default=len(fields.get("id2label", default=())) or 2)
-
-
-def word_count(fields: Fields) -> int:
-    """Return the size of the vocabulary."""
-    return fields.whole(*VOCABULARY)
-
-
-_HEADS: dict[str, Callable[[Fields], int]] = {  # how a class's name ends -> what a decoder gives for each token
-    "ForCausalLM": word_count,
-    "LMHeadModel": word_count,
-    "ForSequenceClassification": label_count,
-    "ForTokenClassification": label_count,
-    "ForQuestionAnswering": lambda fields: 2,
-    "Model": lambda fields: 0,
+_HEADS: dict[str, Sequence[str] | int] = {  # how a class's name ends -> the numbers that its head gives for each token
+    **dict.fromkeys(("ForCausalLM", "LMHeadModel"), VOCABULARY),
+    **dict.fromkeys(("ForSequenceClassification", "ForTokenClassification"), LABELS),
+    "ForQuestionAnswering": 2,
+    "Model": 0,
 }
 
+_GROUPS = "num_key_value_heads"
+_register_decoder(  # also what Megatron's arguments or TransformerConfig tell: GQA, SwiGLU, experts, MLA, MTP
+    "gpt",
+    {"gpt": "", "gpt2": "", "gpt_neox": "intermediate_size"},
+    *(("n_embd", "n_layer", "n_head"), ("num_layers", "swiglu"), ("num_layers", "gated_linear_unit")),
+    swiglu=False,
+)
+_register_decoder(
+    "llama",
+    {
+        **dict.fromkeys(("llama", "phi3", "olmo2", "granite"), ""),
+        **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), f"{_GROUPS} head_dim"),
+        "mistral": _GROUPS,
+    },
+    ("num_key_value_heads", "intermediate_size", "rms_norm_eps"),
+)
+_register_decoder("aquila", {"aquila": ""})
+_register_decoder(
+    "qwen",
+    {
+        **dict.fromkeys(("qwen", "qwen2"), _GROUPS),
+        "qwen3": f"{_GROUPS} head_dim",
+        "qwen2_moe": f"{_GROUPS} num_experts shared_expert_intermediate_size",
+        "qwen3_moe": f"{_GROUPS} num_experts",
+    },
+)
+_register_decoder(
+    "mixtral",
+    {"mixtral": f"{_GROUPS} num_experts"},
+    ("num_local_experts", "num_experts_per_tok", "intermediate_size"),
+    moe_intermediate_size=lambda fields: fields.whole(*MLP_WIDTH),
+)
+_register_decoder(
+    "deepseek",
+    dict.fromkeys(("deepseek", "deepseek_v2", "deepseek_v3"), "num_experts n_shared_experts first_k_dense_replace"),
+    ("kv_lora_rank", "qk_nope_head_dim", "n_routed_experts"),
+    multi_latent_attention=True,
+)
 
-# --- models whose tokens all see each other: attention has as many FLOPs in both conventions ------------------
+
+_ENCODER = _assumed("intermediate_size", swiglu=False, group_query_attention=False)  # of BERT, ViT and DiT
 
 
 @register_family("bert", model_types=("bert",), marks=(("type_vocab_size", "hidden_size", "intermediate_size"),))
@@ -314,9 +286,9 @@ def bert(fields: Fields, batch: Batch) -> Work:
 
     Megatron's bert_binary_head adds the pooler and the prediction of the next sentence.
     """
-    work, fields.assumed = Work(batch), _NO_GATE
+    work, fields.assumed = Work(batch), _ENCODER
     layers(work, fields, causal=fields.flag("is_decoder"))
-    hidden, labels = fields.whole(*HIDDEN), label_count(fields)
+    hidden, labels = fields.whole(*HIDDEN), fields.whole(*LABELS)
     of_token = {"ForTokenClassification": labels, "ForQuestionAnswering": labels}
     of_first = {"ForPreTraining": 2, "ForNextSentencePrediction": 2, "ForMultipleChoice": 1, "Model": 0}
     of_first["ForSequenceClassification"] = labels
@@ -325,7 +297,7 @@ def bert(fields: Fields, batch: Batch) -> Work:
     if head in of_first:  # through the pooler
         work.linear("head", hidden, hidden + of_first[head], rows=batch.sequences)
     if head in ("ForPreTraining", "ForMaskedLM", "LMHeadModel"):
-        work.linear("head", hidden, hidden + word_count(fields))
+        work.linear("head", hidden, hidden + fields.whole(*VOCABULARY))
     work.linear("head", hidden, of_token.get(head, 0))
     return work
 
@@ -339,12 +311,12 @@ def vit(fields: Fields, batch: Batch) -> Work:
     """
     (height, width), (patch_height, patch_width) = _sides(fields, "image_size"), _sides(fields, "patch_size")
     work = Work(batch.or_of_length(1 + (height // patch_height) * (width // patch_width)))
-    fields.assumed = _NO_GATE
+    fields.assumed = _ENCODER
     hidden, pixels = fields.whole(*HIDDEN), fields.whole("num_channels") * patch_height * patch_width
     work.linear("embedding", pixels, hidden, rows=work.tokens - batch.sequences, input_gradient=False)
     layers(work, fields)
     has_pooler = fields.head("ForImageClassification", "Model") == "Model"
-    outputs = fields.whole("pooler_output_size", default=hidden) if has_pooler else label_count(fields)
+    outputs = fields.whole("pooler_output_size", default=hidden) if has_pooler else fields.whole(*LABELS)
     work.linear("head", hidden, outputs, rows=batch.sequences)
     return work
 
@@ -377,39 +349,50 @@ def dit(fields: Fields, batch: Batch) -> Work:
     activation = fields.get("activation_fn", default="gelu-approximate")
     if activation not in _GATED:
         raise WrongUse(f"activation_fn={shown(activation)} of the config is not known: one of {', '.join(_GATED)}")
-    head_width, count, channels = (
-        fields.whole(*names) for names in (("attention_head_dim",), LAYERS, ("in_channels",))
-    )
-    hidden = fields.whole(*HEADS) * head_width
-    patch_height, patch_width = _sides(fields, "patch_size")
-    if fields.get("sample_frames") is None:
-        (height, width), text, frames, depth = _sides(fields, "sample_size"), 0, 1, 1
-        # In diffusers each block embeds the timestep by itself, and the first block's embedding runs again at the end.
-        time_width, modulations, timesteps = hidden, count, [(_SINE_WIDTH, hidden, count + 1)]
-    else:
-        height, width, text = (fields.whole(name) for name in ("sample_height", "sample_width", "max_text_seq_length"))
+    is_video = fields.get("sample_frames") is not None
+    if is_video:
+        height, width = fields.whole("sample_height"), fields.whole("sample_width")
+        text, depth = fields.whole("max_text_seq_length"), fields.whole("patch_size_t", default=1)
         # Frames are compressed in time but for the first, and some of them make a patch.
         frames = (fields.whole("sample_frames") - 1) // fields.whole("temporal_compression_ratio") + 1
-        depth, offset = fields.whole("patch_size_t", default=1), fields.whole("ofs_embed_dim", default=0, least=0)
-        time_width, modulations = fields.whole("time_embed_dim"), 2 * count
-        timesteps = [(hidden, time_width, 1), (offset, offset, 1)]
+    else:
+        height, width = _sides(fields, "sample_size")
+        text, depth, frames = 0, 1, 1
+    patch_height, patch_width = _sides(fields, "patch_size")
     of_frame = (height // patch_height) * (width // patch_width)
     work = Work(batch.or_of_length(text - (-frames // depth) * of_frame))
-    samples, texts, pixels = batch.sequences, batch.sequences * text, patch_height * patch_width * depth
+    texts = batch.sequences * text
     patches = work.tokens - texts
     if patches <= 0:
-        raise WrongUse(f"sequences of {work.tokens // samples} tokens have none but the {text} of the text")
+        raise WrongUse(f"sequences of {work.tokens // batch.sequences} tokens have none but the {text} of the text")
+    head_width, channels = fields.whole("attention_head_dim"), fields.whole("in_channels")
+    hidden, pixels = fields.whole(*HEADS) * head_width, patch_height * patch_width * depth
     work.linear("embedding", channels * pixels, hidden, rows=patches, input_gradient=False)
-    if text:
+    if is_video:
         work.linear("embedding", fields.whole("text_embed_dim"), hidden, rows=texts, input_gradient=False)
-    for sines, outputs, times in timesteps:
-        work.linear("conditioning", sines, outputs, rows=samples, times=times, input_gradient=False)
-        work.linear("conditioning", outputs, outputs, rows=samples, times=times)
-    # Shift, scale and gate of attention and MLP in each layer, and at the end two more.
-    work.linear("modulation", time_width, (6 * modulations + 2) * hidden, rows=samples)
+    _modulate(work, fields, hidden, is_video=is_video)
     own = {"hidden_size": hidden, "head_dim": head_width, "intermediate_size": 4 * hidden, "swiglu": _GATED[activation]}
-    fields.assumed = {**_NO_GATE, **own}
+    fields.assumed = {**_ENCODER, **own}
     layers(work, fields)
-    out_channels = fields.whole("out_channels", default=None if text else channels)
+    out_channels = fields.whole("out_channels", default=None if is_video else channels)
     work.linear("head", hidden, out_channels * pixels, rows=patches)
     return work
+
+
+def _modulate(work: Work, fields: Fields, hidden: int, *, is_video: bool) -> None:
+    """Add what embeds a timestep, and from that shift, scale and gate of attention and MLP, and two more at the end.
+
+    Each block of DiT in diffusers embeds the timestep by itself, and the first one's embedding runs again at the end.
+    """
+    count, rows = fields.whole(*LAYERS), work.batch.sequences
+    if is_video:
+        width, modulations = fields.whole("time_embed_dim"), 2 * count
+        offset = fields.whole("ofs_embed_dim", default=0, least=0)
+        embeddings = [(hidden, width, 1), (offset, offset, 1)]
+    else:
+        width, modulations = hidden, count
+        embeddings = [(_SINE_WIDTH, hidden, count + 1)]
+    for sines, outputs, times in embeddings:
+        work.linear("conditioning", sines, outputs, rows=rows, times=times, input_gradient=False)
+        work.linear("conditioning", outputs, outputs, rows=rows, times=times)
+    work.linear("modulation", width, (6 * modulations + 2) * hidden, rows=rows)

@@ -62,11 +62,9 @@ class Fields:
     def architecture(self) -> str | None:
         """The model's class, such as `LlamaForCausalLM`; None where nothing tells."""
         named, own_type = self.get("architectures"), self.get("model_type")
-        if "architectures" not in self.given and self.class_name and own_type and isinstance(own_type, str):
-            return self.class_name
-        if isinstance(named, str):
-            return named
-        return str(named[0]) if isinstance(named, Sequence) and named else None
+        if "architectures" not in self.given and isinstance(own_type, str) and own_type:
+            named = self.class_name or named
+        return named if isinstance(named, str) or not named else str(named[0])
 
     def head(self, *known: str) -> str:
         """Return how the name of the model's class ends, which tells its head; without a class the first of the known.
@@ -248,16 +246,13 @@ def family_of(fields: Fields, name: str | None) -> Family:
     """
     of_type = {kind: family for family in FAMILIES.values() for kind in family.model_types}
     if name is not None and name != "auto":
-        if name in FAMILIES:
-            return FAMILIES[name]
-        if name in of_type:
-            fields.taken_as = name
-            return of_type[name]
+        fields.taken_as = None if name in FAMILIES else name
+        if found := FAMILIES.get(name) or of_type.get(name):
+            return found
         close = difflib.get_close_matches(str(name), [*FAMILIES, *of_type], n=1)
         hint = f" Did you mean {shown(close[0])}?" if close else ""
         raise WrongUse(f"no family {shown(name)} is registered.{hint} Registered: {', '.join(families())}")
-    model_type = fields.model_type
-    if model_type is not None:
+    if (model_type := fields.model_type) is not None:
         if found := of_type.get(model_type) or FAMILIES.get(model_type):
             return found
         raise WrongUse(
