@@ -4,17 +4,6 @@
 Megatron's arguments, or a mapping of plain fields. Two FLOPs for each multiply-add of matrix products,
 convolutions and attention; no norms, softmax, activations or losses; nothing computed again. These are the
 FLOPs of the formulas in `analysis`, by which a recorded step is counted.
-
-A family is added by one function::
-
-    @register_family("mine", model_types=("mine",))
-    def mine(fields: Fields, batch: Batch) -> Work:
-        work = Work(batch)
-        hidden, layers = fields.whole("hidden_size"), fields.whole("num_hidden_layers")
-        work.linear("mlp", hidden, 4 * hidden, times=2 * layers)
-        work.attention(fields.whole("num_attention_heads"), 64, causal=True, times=layers)
-        work.linear("head", hidden, fields.whole("vocab_size"))
-        return work
 """
 
 from __future__ import annotations
@@ -26,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, SupportsIndex, get_args
 
 from profiler_wrapper.errors import WrongUse, first_few, shown
 
@@ -43,14 +32,13 @@ class Fields:
     stand for what it leaves unsaid. A field that is None counts as absent.
     """
 
-    def __init__(
-        self, config: object, given: Mapping[str, object] | None = None, *, class_name: str | None = None
-    ) -> None:
-        self.config, self.given, self.class_name = config, dict(given or {}), class_name
+    def __init__(self, config: object, given: Mapping[str, object] | None = None) -> None:
+        self.config, self.class_name = _config_of(config)
+        self.given = dict(given or {})
         self.taken_as: str | None = None  # a model_type that stands before the config's
         self.assumed: Mapping[str, Any] = {}  # by the first of a field's names; a value, or a function of the fields
         self.read: set[str] = set()  # names asked for
-        self._look = config.get if isinstance(config, Mapping) else partial(getattr, config)
+        self._look = self.config.get if isinstance(self.config, Mapping) else partial(getattr, self.config)
 
     @property
     def model_type(self) -> str | None:
@@ -108,13 +96,10 @@ class Fields:
 
 def whole_number(what: str, value: object, *, least: int = 1) -> int:
     """Return `value` as an int of at least `least`; integral floats pass, as files of numbers write them."""
-    try:
-        number = int(value) if isinstance(value, float) and value.is_integer() else operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = least - 1
-    if number < least or isinstance(value, bool):
+    number = int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(value, bool) or not isinstance(number, SupportsIndex) or operator.index(number) < least:
         raise WrongUse(f"{what} must be a whole number of at least {least}, found {shown(value)}")
-    return number
+    return operator.index(number)
 
 
 Convention = Literal["full", "causal"]
@@ -226,7 +211,16 @@ FAMILIES: dict[str, Family] = {}
 def register_family(
     name: str, *, model_types: Sequence[str] = (), class_names: Sequence[str] = (), marks: Sequence[Sequence[str]] = ()
 ) -> Callable[[Formula], Formula]:
-    """Make a function of `Fields` and `Batch`, which returns `Work`, the formula of the family `name`.
+    """Make a function of `Fields` and `Batch`, which returns `Work`, the formula of the family `name`::
+
+        @register_family("mine", model_types=("mine",))
+        def mine(fields: Fields, batch: Batch) -> Work:
+            work = Work(batch)
+            hidden, layers = fields.whole("hidden_size"), fields.whole("num_hidden_layers")
+            work.linear("mlp", hidden, 4 * hidden, times=2 * layers)
+            work.attention(fields.whole("num_attention_heads"), 64, causal=True, times=layers)
+            work.linear("head", hidden, fields.whole("vocab_size"))
+            return work
 
     A family registered later stands before earlier ones, and takes the place of one of the same name.
     """
@@ -324,7 +318,7 @@ def model_flops(
     sequence_lengths: Iterable[int] | None = None,
     **fields: object,
 ) -> ModelFlops:
-    """FLOPs of a step of the config's model, by its family's formula.
+    """Count the FLOPs of a step of the config's model by its family's formula.
 
     Attention counts by one of two conventions. "full", as torch does, takes each query with each key.
     "causal" leaves out what a causal mask hides: exactly half of the L² pairs, as Megatron-LM and a profile of
@@ -342,8 +336,8 @@ def model_flops(
         family: one of `families()`, or a model_type of Hugging Face's that one of them has ("gpt2", "qwen3_moe"),
             whatever the config's is; None or "auto": by the config's model_type, class or fields.
         sequence_lengths: real tokens of each sequence, where several are packed into a row or rows are padded:
-            attention goes by the sum of L², the rest by the sum of L. Beside it batch_size and seq_length, the
-            rows and their length, are optional; the sequences must fit into them.
+            attention goes by the sum of L², the rest by the sum of L. Then batch_size and seq_length, the rows and
+            their length, are optional; the sequences must fit into them.
         fields: fields that the config does not have, or has otherwise: vocab_size=32000, mtp_num_layers=0,
             architectures=["BertForSequenceClassification"] (the class, which tells the head).
 
@@ -353,8 +347,7 @@ def model_flops(
     """
     if convention not in get_args(Convention):
         raise WrongUse(f'convention must be "full" or "causal", found {shown(convention)}')
-    plain, class_name = _config_of(config)
-    read = Fields(plain, fields, class_name=class_name)
+    read = Fields(config, fields)
     found = family_of(read, family)
     work = found.formula(read, _batch(batch_size, seq_length, sequence_lengths, convention))
     if unread := sorted(fields.keys() - read.read):
@@ -370,12 +363,12 @@ def model_flops(
 
 
 def families() -> tuple[str, ...]:
-    """The names that `model_flops(family=...)` knows."""
+    """Return the names that `model_flops(family=...)` knows."""
     return tuple(sorted(FAMILIES))
 
 
 def _config_of(config: Any) -> tuple[object, str | None]:
-    """The config of what may be a model, wrapped or not, and the model's class."""
+    """Return the config of what may be a model, wrapped or not, and the model's class."""
     if isinstance(config, Mapping) or not callable(getattr(config, "named_modules", None)):
         return config, None
     model = config

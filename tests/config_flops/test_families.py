@@ -291,6 +291,7 @@ def test_megatrons_arguments_have_more_than_they_use() -> None:
     assert model_flops(SimpleNamespace(**MEGATRON, **more), 2, 16).parts == model_flops(LLAMA, 2, 16).parts
     bert = model_flops(SimpleNamespace(**MEGATRON, **more), 2, 16, family="bert")
     assert bert.parts["head"] == 2 * 32 * 64 * (64 + 96) + 2 * 2 * 64 * (64 + 2)
+    assert bert.parts["mlp"] == 2 * 32 * 3 * 64 * 112 * 4  # swiglu is read for every family
     alone = model_flops(MEGATRON, 2, 16, group_query_attention=False)
     assert alone.parts["attention_projections"] == 2 * 32 * 4 * 64 * 64 * 4
     gated = model_flops(MEGATRON, 2, 16, attention_output_gate=True)
