@@ -228,6 +228,7 @@ def scores(config: dict[str, Any], **more: Any) -> int:
         ({"window_size": (-1, 0)}, 0),
         ({"window_size": [9, 0], "window_attn_skip_freq": 3}, 3),
         ({"window_size": (9, 0), "window_attn_skip_freq": [1, 0, 0, 0]}, 1),
+        ({"window_size": (9, 0), "window_attn_skip_freq": "[1]+[0]*3"}, 1),
     ],
 )
 def test_layers_with_a_window_have_fewer_pairs_in_the_causal_convention(fields: dict[str, Any], layers: int) -> None:
