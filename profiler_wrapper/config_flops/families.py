@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from profiler_wrapper.config_flops.model_flops import Batch, Fields, Work, register_family, whole_number
@@ -197,24 +197,31 @@ _ASSUMED: dict[str, Any] = {  # of a config that does not say it
 }
 
 
+_ALWAYS = {  # model_type, or else family -> the fields that its configs always have, so that nothing is assumed
+    "gpt_neox": "intermediate_size",
+    **dict.fromkeys(("mistral", "qwen"), "num_key_value_heads"),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "qwen3"), "num_key_value_heads head_dim"),
+    "qwen2_moe": "num_key_value_heads num_experts shared_expert_intermediate_size",
+    **dict.fromkeys(("qwen3_moe", "mixtral"), "num_key_value_heads num_experts"),
+    "deepseek": "num_experts n_shared_experts first_k_dense_replace",
+}
+
+
 def _assumed(always: str, **others: Any) -> dict[str, Any]:
     """Return what is assumed where configs `always` have some fields, and others are assumed to be otherwise."""
     return {name: value for name, value in {**_ASSUMED, **others}.items() if name not in always.split()}
 
 
-def _register_decoder(name: str, always: Mapping[str, str], *marks: Sequence[str], **assumed: Any) -> None:
-    """Register a family of decoders, layers and a head over every token, by the fields that each type always has.
+def _register_decoder(name: str, model_types: Sequence[str], *marks: Sequence[str], **assumed: Any) -> None:
+    """Register a family of decoders: layers, and a head over every token."""
 
-    A config of another type is taken as one of the type that is called as the family.
-    """
-
-    @register_family(name, model_types=tuple(always), marks=marks)
+    @register_family(name, model_types=model_types, marks=marks)
     def decoder(fields: Fields, batch: Batch) -> Work:
         if name == "qwen" and fields.has("no_bias"):
             raise WrongUse(
                 "the config is of Qwen 1, whose MLP has half of intermediate_size: no formula here counts it"
             )
-        fields.assumed = _assumed(always.get(fields.model_type or name, always[name]), **assumed)
+        fields.assumed = _assumed(_ALWAYS.get(fields.model_type or name, _ALWAYS.get(name, "")), **assumed)
         # Transformers' configs name modules for further tokens, which their models do not have in training.
         is_built = type(fields.config).__module__.startswith("transformers.")
         others = () if is_built and fields.given.keys().isdisjoint(FURTHER_TOKENS) else FURTHER_TOKENS
@@ -237,45 +244,31 @@ _HEADS: dict[str, Sequence[str] | int] = {  # how a class's name ends -> the num
     "Model": 0,
 }
 
-_GROUPS = "num_key_value_heads"
 _register_decoder(  # also what Megatron's arguments or TransformerConfig tell: GQA, SwiGLU, experts, MLA, MTP
     "gpt",
-    {"gpt": "", "gpt2": "", "gpt_neox": "intermediate_size"},
+    ("gpt2", "gpt_neox"),
     *(("n_embd", "n_layer", "n_head"), ("num_layers", "swiglu"), ("num_layers", "gated_linear_unit")),
     swiglu=False,
 )
 _register_decoder(
     "llama",
-    {
-        **dict.fromkeys(("llama", "phi3", "olmo2", "granite"), ""),
-        **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), f"{_GROUPS} head_dim"),
-        "mistral": _GROUPS,
-    },
+    ("llama", "mistral", "gemma", "gemma2", "gemma3_text", "phi3", "olmo2", "granite"),
     ("num_key_value_heads", "intermediate_size", "rms_norm_eps"),
 )
-_register_decoder("aquila", {"aquila": ""})
-_register_decoder(
-    "qwen",
-    {
-        **dict.fromkeys(("qwen", "qwen2"), _GROUPS),
-        "qwen3": f"{_GROUPS} head_dim",
-        "qwen2_moe": f"{_GROUPS} num_experts shared_expert_intermediate_size",
-        "qwen3_moe": f"{_GROUPS} num_experts",
-    },
-)
+_register_decoder("aquila", ("aquila",))
+_register_decoder("qwen", ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe"))
 _register_decoder(
     "mixtral",
-    {"mixtral": f"{_GROUPS} num_experts"},
+    ("mixtral",),
     ("num_local_experts", "num_experts_per_tok", "intermediate_size"),
     moe_intermediate_size=lambda fields: fields.whole(*MLP_WIDTH),
 )
 _register_decoder(
     "deepseek",
-    dict.fromkeys(("deepseek", "deepseek_v2", "deepseek_v3"), "num_experts n_shared_experts first_k_dense_replace"),
+    ("deepseek_v2", "deepseek_v3"),
     ("kv_lora_rank", "qk_nope_head_dim", "n_routed_experts"),
     multi_latent_attention=True,
 )
-
 
 _ENCODER = _assumed("intermediate_size", swiglu=False, group_query_attention=False)  # of BERT, ViT and DiT
 
@@ -330,7 +323,7 @@ def _sides(fields: Fields, name: str) -> tuple[int, int]:
 
 
 _SINE_WIDTH = 256  # numbers that DiT makes of a timestep (arXiv:2212.09748, and diffusers)
-_GATED = {"geglu": True, "swiglu": True, "gelu": False, "gelu-approximate": False, "linear-silu": False}
+_IS_GATED = {"geglu": True, "swiglu": True, "gelu": False, "gelu-approximate": False, "linear-silu": False}
 
 
 @register_family(
@@ -347,8 +340,8 @@ def dit(fields: Fields, batch: Batch) -> Work:
     if fields.get("norm_type", default="ada_norm_zero") != "ada_norm_zero":
         raise WrongUse(f"a DiT with norm_type={shown(fields.get('norm_type'))} has other products than counted here")
     activation = fields.get("activation_fn", default="gelu-approximate")
-    if activation not in _GATED:
-        raise WrongUse(f"activation_fn={shown(activation)} of the config is not known: one of {', '.join(_GATED)}")
+    if activation not in _IS_GATED:
+        raise WrongUse(f"activation_fn={shown(activation)} of the config is not known: one of {', '.join(_IS_GATED)}")
     is_video = fields.get("sample_frames") is not None
     if is_video:
         height, width = fields.whole("sample_height"), fields.whole("sample_width")
@@ -371,7 +364,12 @@ def dit(fields: Fields, batch: Batch) -> Work:
     if is_video:
         work.linear("embedding", fields.whole("text_embed_dim"), hidden, rows=texts, input_gradient=False)
     _modulate(work, fields, hidden, is_video=is_video)
-    own = {"hidden_size": hidden, "head_dim": head_width, "intermediate_size": 4 * hidden, "swiglu": _GATED[activation]}
+    own = {
+        "hidden_size": hidden,
+        "head_dim": head_width,
+        "intermediate_size": 4 * hidden,
+        "swiglu": _IS_GATED[activation],
+    }
     fields.assumed = {**_ENCODER, **own}
     layers(work, fields)
     out_channels = fields.whole("out_channels", default=None if is_video else channels)
