@@ -237,7 +237,7 @@ def _register_decoder(name: str, model_types: Sequence[str], *marks: Sequence[st
         return work
 
 
-_HEADS: dict[str, Sequence[str] | int] = {  # how a class's name ends -> the numbers that its head gives for each token
+_HEADS: dict[str, Sequence[str] | int] = {  # how a class's name ends -> its head's outputs, or the field that says them
     **dict.fromkeys(("ForCausalLM", "LMHeadModel"), VOCABULARY),
     **dict.fromkeys(("ForSequenceClassification", "ForTokenClassification"), LABELS),
     "ForQuestionAnswering": 2,
@@ -281,17 +281,20 @@ def bert(fields: Fields, batch: Batch) -> Work:
     """
     work, fields.assumed = Work(batch), _ENCODER
     layers(work, fields, causal=fields.flag("is_decoder"))
-    hidden, labels = fields.whole(*HIDDEN), fields.whole(*LABELS)
-    of_token = {"ForTokenClassification": labels, "ForQuestionAnswering": labels}
-    of_first = {"ForPreTraining": 2, "ForNextSentencePrediction": 2, "ForMultipleChoice": 1, "Model": 0}
-    of_first["ForSequenceClassification"] = labels
+    hidden = fields.whole(*HIDDEN)
+    words = ("ForPreTraining", "ForMaskedLM", "LMHeadModel")
+    classes = ("ForTokenClassification", "ForQuestionAnswering")
+    pooled = {"ForPreTraining": 2, "ForNextSentencePrediction": 2, "ForMultipleChoice": 1, "Model": 0}
     trained = "ForPreTraining" if fields.flag("bert_binary_head") else "ForMaskedLM"
-    head = fields.head(trained, "ForMaskedLM", "LMHeadModel", *of_token, *of_first)
-    if head in of_first:  # through the pooler
-        work.linear("head", hidden, hidden + of_first[head], rows=batch.sequences)
-    if head in ("ForPreTraining", "ForMaskedLM", "LMHeadModel"):
+    head = fields.head(trained, *words, *classes, *pooled, "ForSequenceClassification")
+    if head in words:
         work.linear("head", hidden, hidden + fields.whole(*VOCABULARY))
-    work.linear("head", hidden, of_token.get(head, 0))
+    elif head in classes:
+        work.linear("head", hidden, fields.whole(*LABELS))
+    elif head == "ForSequenceClassification":
+        pooled[head] = fields.whole(*LABELS)
+    if head in pooled:
+        work.linear("head", hidden, hidden + pooled[head], rows=batch.sequences)
     return work
 
 
