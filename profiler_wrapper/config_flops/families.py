@@ -361,20 +361,17 @@ def dit(fields: Fields, batch: Batch) -> Work:
     patches = work.tokens - texts
     if patches <= 0:
         raise WrongUse(f"sequences of {work.tokens // batch.sequences} tokens have none but the {text} of the text")
-    head_width, channels = fields.whole("attention_head_dim"), fields.whole("in_channels")
-    hidden, pixels = fields.whole(*HEADS) * head_width, patch_height * patch_width * depth
+    channels, pixels = fields.whole("in_channels"), patch_height * patch_width * depth
+    heads, count = fields.whole(*HEADS), fields.whole(*LAYERS)
+    hidden = heads * fields.whole("attention_head_dim")
     work.linear("embedding", channels * pixels, hidden, rows=patches, input_gradient=False)
     if is_video:
         work.linear("embedding", fields.whole("text_embed_dim"), hidden, rows=texts, input_gradient=False)
     _modulate(work, fields, hidden, is_video=is_video)
-    own = {
-        "hidden_size": hidden,
-        "head_dim": head_width,
-        "intermediate_size": 4 * hidden,
-        "swiglu": _IS_GATED[activation],
-    }
-    fields.assumed = {**_ENCODER, **own}
-    layers(work, fields)
+    sizes = {"hidden_size": hidden, "intermediate_size": 4 * hidden, "num_attention_heads": heads, "num_layers": count}
+    blocks = Fields({**sizes, "swiglu": _IS_GATED[activation]})
+    blocks.assumed = _ENCODER
+    layers(work, blocks)
     out_channels = fields.whole("out_channels", default=None if is_video else channels)
     work.linear("head", hidden, out_channels * pixels, rows=patches)
     return work
