@@ -1,4 +1,4 @@
-"""FLOPs of a step by family, from the fields of a config: one formula for decoders, and those of BERT, ViT and DiT.
+"""FLOPs of a step by family, from the fields of a config: one formula for the layers of all, and what is around them.
 
 A decoder's products are those of "Attention Is All You Need" (arXiv:1706.03762), with grouped keys (GQA,
 arXiv:2305.13245), gated MLPs (arXiv:2002.05202), experts (Mixtral, arXiv:2401.04088; shared ones and latent
@@ -15,15 +15,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
-from math import prod
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from profiler_wrapper.config_flops.model_flops import Batch, Fields, Work, register_family, whole_number
 from profiler_wrapper.errors import WrongUse, listed, shown
 
-# --- The names under which configs of Hugging Face and Megatron have a field ---
-
+# The names under which configs of Hugging Face and Megatron have a field.
 HIDDEN = ("hidden_size", "n_embd", "d_model")
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer")
 HEADS = ("num_attention_heads", "n_head", "num_heads")
@@ -31,11 +29,13 @@ KEY_HEADS = ("num_key_value_heads", "num_query_groups")
 HEAD_WIDTH = ("head_dim", "kv_channels")
 MLP_WIDTH = ("intermediate_size", "ffn_hidden_size", "n_inner")
 VOCABULARY = ("padded_vocab_size", "vocab_size")
+LABELS = ("num_labels",)
 GATED = ("swiglu", "gated_linear_unit")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "num_moe_experts")
 CHOSEN = ("num_experts_per_tok", "moe_router_topk")
-EXPERT_WIDTH = ("moe_intermediate_size", "moe_ffn_hidden_size")
+EXPERT_WIDTH = ("moe_intermediate_size", "moe_ffn_hidden_size", "ffn_hidden_size")
 SHARED_WIDTH = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
+FURTHER_TOKENS = ("num_nextn_predict_layers", "num_mtp_layers")
 # What another formula would be needed for, where it is set.
 UNCOUNTED = (
     *("is_encoder_decoder", "add_cross_attention", "text_config", "vision_config", "decoder_num_layers"),
@@ -43,116 +43,72 @@ UNCOUNTED = (
     *("experimental_attention_variant", "linear_attention_type", "moe_latent_size", "index_topk"),
     "num_kv_shared_layers",
 )
-# Model types whose window is every layer's, and those whose heads are of a width of their own.
-_ALL_IN_WINDOW = {"mistral", "mixtral", "phi3", "qwen3_moe"}
-_OWN_HEAD_WIDTH = {"gemma", "gemma2", "gemma3_text", "qwen3"}
 
 
-class Dialect(NamedTuple):
-    """What a family's configs leave unsaid."""
-
-    gated: bool = True  # the MLP has three matrices where the config does not say (SwiGLU, GeGLU)
-    grouped: bool = True  # heads of queries share heads of keys and values, as the config says (GQA)
-    key_heads_as_heads: bool = False  # as many heads of keys as of queries where the config has no field for it
-    mlp_width: tuple[str, ...] = MLP_WIDTH  # the fields that are read
-    mlp_four_times: bool = False  # the MLP is four times as wide as the model where the config does not say
-    experts: bool = False  # there are experts, and the config has to say how many
-    experts_as_mlp: bool = False  # they are as wide as the MLP where the config does not say
-    latent: bool = False  # DeepSeek's: latent attention, dense layers first, shared experts
-
-
-# --- attention ----------------------------------------------------------------------------------
-
-
-class Attention(NamedTuple):
-    """Projections, and the scores of each of `heads`, `width` wide, with sums of values of `value_width`."""
-
-    weights: int  # of the projections; each token is multiplied with all
-    heads: int
-    width: int
-    value_width: int
-
-    def add(self, work: Work, *, causal: bool, window: int | None = None, times: int = 1) -> None:
-        work.linear("attention_projections", 1, self.weights, times=times)
-        work.attention(self.heads, self.width, self.value_width, causal=causal, window=window, times=times)
+def layers(work: Work, fields: Fields, *, causal: bool = False, further: int = 0) -> None:
+    """Add attention and MLP or experts of all layers, and of the last one `further` times more."""
+    for name in UNCOUNTED:
+        if (value := fields.get(name)) not in (None, 0, ""):
+            raise WrongUse(
+                f"the config has {name}={shown(value)}, which no registered formula counts: "
+                "register one (register_family), or measure the FLOPs of a step"
+            )
+    hidden, count = fields.whole(*HIDDEN), fields.whole(*LAYERS)
+    # Megatron's arguments have a rank also where the attention is not latent.
+    attention = _latent_attention if fields.flag("multi_latent_attention") else _grouped_attention
+    weights, *scores = attention(fields, hidden)
+    windows, sparse = _windows(fields, count), _sparse(fields, count)
+    work.linear("attention_projections", 1, weights, times=count + further)
+    for window, times in Counter([*windows, *windows[-1:] * further]).items():
+        work.attention(*scores, causal=causal, window=window, times=times)
+    matrices = 3 if fields.flag(*GATED) else 2
+    for has_experts, times in Counter([*sparse, *sparse[-1:] * further]).items():
+        parts = _experts(fields, matrices) if has_experts else {"mlp": matrices * fields.whole(*MLP_WIDTH)}
+        for part, outputs in parts.items():
+            work.linear(part, hidden, outputs, times=times)
 
 
-def _grouped_attention(hidden: int, heads: int, key_heads: int, width: int, *, gate: bool = False) -> Attention:
-    """Queries, keys and values, and back; `gate`: one more projection, as wide as the queries, multiplies the output.
+def _grouped_attention(fields: Fields, hidden: int) -> tuple[int, int, int, int]:
+    """Return weights of the projections, and number of heads, their width and that of values; keys have fewer heads."""
+    heads = key_heads = fields.whole(*HEADS)
+    if fields.flag("group_query_attention"):
+        key_heads = fields.whole(*KEY_HEADS, default=heads if fields.has(*KEY_HEADS) else None)
+    if heads % key_heads:
+        raise WrongUse(f"the config has {heads} heads of queries, which {key_heads} heads of keys cannot share")
+    width = fields.whole(*HEAD_WIDTH)
+    as_queries = 3 if fields.flag("attention_output_gate") else 2  # queries, output and its gate
+    return hidden * width * (as_queries * heads + 2 * key_heads), heads, width, width
 
-    heads x width need not be the width of the model.
-    """
-    return Attention(hidden * width * ((3 if gate else 2) * heads + 2 * key_heads), heads, width, width)
 
-
-def _latent_attention(fields: Fields, hidden: int, heads: int) -> Attention:
-    """Queries from a narrow projection or from none, keys and values from one, and a rotary key shared by all heads."""
-    if not fields.has("q_lora_rank"):  # which may be None
-        raise fields.missing("q_lora_rank")
-    # Hugging Face's own qk_head_dim is the sum of both.
-    is_megatrons = fields.get("qk_pos_emb_head_dim") is not None and fields.get("qk_nope_head_dim") is None
-    narrow = fields.whole("q_lora_rank") if fields.get("q_lora_rank") is not None else None
-    key_rank = fields.whole("kv_lora_rank")
-    plain = fields.whole("qk_nope_head_dim", *(["qk_head_dim"] if is_megatrons else []))
+def _latent_attention(fields: Fields, hidden: int) -> tuple[int, int, int, int]:
+    """Return the same for queries and keys from narrow projections, and a rotary key that all heads share."""
+    heads, key_rank = fields.whole(*HEADS), fields.whole("kv_lora_rank")
+    plain = fields.whole("qk_nope_head_dim", "qk_head_dim")  # Hugging Face's own qk_head_dim is the sum of both
     rotary = fields.whole("qk_rope_head_dim", "qk_pos_emb_head_dim")
     value = fields.whole("v_head_dim")
     queries = heads * (plain + rotary)
-    into = hidden * queries if narrow is None else narrow * (hidden + queries)
+    narrow = fields.whole("q_lora_rank", default=0 if fields.has("q_lora_rank") else None, least=0)
+    into = narrow * (hidden + queries) if narrow else hidden * queries
     keys = hidden * (key_rank + rotary) + key_rank * heads * (plain + value)
-    return Attention(into + keys + heads * value * hidden, heads, plain + rotary, value)
+    return into + keys + heads * value * hidden, heads, plain + rotary, value
 
 
-def _attention(fields: Fields, dialect: Dialect, hidden: int) -> Attention:
-    heads = fields.whole(*HEADS)
-    # Megatron's arguments have a rank also where the attention is not latent.
-    if fields.flag("multi_latent_attention", default=dialect.latent or fields.get("kv_lora_rank") is not None):
-        return _latent_attention(fields, hidden, heads)
-    key_heads, width = _key_heads(fields, dialect, heads), _head_width(fields, heads)
-    return _grouped_attention(hidden, heads, key_heads, width, gate=fields.flag("attention_output_gate"))
-
-
-def _key_heads(fields: Fields, dialect: Dialect, heads: int) -> int:
-    of_megatron = fields.has("group_query_attention")  # without it, the number of groups is not used
-    if (of_megatron and not fields.flag("group_query_attention")) or not dialect.grouped:
-        return heads
-    may_be_missing = dialect.key_heads_as_heads or any(fields.has(name) for name in KEY_HEADS)
-    key_heads = fields.whole(*KEY_HEADS, default=heads if may_be_missing else None)
-    if heads % key_heads:
-        raise WrongUse(f"the config has {heads} heads of queries, which {key_heads} heads of keys cannot share")
-    return key_heads
-
-
-def _head_width(fields: Fields, heads: int) -> int:
-    """Of a head: as the config says, or the model's width divided among them."""
-    hidden = fields.whole(*HIDDEN)
-    own = fields.model_type in _OWN_HEAD_WIDTH
-    if not own and fields.get(*HEAD_WIDTH) is None and hidden % heads:
-        raise WrongUse(f"the config's hidden size {hidden} is no multiple of its {heads} heads, and it has no head_dim")
-    return fields.whole(*HEAD_WIDTH, default=None if own else hidden // heads)
-
-
-def _windows(fields: Fields, layers: int) -> list[int | None]:
-    """For each layer how many tokens a query sees, itself the last; None: all."""
-    types = fields.get("layer_types")
+def _windows(fields: Fields, count: int) -> list[int | None]:
+    """Return for each layer how many tokens a query sees, itself the last; None: all."""
     slides = fields.flag("use_sliding_window", default=True)
     width = fields.whole("sliding_window", default=0, least=0) if slides else 0
-    if types is not None:
+    if (types := fields.get("layer_types")) is not None:
         if unknown := sorted(set(types) - {"full_attention", "sliding_attention"}):
             raise WrongUse(f"the config has layers of type {listed(unknown)}, which no formula here counts")
-        has = [kind == "sliding_attention" for kind in _one_a_layer(layers, "layer_types", types)]
-    elif fields.get("window_size"):  # Megatron's: tokens before the query and after it, -1 for all
-        width = whole_number("window_size[0] of the config", fields.get("window_size")[0], least=-1) + 1
-        skip = fields.get("window_attn_skip_freq")  # every n-th layer has none, or a list
-        if skip is None or isinstance(skip, Sequence):
-            has = [True] * layers if skip is None else _one_a_layer(layers, "a window_attn_skip_freq", skip)
-        else:
-            every = whole_number("window_attn_skip_freq of the config", skip)
-            has = [(index + 1) % every != 0 for index in range(layers)]
-    elif not width or fields.model_type in _ALL_IN_WINDOW:
-        has = [True] * layers
+        has = _one_a_layer("layer_types", [kind == "sliding_attention" for kind in types], count)
+    elif window := fields.get("window_size"):  # Megatron's: tokens before the query and after it, -1 for all
+        width = whole_number("window_size[0] of the config", window[0], least=-1) + 1
+        has = _by_frequency(fields, "window_attn_skip_freq", count, lambda index, every: (index + 1) % every != 0)
+    elif not width or fields.model_type in ("mistral", "mixtral", "phi3", "qwen3_moe"):
+        has = [True] * count
     elif fields.model_type != "qwen2_moe" and fields.get("max_window_layers") is not None:
         first = fields.whole("max_window_layers", least=0)
-        has = [index >= first for index in range(layers)]
+        has = [index >= first for index in range(count)]
     else:
         raise WrongUse(
             f"the config has sliding_window={width}, but not which layers have it: give layer_types, a list of "
@@ -161,263 +117,216 @@ def _windows(fields: Fields, layers: int) -> list[int | None]:
     return [width if width and one else None for one in has]
 
 
-def _one_a_layer(layers: int, name: str, entries: Sequence[Any]) -> list[Any]:
-    if len(entries) != layers:
-        raise WrongUse(f"the config has {layers} layers, but {name} for {len(entries)}")
-    return list(entries)
-
-
-# --- MLP and experts: the outputs of each part, as wide an input each as the model -----------------
-
-
-def _dense(fields: Fields, dialect: Dialect, matrices: int, hidden: int) -> dict[str, int]:
-    default = 4 * hidden if dialect.mlp_four_times and matrices == 2 else None
-    return {"mlp": matrices * fields.whole(*dialect.mlp_width, default=default)}
-
-
-def _experts(fields: Fields, dialect: Dialect, matrices: int, hidden: int) -> dict[str, int]:
-    """A router, the chosen experts, and those that all tokens share; a product with one vector may weigh the latter."""
-    as_mlp = dialect.experts_as_mlp or fields.has("ffn_hidden_size")  # as Megatron has it
-    width = fields.whole(*EXPERT_WIDTH, *(MLP_WIDTH if as_mlp else ()))
-    routed, chosen = fields.whole(*EXPERTS), fields.whole(*CHOSEN)
-    if chosen > routed:
-        raise WrongUse(f"the config has {routed} experts, of which a token cannot go through {chosen}")
-    # The shared ones by their width, or as a number of experts of the width of others.
-    if fields.get(*SHARED_WIDTH) is not None or fields.model_type == "qwen2_moe":
-        shared = fields.whole(*SHARED_WIDTH, least=0)
-    else:
-        needed = dialect.latent and not any(fields.has(name) for name in SHARED_WIDTH)
-        shared = width * fields.whole("n_shared_experts", default=None if needed else 0, least=0)
-    gate = fields.flag("moe_shared_expert_gate", default=fields.get("shared_expert_intermediate_size") is not None)
-    parts = {"router": routed, "experts": matrices * width * chosen}
-    return {**parts, "shared_experts": matrices * shared + gate} if shared else parts
-
-
-def _sparse(fields: Fields, dialect: Dialect, layers: int) -> list[bool]:
-    """For each layer whether it has experts in the place of an MLP. Every rule that the config has must hold."""
-    if not fields.whole(*EXPERTS, default=None if dialect.experts else 0, least=0):
-        return [False] * layers
-    frequency = fields.get("moe_layer_freq")
-    pattern = _pattern(frequency, layers)
-    in_pattern = not dialect.latent or isinstance(frequency, Sequence)  # which layers are dense
-    first = fields.whole("first_k_dense_replace", default=0 if in_pattern else None, least=0)
-    step = fields.whole("decoder_sparse_step", default=1)
-    dense = set(fields.get("mlp_only_layers", default=()))
-    return [has and i >= first and (i + 1) % step == 0 and i not in dense for i, has in enumerate(pattern)]
+def _one_a_layer(name: str, entries: Sequence[object], count: int) -> list[bool]:
+    if len(entries) != count:
+        raise WrongUse(f"the config has {count} layers, but {name} for {len(entries)}")
+    return [bool(entry) for entry in entries]
 
 
 _TERM = re.compile(r"\[([01](?:,[01])*)\](?:\*(\d+))?")
 
 
-def _pattern(frequency: object, layers: int) -> list[bool]:
-    """Megatron's moe_layer_freq: every n-th layer from the first, a list of 0 and 1, or such a list written out."""
-    if isinstance(frequency, str):
-        text = re.sub(r"[\s()]", "", frequency)
-        terms = [_TERM.fullmatch(term) for term in text.split("+")]
-        if text.isdigit():
-            frequency = int(text)
-        elif not all(terms):
-            raise WrongUse(f'moe_layer_freq={shown(frequency)} of the config is no list such as "[0]*3+[1]*58"')
-        else:
-            frequency = [digit == "1" for term in terms if term for digit in term[1].split(",") * int(term[2] or 1)]
-    if isinstance(frequency, Sequence):
-        return [bool(entry) for entry in _one_a_layer(layers, "a moe_layer_freq", frequency)]
-    every = 1 if frequency is None else whole_number("moe_layer_freq of the config", frequency)
-    return [index % every == 0 for index in range(layers)]
+def _by_frequency(fields: Fields, name: str, count: int, rule: Callable[[int, int], bool]) -> list[bool]:
+    """Return which layers have what a field of Megatron's is about: all, where the field is absent.
 
-
-# --- the whole decoder --------------------------------------------------------------------------
-
-
-def decoder(fields: Fields, batch: Batch, dialect: Dialect) -> Work:
-    """Blocks, and a head over every token; each module that predicts a further token has a block and the head too."""
-    work = Work(batch)
-    hidden = fields.whole(*HIDDEN)
-    fields.refuse(*UNCOUNTED)
-    layers = fields.whole(*LAYERS)
-    attention = _attention(fields, dialect, hidden)
-    windows, sparse = _windows(fields, layers), _sparse(fields, dialect, layers)
-    matrices = 3 if fields.flag(*GATED, default=dialect.gated) else 2
-    # What of these the layers have is read, and no field of the other.
-    experts = _experts(fields, dialect, matrices, hidden) if any(sparse) else {}
-    dense = _dense(fields, dialect, matrices, hidden) if not all(sparse) else {}
-    further = _further_tokens(fields)
-    for window, times in Counter([*windows, *windows[-1:] * further]).items():
-        attention.add(work, causal=True, window=window, times=times)
-    for has_experts, times in Counter([*sparse, *sparse[-1:] * further]).items():
-        for part, outputs in (experts if has_experts else dense).items():
-            work.linear(part, hidden, outputs, times=times)
-    if further:
-        work.linear("mtp_projections", 2 * hidden, hidden, times=further)
-    if outputs := _outputs(fields):
-        work.linear("head", hidden, outputs, times=1 + further)
-    return work
-
-
-def _further_tokens(fields: Fields) -> int:
-    """Modules of multi-token prediction (DeepSeek-V3, arXiv:2412.19437).
-
-    Transformers' own models name them in their configs, but have none when they are trained.
+    It is a number, for a `rule` of a layer's index and that number; a list of 0 and 1; or either written out, such as
+    "[0]*3+[1]*58".
     """
-    others = ("num_nextn_predict_layers", "num_mtp_layers")
-    known = not fields.of_transformers or fields.given(*others)
-    return fields.whole("mtp_num_layers", *(others if known else ()), default=0, least=0)
+    found = fields.get(name)
+    if isinstance(found, str):
+        text = re.sub(r"[\s()]", "", found)
+        terms = [_TERM.fullmatch(term) for term in text.split("+")]
+        if not text.isdigit() and not all(terms):
+            raise WrongUse(f'{name}={shown(found)} of the config is no list such as "[0]*3+[1]*58"')
+        digits = [digit == "1" for term in terms if term for digit in term[1].split(",") * int(term[2] or 1)]
+        found = digits or int(text)
+    if isinstance(found, Sequence):
+        return _one_a_layer(f"a {name}", found, count)
+    every = None if found is None else whole_number(f"{name} of the config", found)
+    return [every is None or rule(index, every) for index in range(count)]
 
 
-def _outputs(fields: Fields) -> int:
-    """How many numbers the head gives for each token."""
-    architecture = fields.architecture
-    if architecture is None or architecture.endswith(("ForCausalLM", "LMHeadModel")):
-        return fields.whole(*VOCABULARY)
-    if architecture.endswith(("ForSequenceClassification", "ForTokenClassification")):
-        return label_count(fields)
-    if architecture.endswith("ForQuestionAnswering"):
-        return 2
-    if architecture.endswith("Model") and not architecture.endswith("DoubleHeadsModel"):
-        return 0
-    raise _unknown_head(architecture)
+def _sparse(fields: Fields, count: int) -> list[bool]:
+    """Return for each layer whether it has experts in the place of an MLP: every rule that the config has must hold."""
+    if not fields.whole(*EXPERTS, least=0):
+        return [False] * count
+    has = _by_frequency(fields, "moe_layer_freq", count, lambda index, every: index % every == 0)
+    in_list = isinstance(fields.get("moe_layer_freq"), Sequence)  # which layers are dense
+    first = fields.whole("first_k_dense_replace", default=0 if in_list else None, least=0)
+    step, dense = fields.whole("decoder_sparse_step", default=1), set(fields.get("mlp_only_layers", default=()))
+    return [one and i >= first and (i + 1) % step == 0 and i not in dense for i, one in enumerate(has)]
 
 
-def _unknown_head(name: str) -> WrongUse:
-    return WrongUse(f"the head of {name} is not known: give the class of one that is, architectures=[...]")
+def _experts(fields: Fields, matrices: int) -> dict[str, int]:
+    """Return the outputs of a router, the chosen experts, and those that all tokens share, with a gate of one."""
+    routed, chosen = fields.whole(*EXPERTS), fields.whole(*CHOSEN)
+    if chosen > routed:
+        raise WrongUse(f"the config has {routed} experts, of which a token cannot go through {chosen}")
+    parts = {"router": routed, "experts": matrices * fields.whole(*EXPERT_WIDTH) * chosen}
+    shared = fields.whole(*SHARED_WIDTH, least=0)
+    gate = fields.flag("moe_shared_expert_gate", default=fields.has("shared_expert_intermediate_size"))
+    if shared:
+        parts["shared_experts"] = matrices * shared + gate
+    return parts
 
 
-def label_count(fields: Fields) -> int:
-    """Classes that a classifier tells apart: Hugging Face's num_labels, else the names of id2label, else 2."""
-    return fields.whole("num_labels", default=len(fields.get("id2label", default=())) or 2)
+def _even_width(fields: Fields) -> int:
+    hidden, heads = fields.whole(*HIDDEN), fields.whole(*HEADS)
+    if hidden % heads:
+        raise WrongUse(f"the config's hidden size {hidden} is no multiple of its {heads} heads, and it has no head_dim")
+    return hidden // heads
 
 
-_LLAMA = Dialect(key_heads_as_heads=True)
-_DIALECTS = {  # by the model_type; of others it is the family's
-    "gpt2": Dialect(gated=False, grouped=False, mlp_width=("n_inner",), mlp_four_times=True),
-    "gpt_neox": Dialect(gated=False, grouped=False, mlp_width=("intermediate_size",)),
-    **dict.fromkeys(("mistral", "gemma", "gemma2", "gemma3_text"), Dialect()),
-    **dict.fromkeys(("qwen2_moe", "qwen3_moe"), Dialect(experts=True)),
+def _shared_width(fields: Fields) -> int:
+    number = fields.whole("n_shared_experts", default=0 if fields.has(*SHARED_WIDTH) else None, least=0)
+    return number * fields.whole(*EXPERT_WIDTH)
+
+
+_ASSUMED: dict[str, Any] = {  # of a config that does not say it
+    "num_key_value_heads": lambda fields: fields.whole(*HEADS),
+    "head_dim": _even_width,
+    "group_query_attention": True,
+    "multi_latent_attention": lambda fields: fields.get("kv_lora_rank") is not None,
+    "intermediate_size": lambda fields: None if fields.flag(*GATED) else 4 * fields.whole(*HIDDEN),
+    "swiglu": True,  # the MLP has three matrices: SwiGLU, GeGLU
+    "num_experts": 0,
+    "n_shared_experts": 0,
+    "shared_expert_intermediate_size": _shared_width,
+    "first_k_dense_replace": 0,
+    "num_labels": lambda fields: len(fields.get("id2label", default=())) or 2,
 }
 
 
-def _register_decoder(name: str, dialect: Dialect, model_types: Sequence[str], *marks: Sequence[str]) -> None:
+_ALWAYS = {  # model_type, or else family -> the fields that its configs always have, so that nothing is assumed
+    "gpt_neox": "intermediate_size",
+    **dict.fromkeys(("mistral", "qwen"), "num_key_value_heads"),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "qwen3"), "num_key_value_heads head_dim"),
+    "qwen2_moe": "num_key_value_heads num_experts shared_expert_intermediate_size",
+    **dict.fromkeys(("qwen3_moe", "mixtral"), "num_key_value_heads num_experts"),
+    "deepseek": "num_experts n_shared_experts first_k_dense_replace",
+}
+
+
+def _assumed(always: str, **others: Any) -> dict[str, Any]:
+    """Return what is assumed where configs `always` have some fields, and others are assumed to be otherwise."""
+    return {name: value for name, value in {**_ASSUMED, **others}.items() if name not in always.split()}
+
+
+def _register_decoder(name: str, model_types: Sequence[str], *marks: Sequence[str], **assumed: Any) -> None:
+    """Register a family of decoders: layers, and a head over every token."""
+
     @register_family(name, model_types=model_types, marks=marks)
-    def formula(fields: Fields, batch: Batch) -> Work:
-        if name == fields.model_type == "qwen" and fields.has("no_bias"):
+    def decoder(fields: Fields, batch: Batch) -> Work:
+        if name == "qwen" and fields.has("no_bias"):
             raise WrongUse(
                 "the config is of Qwen 1, whose MLP has half of intermediate_size: no formula here counts it"
             )
-        return decoder(fields, batch, _DIALECTS.get(fields.model_type or "", dialect))
+        fields.assumed = _assumed(_ALWAYS.get(fields.model_type or name, _ALWAYS.get(name, "")), **assumed)
+        # Transformers' configs name modules for further tokens, which their models do not have in training.
+        is_built = type(fields.config).__module__.startswith("transformers.")
+        others = () if is_built and fields.given.keys().isdisjoint(FURTHER_TOKENS) else FURTHER_TOKENS
+        further = fields.whole("mtp_num_layers", *others, default=0, least=0)
+        work, hidden = Work(batch), fields.whole(*HIDDEN)
+        layers(work, fields, causal=True, further=further)
+        if further:
+            work.linear("mtp_projections", 2 * hidden, hidden, times=further)
+        outputs = _HEADS[fields.head(*_HEADS)]
+        if outputs:
+            outputs = outputs if isinstance(outputs, int) else fields.whole(*outputs)
+            work.linear("head", hidden, outputs, times=1 + further)
+        return work
 
+
+_HEADS: dict[str, Sequence[str] | int] = {  # how a class's name ends -> its head's outputs, or the field that says them
+    **dict.fromkeys(("ForCausalLM", "LMHeadModel"), VOCABULARY),
+    **dict.fromkeys(("ForSequenceClassification", "ForTokenClassification"), LABELS),
+    "ForQuestionAnswering": 2,
+    "Model": 0,
+}
 
 _register_decoder(  # also what Megatron's arguments or TransformerConfig tell: GQA, SwiGLU, experts, MLA, MTP
     "gpt",
-    Dialect(gated=False, key_heads_as_heads=True, mlp_four_times=True),
     ("gpt2", "gpt_neox"),
     *(("n_embd", "n_layer", "n_head"), ("num_layers", "swiglu"), ("num_layers", "gated_linear_unit")),
+    swiglu=False,
 )
 _register_decoder(
     "llama",
-    _LLAMA,
     ("llama", "mistral", "gemma", "gemma2", "gemma3_text", "phi3", "olmo2", "granite"),
     ("num_key_value_heads", "intermediate_size", "rms_norm_eps"),
 )
-_register_decoder("aquila", _LLAMA, ("aquila",))
-_register_decoder("qwen", Dialect(), ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe"))
+_register_decoder("aquila", ("aquila",))
+_register_decoder("qwen", ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe"))
 _register_decoder(
     "mixtral",
-    Dialect(experts=True, experts_as_mlp=True),
     ("mixtral",),
     ("num_local_experts", "num_experts_per_tok", "intermediate_size"),
+    moe_intermediate_size=lambda fields: fields.whole(*MLP_WIDTH),
 )
 _register_decoder(
     "deepseek",
-    Dialect(experts=True, latent=True),
     ("deepseek_v2", "deepseek_v3"),
     ("kv_lora_rank", "qk_nope_head_dim", "n_routed_experts"),
+    multi_latent_attention=True,
 )
 
-
-# --------------------------------------------------------------------------------------------------
-# Models whose tokens all see each other: BERT, ViT and DiT. Both conventions of attention are the same for them.
-
-
-def _encoder(work: Work, fields: Fields, hidden: int, width: int, mlp: int, *, causal: bool = False) -> None:
-    """Blocks of attention with heads of `width`, and of an MLP whose matrices have `mlp` outputs together."""
-    layers, heads = fields.whole(*LAYERS), fields.whole(*HEADS)
-    _grouped_attention(hidden, heads, heads, width).add(work, causal=causal, times=layers)
-    work.linear("mlp", hidden, mlp, times=layers)
+_ENCODER = _assumed("intermediate_size", swiglu=False, group_query_attention=False)  # of BERT, ViT and DiT
 
 
 @register_family("bert", model_types=("bert",), marks=(("type_vocab_size", "hidden_size", "intermediate_size"),))
 def bert(fields: Fields, batch: Batch) -> Work:
-    """Without a class in the config, as trained: with the head that fills in masked words, at every token.
+    """Count BERT, without a class in the config as trained: with the head that fills in masked words at every token.
 
     Megatron's bert_binary_head adds the pooler and the prediction of the next sentence.
     """
-    fields.refuse(*UNCOUNTED)
-    work = Work(batch)
-    hidden, mlp = fields.whole(*HIDDEN), 2 * fields.whole(*MLP_WIDTH[:2])
-    width = _head_width(fields, fields.whole(*HEADS))
-    _encoder(work, fields, hidden, width, mlp, causal=fields.flag("is_decoder"))
-    name = fields.architecture or ("BertForPreTraining" if fields.flag("bert_binary_head") else "BertForMaskedLM")
-    words = {"BertForPreTraining", "BertForMaskedLM", "BertLMHeadModel"}
-    per_token = {"BertForTokenClassification", "BertForQuestionAnswering"}
-    # Outputs over the pooled first token; None: one for each class.
-    pooled: dict[str, int | None] = dict.fromkeys(("BertForPreTraining", "BertForNextSentencePrediction"), 2)
-    pooled |= {"BertForMultipleChoice": 1, "BertForSequenceClassification": None, "BertModel": 0}
-    if name not in words | per_token | pooled.keys():
-        raise _unknown_head(name)
-    if name in words:
+    work, fields.assumed = Work(batch), _ENCODER
+    layers(work, fields, causal=fields.flag("is_decoder"))
+    hidden = fields.whole(*HIDDEN)
+    words = ("ForPreTraining", "ForMaskedLM", "LMHeadModel")
+    classes = ("ForTokenClassification", "ForQuestionAnswering")
+    pooled = {"ForPreTraining": 2, "ForNextSentencePrediction": 2, "ForMultipleChoice": 1, "Model": 0}
+    trained = "ForPreTraining" if fields.flag("bert_binary_head") else "ForMaskedLM"
+    head = fields.head(trained, *words, *classes, *pooled, "ForSequenceClassification")
+    if head in words:
         work.linear("head", hidden, hidden + fields.whole(*VOCABULARY))
-    if name in per_token:
-        work.linear("head", hidden, label_count(fields))
-    if name in pooled:
-        outputs = pooled[name]
-        outputs = label_count(fields) if outputs is None else outputs
-        work.linear("head", hidden, hidden + outputs, rows=work.batch.sequences)
+    elif head in classes:
+        work.linear("head", hidden, fields.whole(*LABELS))
+    elif head == "ForSequenceClassification":
+        pooled[head] = fields.whole(*LABELS)
+    if head in pooled:
+        work.linear("head", hidden, hidden + pooled[head], rows=batch.sequences)
     return work
-
-
-# --- ViT ----------------------------------------------------------------------------------------
 
 
 @register_family("vit", model_types=("vit",), marks=(("image_size", "patch_size", "num_channels"),))
 def vit(fields: Fields, batch: Batch) -> Work:
-    """Patches by a convolution, a class token, and a classifier of it.
+    """Count ViT: patches by a convolution, a class token, and a classifier of it.
 
     The sequence is the class token and the patches; without a length given, those of the config's image size.
     The patches come from the data, so their gradient is not computed.
     """
-    height, width = sides(fields, "patch_size")
-    work = Work(batch.or_of_length(1 + patches(fields, "image_size")))
-    hidden, rows = fields.whole(*HIDDEN), work.batch.tokens - work.batch.sequences
-    pixels = fields.whole("num_channels") * height * width
-    work.linear("embedding", pixels, hidden, rows=rows, input_gradient=False)
-    mlp = 2 * fields.whole(*MLP_WIDTH[:2])
-    _encoder(work, fields, hidden, _head_width(fields, fields.whole(*HEADS)), mlp)
-    name = fields.architecture or "ViTForImageClassification"
-    if name not in ("ViTForImageClassification", "ViTModel"):
-        raise _unknown_head(name)
-    outputs = fields.whole("pooler_output_size", default=hidden) if name == "ViTModel" else label_count(fields)
-    work.linear("head", hidden, outputs, rows=work.batch.sequences)
+    (height, width), (patch_height, patch_width) = _sides(fields, "image_size"), _sides(fields, "patch_size")
+    work = Work(batch.or_of_length(1 + (height // patch_height) * (width // patch_width)))
+    fields.assumed = _ENCODER
+    hidden, pixels = fields.whole(*HIDDEN), fields.whole("num_channels") * patch_height * patch_width
+    work.linear("embedding", pixels, hidden, rows=work.tokens - batch.sequences, input_gradient=False)
+    layers(work, fields)
+    has_pooler = fields.head("ForImageClassification", "Model") == "Model"
+    outputs = fields.whole("pooler_output_size", default=hidden) if has_pooler else fields.whole(*LABELS)
+    work.linear("head", hidden, outputs, rows=batch.sequences)
     return work
 
 
-def sides(fields: Fields, *names: str) -> tuple[int, int]:
-    """Height and width of what may be given as one number."""
-    value = fields.get(*names)
-    if value is None:
-        raise fields.missing(*names)
-    both = value if isinstance(value, Sequence) and len(value) == 2 else (value, value)
-    height, width = (whole_number(f"{names[0]} of the config", side) for side in both)
-    return height, width
-
-
-def patches(fields: Fields, image: str) -> int:
-    """How many patches an image of the config's size has."""
-    (height, width), (patch_height, patch_width) = sides(fields, image), sides(fields, "patch_size")
-    return (height // patch_height) * (width // patch_width)
+def _sides(fields: Fields, name: str) -> tuple[int, int]:
+    """Return height and width of what may be given as one number."""
+    value = fields.get(name)
+    if not isinstance(value, Sequence) or len(value) != 2:
+        return fields.whole(name), fields.whole(name)
+    return whole_number(f"{name} of the config", value[0]), whole_number(f"{name} of the config", value[1])
 
 
 _SINE_WIDTH = 256  # numbers that DiT makes of a timestep (arXiv:2212.09748, and diffusers)
-_GATED = {"geglu": True, "swiglu": True, "gelu": False, "gelu-approximate": False, "linear-silu": False}
+_IS_GATED = {"geglu": True, "swiglu": True, "gelu": False, "gelu-approximate": False, "linear-silu": False}
 
 
 @register_family(
@@ -426,63 +335,62 @@ _GATED = {"geglu": True, "swiglu": True, "gelu": False, "gelu-approximate": Fals
     marks=(("num_embeds_ada_norm", "attention_head_dim"), ("sample_frames", "text_embed_dim", "attention_head_dim")),
 )
 def dit(fields: Fields, batch: Batch) -> Work:
-    """The sequence is the patches of a latent image; of CogVideoX, the text and the patches of a latent video.
+    """Count DiT: the sequence is the patches of a latent image; of CogVideoX, the text and those of a latent video.
 
     Without a length given, it is that of the config's sample size. What comes from the data (patches, text,
     the sines of a timestep) has no gradient. Modulation has one row for each sample, not for each token.
     """
-    return _dit(fields, batch) if fields.get("sample_frames") is None else _cogvideox(fields, batch)
-
-
-def _dit(fields: Fields, batch: Batch) -> Work:
-    """In diffusers each block embeds the timestep by itself, and the first block's embedding runs again at the end."""
     if fields.get("norm_type", default="ada_norm_zero") != "ada_norm_zero":
         raise WrongUse(f"a DiT with norm_type={shown(fields.get('norm_type'))} has other products than counted here")
-    work = Work(batch.or_of_length(patches(fields, "sample_size")))
-    hidden, layers = fields.whole(*HEADS) * fields.whole("attention_head_dim"), fields.whole(*LAYERS)
-    channels, patch = fields.whole("in_channels"), prod(sides(fields, "patch_size"))
-    work.linear("embedding", channels * patch, hidden, input_gradient=False)
-    _timestep(work, _SINE_WIDTH, hidden, times=layers + 1)
-    _modulated_blocks(work, fields, hidden, modulations=layers)
-    work.linear("head", hidden, fields.whole("out_channels", default=channels) * patch)
-    return work
-
-
-def _cogvideox(fields: Fields, batch: Batch) -> Work:
-    """Frames are compressed in time but for the first, and some of them make a patch."""
-    text, frames_of_patch = fields.whole("max_text_seq_length"), fields.whole("patch_size_t", default=1)
-    side, other = sides(fields, "patch_size")
-    frames = (fields.whole("sample_frames") - 1) // fields.whole("temporal_compression_ratio") + 1
-    of_frame = (fields.whole("sample_height") // side) * (fields.whole("sample_width") // other)
-    work = Work(batch.or_of_length(text - (-frames // frames_of_patch) * of_frame))
-    hidden, layers = fields.whole(*HEADS) * fields.whole("attention_head_dim"), fields.whole(*LAYERS)
-    time_width, tokens, sequences = fields.whole("time_embed_dim"), work.batch.tokens, work.batch.sequences
-    texts = sequences * text
-    if tokens <= texts:
-        raise WrongUse(f"sequences of {tokens // sequences} tokens have none but the {text} of the text")
-    volume = side * other * frames_of_patch
-    work.linear("embedding", fields.whole("in_channels") * volume, hidden, rows=tokens - texts, input_gradient=False)
-    work.linear("embedding", fields.whole("text_embed_dim"), hidden, rows=texts, input_gradient=False)
-    _timestep(work, hidden, time_width)
-    if offset := fields.whole("ofs_embed_dim", default=0, least=0):
-        _timestep(work, offset, offset)
-    _modulated_blocks(work, fields, hidden, modulations=2 * layers, width=time_width)
-    work.linear("head", hidden, fields.whole("out_channels") * volume, rows=tokens - texts)
-    return work
-
-
-def _timestep(work: Work, sines: int, width: int, *, times: int = 1) -> None:
-    """Two layers over the sines of the timestep, which come from the data."""
-    rows = work.batch.sequences
-    work.linear("conditioning", sines, width, rows=rows, times=times, input_gradient=False)
-    work.linear("conditioning", width, width, rows=rows, times=times)
-
-
-def _modulated_blocks(work: Work, fields: Fields, hidden: int, *, modulations: int, width: int | None = None) -> None:
-    """Shift, scale and gate of attention and MLP from the timestep's embedding, `width` wide; at the end two more."""
     activation = fields.get("activation_fn", default="gelu-approximate")
-    if activation not in _GATED:
-        raise WrongUse(f"activation_fn={shown(activation)} of the config is not known: one of {', '.join(_GATED)}")
-    work.linear("modulation", width or hidden, (6 * modulations + 2) * hidden, rows=work.batch.sequences)
-    matrices = 3 if _GATED[activation] else 2
-    _encoder(work, fields, hidden, fields.whole("attention_head_dim"), 4 * hidden * matrices)
+    if activation not in _IS_GATED:
+        raise WrongUse(f"activation_fn={shown(activation)} of the config is not known: one of {', '.join(_IS_GATED)}")
+    is_video = fields.get("sample_frames") is not None
+    if is_video:
+        height, width = fields.whole("sample_height"), fields.whole("sample_width")
+        text, depth = fields.whole("max_text_seq_length"), fields.whole("patch_size_t", default=1)
+        # Frames are compressed in time but for the first, and some of them make a patch.
+        frames = (fields.whole("sample_frames") - 1) // fields.whole("temporal_compression_ratio") + 1
+    else:
+        height, width = _sides(fields, "sample_size")
+        text, depth, frames = 0, 1, 1
+    patch_height, patch_width = _sides(fields, "patch_size")
+    of_frame = (height // patch_height) * (width // patch_width)
+    work = Work(batch.or_of_length(text - (-frames // depth) * of_frame))
+    texts = batch.sequences * text
+    patches = work.tokens - texts
+    if patches <= 0:
+        raise WrongUse(f"sequences of {work.tokens // batch.sequences} tokens have none but the {text} of the text")
+    channels, pixels = fields.whole("in_channels"), patch_height * patch_width * depth
+    heads, count = fields.whole(*HEADS), fields.whole(*LAYERS)
+    hidden = heads * fields.whole("attention_head_dim")
+    work.linear("embedding", channels * pixels, hidden, rows=patches, input_gradient=False)
+    if is_video:
+        work.linear("embedding", fields.whole("text_embed_dim"), hidden, rows=texts, input_gradient=False)
+    _modulate(work, fields, hidden, is_video=is_video)
+    sizes = {"hidden_size": hidden, "intermediate_size": 4 * hidden, "num_attention_heads": heads, "num_layers": count}
+    blocks = Fields({**sizes, "swiglu": _IS_GATED[activation]})
+    blocks.assumed = _ENCODER
+    layers(work, blocks)
+    out_channels = fields.whole("out_channels", default=None if is_video else channels)
+    work.linear("head", hidden, out_channels * pixels, rows=patches)
+    return work
+
+
+def _modulate(work: Work, fields: Fields, hidden: int, *, is_video: bool) -> None:
+    """Add what embeds a timestep, and from that shift, scale and gate of attention and MLP, and two more at the end.
+
+    Each block of DiT in diffusers embeds the timestep by itself, and the first one's embedding runs again at the end.
+    """
+    count, rows = fields.whole(*LAYERS), work.batch.sequences
+    if is_video:
+        width, modulations = fields.whole("time_embed_dim"), 2 * count
+        offset = fields.whole("ofs_embed_dim", default=0, least=0)
+        embeddings = [(hidden, width, 1), (offset, offset, 1)]
+    else:
+        width, modulations = hidden, count
+        embeddings = [(_SINE_WIDTH, hidden, count + 1)]
+    for sines, outputs, times in embeddings:
+        work.linear("conditioning", sines, outputs, rows=rows, times=times, input_gradient=False)
+        work.linear("conditioning", outputs, outputs, rows=rows, times=times)
+    work.linear("modulation", width, (6 * modulations + 2) * hidden, rows=rows)

@@ -4,17 +4,6 @@
 Megatron's arguments, or a mapping of plain fields. Two FLOPs for each multiply-add of matrix products,
 convolutions and attention; no norms, softmax, activations or losses; nothing computed again. These are the
 FLOPs of the formulas in `analysis`, by which a recorded step is counted.
-
-A family is added by one function::
-
-    @register_family("mine", model_types=("mine",))
-    def mine(fields: Fields, batch: Batch) -> Work:
-        work = Work(batch)
-        hidden, layers = fields.whole("hidden_size"), fields.whole("num_hidden_layers")
-        work.linear("mlp", hidden, 4 * hidden, times=2 * layers)
-        work.attention(fields.whole("num_attention_heads"), 64, causal=True, times=layers)
-        work.linear("head", hidden, fields.whole("vocab_size"))
-        return work
 """
 
 from __future__ import annotations
@@ -25,34 +14,31 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, get_args
+from functools import partial
+from typing import Any, Literal, NamedTuple, SupportsIndex, get_args
 
 from profiler_wrapper.errors import WrongUse, first_few, shown
 
-# --------------------------------------------------------------------------------------------------
-# A config's fields under whichever of their names it has them: Hugging Face's, diffusers' or Megatron's.
+__all__ = ["Batch", "Fields", "ModelFlops", "Work", "families", "model_flops", "register_family"]
 
-_MISSING: Any = object()
+_CLASS_NAME = re.compile(r"(?P<stem>\w*?)(?P<head>For[A-Z]\w*|LMHeadModel|DoubleHeadsModel|Model|Config)")
+_ABSENT: Any = object()
 
 
 class Fields:
-    """Reads one config: the entries of a mapping, else the attributes of an object.
+    """Read the fields of a config, a mapping or an object, under whichever of their names it has them.
 
-    Fields given beside it stand before those of the config, whichever of their names they come under.
-    A field that is None counts as absent.
+    Those `given` as keywords stand before the config's own, whichever of their names they come under; the `assumed`
+    stand for what it leaves unsaid. A field that is None counts as absent.
     """
 
-    def __init__(
-        self, config: object, given: Mapping[str, object] | None = None, *, class_name: str | None = None
-    ) -> None:
-        self._config, self._given, self._class_name = config, dict(given or {}), class_name
+    def __init__(self, config: object, given: Mapping[str, object] | None = None) -> None:
+        self.config, self.class_name = _config_of(config)
+        self.given = dict(given or {})
         self.taken_as: str | None = None  # a model_type that stands before the config's
+        self.assumed: Mapping[str, Any] = {}  # by the first of a field's names; a value, or a function of the fields
         self.read: set[str] = set()  # names asked for
-
-    @property
-    def of_transformers(self) -> bool:
-        """Whether it is a config object of Hugging Face's transformers, so of a model that they build."""
-        return type(self._config).__module__.startswith("transformers.")
+        self._look = self.config.get if isinstance(self.config, Mapping) else partial(getattr, self.config)
 
     @property
     def model_type(self) -> str | None:
@@ -62,87 +48,59 @@ class Fields:
 
     @property
     def architecture(self) -> str | None:
-        """The model's class, which tells its head: `LlamaForCausalLM`; None where nothing tells."""
+        """The model's class, such as `LlamaForCausalLM`; None where nothing tells."""
         named, own_type = self.get("architectures"), self.get("model_type")
-        if "architectures" not in self._given and self._class_name and own_type and isinstance(own_type, str):
-            return self._class_name
-        if isinstance(named, str):
-            return named
-        return str(named[0]) if isinstance(named, Sequence) and named else None
+        if "architectures" not in self.given and isinstance(own_type, str) and own_type:
+            named = self.class_name or named
+        return named if isinstance(named, str) or not named else str(named[0])
 
-    @property
-    def class_names(self) -> list[str]:
-        """What the model or its config call themselves."""
-        names = [self.get("_class_name"), self._class_name, self.architecture, type(self._config).__name__]
-        return [name for name in names if isinstance(name, str)]
+    def head(self, *known: str) -> str:
+        """Return how the name of the model's class ends, which tells its head; without a class the first of the known.
 
-    def has(self, name: str) -> bool:
-        """Whether the field is there, even if None."""
-        self.read.add(name)
-        return name in self._given or self._of_config(name) is not _MISSING
+        Raises WrongUse for one that is not known.
+        """
+        found = _CLASS_NAME.fullmatch(self.architecture or known[0])
+        if found is None or found["head"] not in known:
+            raise WrongUse(
+                f"the head of {self.architecture} is not known: give the class of one that is, architectures=[...]"
+            )
+        return found["head"]
 
-    def given(self, *names: str) -> bool:
-        """Whether one of the fields was given beside the config."""
+    def has(self, *names: str) -> bool:
+        """Return whether one of the fields is there, even if None."""
         self.read.update(names)
-        return not self._given.keys().isdisjoint(names)
+        return any(name in self.given or self._look(name, _ABSENT) is not _ABSENT for name in names)
 
     def get(self, *names: str, default: Any = None) -> Any:
-        """The first of the fields that is there and not None."""
-        look = self._given.get if self.given(*names) else self._of_config
-        found = (value for value in map(look, names) if value is not None and value is not _MISSING)
-        return next(found, default)
+        """Return the first of the fields that is there and not None; else the default, or what is assumed."""
+        self.read.update(names)
+        look = self._look if self.given.keys().isdisjoint(names) else self.given.get
+        for value in (*(look(name, None) for name in names), default):
+            if value is not None:
+                return value
+        assumed = self.assumed.get(names[0])
+        return assumed(self) if callable(assumed) else assumed
 
     def whole(self, *names: str, default: int | None = None, least: int = 1) -> int:
-        """A whole number of at least `least`. Raises WrongUse without one and without a default."""
+        """Return a whole number of at least `least`. Raises WrongUse where there is none, by default or assumed."""
         value = self.get(*names, default=default)
         if value is None:
-            raise self.missing(*names)
+            others = f" (or {', '.join(names[1:])})" if len(names) > 1 else ""
+            raise WrongUse(f"the config has no {names[0]}{others}: give it as a keyword, {names[0]}=...")
         return whole_number(f"{names[0]} of the config", value, least=least)
 
-    def flag(self, *names: str, default: bool = False) -> bool:
+    def flag(self, *names: str, default: bool | None = None) -> bool:
+        """Return whether a field is true."""
         return bool(self.get(*names, default=default))
-
-    def missing(self, *names: str) -> WrongUse:
-        """What to raise where none of the fields is there."""
-        others = f" (or {', '.join(names[1:])})" if len(names) > 1 else ""
-        return WrongUse(f"the config has no {names[0]}{others}: give it as a keyword, {names[0]}=...")
-
-    def refuse(self, *names: str) -> None:
-        """Raises WrongUse where one of the fields is set: no formula here counts what it does."""
-        for name in names:
-            value = self.get(name, default=0)
-            if value != 0 and value != "":  # nor False
-                raise WrongUse(
-                    f"the config has {name}={_short(value)}, which no registered formula counts: "
-                    "register one (register_family), or measure the FLOPs of a step"
-                )
-
-    def unread(self) -> list[str]:
-        """Fields given beside the config that nothing asked for."""
-        return sorted(self._given.keys() - self.read)
-
-    def _of_config(self, name: str) -> Any:
-        config = self._config
-        return config.get(name, _MISSING) if isinstance(config, Mapping) else getattr(config, name, _MISSING)
 
 
 def whole_number(what: str, value: object, *, least: int = 1) -> int:
-    """`value` as an int of at least `least`; integral floats pass, as files of numbers write them."""
-    try:
-        number = int(value) if isinstance(value, float) and value.is_integer() else operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = least - 1
-    if number < least or isinstance(value, bool):
-        raise WrongUse(f"{what} must be a whole number of at least {least}, found {_short(value)}")
-    return number
+    """Return `value` as an int of at least `least`; integral floats pass, as files of numbers write them."""
+    number = int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(value, bool) or not isinstance(number, SupportsIndex) or operator.index(number) < least:
+        raise WrongUse(f"{what} must be a whole number of at least {least}, found {shown(value)}")
+    return operator.index(number)
 
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-# --- What a batch is, and the FLOPs that a model's products need for it: two for each multiply-add ---
 
 Convention = Literal["full", "causal"]
 
@@ -164,36 +122,33 @@ class Batch:
     @property
     def tokens(self) -> int:
         """Of all sequences. Raises WrongUse where no length is known."""
-        return sum(length * count for length, count in self._known().items())
+        if self.lengths is None:
+            raise WrongUse("the length of the sequences is missing: give seq_length or sequence_lengths")
+        return sum(length * count for length, count in self.lengths.items())
 
     def or_of_length(self, tokens: int) -> Batch:
-        """The same batch, its sequences of `tokens` tokens where it does not say how long they are."""
+        """Return the batch with sequences of `tokens` tokens where it does not say how long they are."""
         return self if self.lengths is not None else replace(self, lengths={tokens: self.sequences})
 
     def twice_the_pairs(self, *, causal: bool, window: int | None = None) -> int:
-        """Two times the pairs of query and key that count; twice, so that half of an odd number stays whole.
+        """Return two times the pairs of query and key that count; twice, so that half of an odd number stays whole.
 
         Of L tokens L², and L²/2 under a causal mask, the diagonal being counted half; of a window of W < L
         tokens in it, LW - W²/2.
         """
         hidden = causal and self.convention == "causal"
         twice = 0
-        for length, count in self._known().items():
+        for length, count in (self.lengths or {}).items():
             seen = length if window is None or not hidden else min(length, window)
             twice += (2 * length * seen - seen**2 * hidden) * count
         return twice
 
-    def _known(self) -> Mapping[int, int]:
-        if self.lengths is None:
-            raise WrongUse("the length of the sequences is missing: give seq_length or sequence_lengths")
-        return self.lengths
-
 
 class Work:
-    """Collects the products of one forward pass and of its backward, by part of the model."""
+    """Collect the FLOPs of one forward pass and of its backward by part of the model, two for each multiply-add."""
 
     def __init__(self, batch: Batch) -> None:
-        self.batch = batch
+        self.batch, self.tokens = batch, batch.tokens
         self.forward: Counter[str] = Counter(embedding=0)  # a lookup multiplies nothing, and is listed to say so
         self.backward: Counter[str] = Counter(embedding=0)
 
@@ -207,13 +162,12 @@ class Work:
         times: int = 1,
         input_gradient: bool = True,
     ) -> None:
-        """`times` products of (rows, inputs) and (inputs, outputs); by default a row for each token.
+        """Add `times` products of (rows, inputs) and (inputs, outputs); by default a row for each token.
 
         Backward has two products as big, for the gradients of the weight and of the input; one where the
         input comes from the data and autograd leaves its gradient out.
         """
-        rows = self.batch.tokens if rows is None else rows
-        flops = 2 * rows * inputs * outputs * times
+        flops = 2 * (self.tokens if rows is None else rows) * inputs * outputs * times
         self.forward[part] += flops
         self.backward[part] += 2 * flops if input_gradient else flops
 
@@ -227,7 +181,7 @@ class Work:
         window: int | None = None,
         times: int = 1,
     ) -> None:
-        """Scores of each query and key, `width` wide, and their sums of values, for each of `heads`.
+        """Add scores of each query and key, `width` wide, and their sums of values, for each of `heads`.
 
         Backward has four products instead of two. What a fused kernel computes again is not the model's.
         """
@@ -238,8 +192,6 @@ class Work:
 
 
 Formula = Callable[[Fields, Batch], Work]
-
-_CLASS_NAME = re.compile(r"(?P<stem>\w+?)(For[A-Z]\w*|LMHeadModel|DoubleHeadsModel|Model|Config)$")
 
 
 class Family(NamedTuple):
@@ -259,7 +211,16 @@ FAMILIES: dict[str, Family] = {}
 def register_family(
     name: str, *, model_types: Sequence[str] = (), class_names: Sequence[str] = (), marks: Sequence[Sequence[str]] = ()
 ) -> Callable[[Formula], Formula]:
-    """Makes a function of `Fields` and `Batch`, which returns `Work`, the formula of the family `name`.
+    """Make a function of `Fields` and `Batch`, which returns `Work`, the formula of the family `name`::
+
+        @register_family("mine", model_types=("mine",))
+        def mine(fields: Fields, batch: Batch) -> Work:
+            work = Work(batch)
+            hidden, layers = fields.whole("hidden_size"), fields.whole("num_hidden_layers")
+            work.linear("mlp", hidden, 4 * hidden, times=2 * layers)
+            work.attention(fields.whole("num_attention_heads"), 64, causal=True, times=layers)
+            work.linear("head", hidden, fields.whole("vocab_size"))
+            return work
 
     A family registered later stands before earlier ones, and takes the place of one of the same name.
     """
@@ -273,46 +234,38 @@ def register_family(
 
 
 def family_of(fields: Fields, name: str | None) -> Family:
-    """The family called `name`, or of that model_type; for None or "auto", the one the config is of.
+    """Return the family called `name`, or of that model_type; for None or "auto", the one the config is of.
 
     Raises WrongUse where none is.
     """
+    of_type = {kind: family for family in FAMILIES.values() for kind in family.model_types}
     if name is not None and name != "auto":
-        if name in FAMILIES:
-            return FAMILIES[name]
-        types = {kind: family for family in FAMILIES.values() for kind in family.model_types}
-        if name in types:
-            fields.taken_as = name
-            return types[name]
-        close = difflib.get_close_matches(str(name), [*FAMILIES, *types], n=1)
+        fields.taken_as = None if name in FAMILIES else name
+        if found := FAMILIES.get(name) or of_type.get(name):
+            return found
+        close = difflib.get_close_matches(str(name), [*FAMILIES, *of_type], n=1)
         hint = f" Did you mean {shown(close[0])}?" if close else ""
         raise WrongUse(f"no family {shown(name)} is registered.{hint} Registered: {', '.join(families())}")
-    newest_first = list(reversed(FAMILIES.values()))
-    model_type = fields.model_type
-    if model_type is not None:
-        own = [family for family in newest_first if model_type in family.model_types]
-        if own or model_type in FAMILIES:
-            return own[0] if own else FAMILIES[model_type]
+    if (model_type := fields.model_type) is not None:
+        if found := of_type.get(model_type) or FAMILIES.get(model_type):
+            return found
         raise WrongUse(
             f"model_type={shown(model_type)} is of no registered family. If it has the same products as one of "
             f"{', '.join(families())}, "
             'say so (family="llama"); else register its formula (register_family), or measure the FLOPs of a step'
         )
-    for class_name in fields.class_names:
-        match = _CLASS_NAME.fullmatch(class_name)
-        stem = match["stem"].lower() if match else None
-        for family in newest_first:
-            if class_name in family.class_names or stem in {kind.replace("_", "") for kind in family.model_types}:
-                return family
-    found = [one for one in newest_first if any(all(map(fields.has, group)) for group in one.marks)]
-    if len(found) == 1:
-        return found[0]
-    several = f"fields of several families: {', '.join(sorted(family.name for family in found))}"
-    has = several if found else "no model_type, nor a class or fields that tell its family"
+    of_class = {one: family for family in FAMILIES.values() for one in family.class_names}
+    of_stem = {kind.replace("_", ""): family for kind, family in of_type.items()}
+    for class_name in (fields.get("_class_name"), fields.class_name, fields.architecture, type(fields.config).__name__):
+        match = _CLASS_NAME.fullmatch(str(class_name))
+        if found := of_class.get(str(class_name)) or of_stem.get(match["stem"].lower() if match else ""):
+            return found
+    marked = [family for family in FAMILIES.values() if any(all(map(fields.has, group)) for group in family.marks)]
+    if len(marked) == 1:
+        return marked[0]
+    several = f"fields of several families: {', '.join(sorted(family.name for family in marked))}"
+    has = several if marked else "no model_type, nor a class or fields that tell its family"
     raise WrongUse(f"the config has {has}. Say which it is of with family=..., one of {', '.join(families())}")
-
-
-__all__ = ["Batch", "Fields", "ModelFlops", "Work", "families", "model_flops", "register_family"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,7 +318,7 @@ def model_flops(
     sequence_lengths: Iterable[int] | None = None,
     **fields: object,
 ) -> ModelFlops:
-    """FLOPs of a step of the config's model, by its family's formula.
+    """Count the FLOPs of a step of the config's model by its family's formula.
 
     Attention counts by one of two conventions. "full", as torch does, takes each query with each key.
     "causal" leaves out what a causal mask hides: exactly half of the L² pairs, as Megatron-LM and a profile of
@@ -383,8 +336,8 @@ def model_flops(
         family: one of `families()`, or a model_type of Hugging Face's that one of them has ("gpt2", "qwen3_moe"),
             whatever the config's is; None or "auto": by the config's model_type, class or fields.
         sequence_lengths: real tokens of each sequence, where several are packed into a row or rows are padded:
-            attention goes by the sum of L², the rest by the sum of L. Beside it batch_size and seq_length, the
-            rows and their length, are optional; the sequences must fit into them.
+            attention goes by the sum of L², the rest by the sum of L. Then batch_size and seq_length, the rows and
+            their length, are optional; the sequences must fit into them.
         fields: fields that the config does not have, or has otherwise: vocab_size=32000, mtp_num_layers=0,
             architectures=["BertForSequenceClassification"] (the class, which tells the head).
 
@@ -394,11 +347,10 @@ def model_flops(
     """
     if convention not in get_args(Convention):
         raise WrongUse(f'convention must be "full" or "causal", found {shown(convention)}')
-    plain, class_name = _config_of(config)
-    read = Fields(plain, fields, class_name=class_name)
+    read = Fields(config, fields)
     found = family_of(read, family)
     work = found.formula(read, _batch(batch_size, seq_length, sequence_lengths, convention))
-    if unread := read.unread():
+    if unread := sorted(fields.keys() - read.read):
         raise WrongUse(f"{first_few(unread, 8)}: the formula of the family {shown(found.name)} reads no such field")
     return ModelFlops(
         family=found.name,
@@ -411,12 +363,12 @@ def model_flops(
 
 
 def families() -> tuple[str, ...]:
-    """The names that `model_flops(family=...)` knows."""
+    """Return the names that `model_flops(family=...)` knows."""
     return tuple(sorted(FAMILIES))
 
 
 def _config_of(config: Any) -> tuple[object, str | None]:
-    """The config of what may be a model, wrapped or not, and the model's class."""
+    """Return the config of what may be a model, wrapped or not, and the model's class."""
     if isinstance(config, Mapping) or not callable(getattr(config, "named_modules", None)):
         return config, None
     model = config

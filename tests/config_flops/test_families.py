@@ -228,6 +228,7 @@ def scores(config: dict[str, Any], **more: Any) -> int:
         ({"window_size": (-1, 0)}, 0),
         ({"window_size": [9, 0], "window_attn_skip_freq": 3}, 3),
         ({"window_size": (9, 0), "window_attn_skip_freq": [1, 0, 0, 0]}, 1),
+        ({"window_size": (9, 0), "window_attn_skip_freq": "[1]+[0]*3"}, 1),
     ],
 )
 def test_layers_with_a_window_have_fewer_pairs_in_the_causal_convention(fields: dict[str, Any], layers: int) -> None:
@@ -291,6 +292,7 @@ def test_megatrons_arguments_have_more_than_they_use() -> None:
     assert model_flops(SimpleNamespace(**MEGATRON, **more), 2, 16).parts == model_flops(LLAMA, 2, 16).parts
     bert = model_flops(SimpleNamespace(**MEGATRON, **more), 2, 16, family="bert")
     assert bert.parts["head"] == 2 * 32 * 64 * (64 + 96) + 2 * 2 * 64 * (64 + 2)
+    assert bert.parts["mlp"] == 2 * 32 * 3 * 64 * 112 * 4  # swiglu is read for every family
     alone = model_flops(MEGATRON, 2, 16, group_query_attention=False)
     assert alone.parts["attention_projections"] == 2 * 32 * 4 * 64 * 64 * 4
     gated = model_flops(MEGATRON, 2, 16, attention_output_gate=True)
