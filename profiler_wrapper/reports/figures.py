@@ -20,6 +20,8 @@ import numpy as np
 from profiler_wrapper.analysis.model import MemoryCategory
 from profiler_wrapper.analysis.statistics import split_number
 from profiler_wrapper.reports.text import clean, shorten
+from profiler_wrapper.trace.recording import Float64, Int64
+from profiler_wrapper.units import MIB
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -112,6 +114,7 @@ _LONGEST_LABEL = 26
 _LEAST_BESIDE = 0.035  # of the axis: room for the number of a bar beside the layers
 _MESSAGE_LETTERS, _MESSAGE_LINES = 90, 6
 _LETTERS_PER_IN = 8.2  # of a figure's title
+_LAST_HELD, _ABOVE_HELD = 0.01, 1.1  # of the width and the height of memory over time
 _FEW = 60  # up to here lines carry large marks
 
 
@@ -144,25 +147,39 @@ def own_style() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def picture(
+    path: str | os.PathLike[str],
+    title: str,
+    *,
+    height_in: float,
+    bars: int = 0,
+    ratios: Sequence[float] = (1,),
+    share_x: bool = False,
+    foot: str = "",
+) -> Iterator[list[Axes]]:
+    """Give axes below one another, whose heights are as `ratios`, in a new figure; write it as a PNG at the end."""
+    with own_style():
+        figure = new_figure(bars, height_in=height_in)
+        head(figure, title)
+        figure.supxlabel(literal(foot), fontsize=FONT_SIZE)
+        yield list(figure.subplots(len(ratios), 1, squeeze=False, sharex=share_x, height_ratios=ratios)[:, 0])
+        save(figure, path)
+
+
 def say(path: str | os.PathLike[str], title: str, message: str) -> None:
-    """A picture that says why there is nothing to draw."""
-    wrapped = "\n".join(textwrap.fill(line, _MESSAGE_LETTERS) for line in message.split("\n")[:_MESSAGE_LINES])
-    figure = new_figure(0, height_in=1.0 + 0.25 * (wrapped.count("\n") + 1))
-    head(figure, title)
-    figure.text(0.5, 0.4, literal(wrapped), ha="center", va="center", fontsize=FONT_SIZE + 1)
-    save(figure, path)
+    """Write a picture that says why there is nothing to draw."""
+    lines = message.split("\n")[:_MESSAGE_LINES]
+    wrapped = "\n".join(textwrap.fill(line, _MESSAGE_LETTERS) for line in lines)
+    with picture(path, title, height_in=1.0 + 0.25 * (wrapped.count("\n") + 1)) as (axes,):
+        axes.set_axis_off()
+        axes.text(0.5, 0.5, literal(wrapped), ha="center", va="center", fontsize=FONT_SIZE + 1)
 
 
 def head(figure: Figure, title: str) -> None:
-    """The title of a whole figure, smaller where it is long."""
+    """Write the title of a whole figure, smaller where it is long."""
     fitting = _LETTERS_PER_IN * figure.get_figwidth() / max(1, len(title))
     figure.suptitle(literal(title), fontsize=(FONT_SIZE + 3) * min(1.0, fitting), fontweight="bold")
-
-
-def foot(figure: Figure, text: str, *, size: int = FONT_SIZE) -> None:
-    """What stands below a whole figure, if anything."""
-    if text:
-        figure.supxlabel(literal(text), fontsize=size)
 
 
 def literal(text: str) -> str:
@@ -170,24 +187,52 @@ def literal(text: str) -> str:
     return "\n".join(clean(line, unicode=True) for line in text.split("\n")).replace("$", r"\$")
 
 
-def prepare(axes: Axes, *, ylabel: str) -> None:
-    """The plain look of all our axes."""
+def prepare(axes: Axes, *, ylabel: str, xlabel: str = "") -> None:
+    """Give axes the plain look of all our pictures."""
     axes.set_ylabel(ylabel, fontsize=FONT_SIZE)
+    axes.set_xlabel(xlabel, fontsize=FONT_SIZE)
     axes.tick_params(labelsize=FONT_SIZE - 1)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def draw_held(
+    axes: Axes,
+    x: Sequence[float] | Float64,
+    bands: Sequence[tuple[str, str, Int64]],
+    *,
+    reserved_bytes: Int64 | None,
+    peak: tuple[float, int],
+) -> None:
+    """Stack what is held in MiB, with what is reserved and the peak (its x and bytes).
+
+    Bands are a name, a colour, and bytes from each `x` to the next; the last are held so long that they can be seen.
+    """
+    x = np.append(x, x[-1] + (_LAST_HELD * (x[-1] - x[0]) or 1.0))
+    held = np.zeros(len(x))
+    for name, color, sizes in bands:
+        above = held + np.append(sizes, sizes[-1]) / MIB
+        axes.fill_between(x, held, above, step="post", color=color, linewidth=0, label=literal(shorten(name, 100)))
+        held = above
+    if reserved_bytes is not None:
+        held = np.append(reserved_bytes, reserved_bytes[-1]) / MIB
+        axes.plot(x, held, "--", color=INK, linewidth=1.2, drawstyle="steps-post", label="reserved")
+    axes.plot(peak[0], peak[1] / MIB, "v", color=INK, markersize=8, clip_on=False, zorder=5, label="peak")
+    axes.set_xlim(x[0], x[-1])
+    from_zero(axes)
+    axes.set_ylim(top=axes.get_ylim()[1] * _ABOVE_HELD)
+
+
 def draw_bars(
-    axes: Axes, heights: Sequence[float], bottom: Sequence[float] | None = None, *, color: str, label: str | None = None
+    axes: Axes, heights: Sequence[float], bottom: Float64 | None = None, *, color: str, label: str | None = None
 ) -> None:
     """Bars side by side as one shape: a rectangle for each takes half a millisecond, and models have thousands."""
     from matplotlib.collections import PolyCollection
 
     corners = np.empty((len(heights), 4, 2))
     corners[:, :, 0] = np.arange(len(heights))[:, None] + np.array([-0.4, -0.4, 0.4, 0.4])
-    corners[:, :, 1] = 0.0 if bottom is None else np.asarray(bottom)[:, None]
+    corners[:, :, 1] = 0.0 if bottom is None else bottom[:, None]
     corners[:, 1:3, 1] += np.asarray(heights)[:, None]
     axes.add_collection(PolyCollection(list(corners), facecolors=color, linewidths=0, label=label))
     axes.autoscale_view()
@@ -215,8 +260,7 @@ def legend_above(axes: Axes, title: str) -> None:
         entitle(axes, title)
         return
     lines_last = sorted(zip(handles, labels, strict=True), key=lambda entry: isinstance(entry[0], Line2D))
-    width_in = axes.figure.get_figwidth()  # type: ignore[union-attr]
-    columns = max(1, int((width_in - 1.2) / (0.6 + 0.075 * max(map(len, labels)))))
+    columns = max(1, int((figure_of(axes).get_figwidth() - 1.2) / (0.6 + 0.075 * max(map(len, labels)))))
     axes.legend(*zip(*lines_last, strict=True), loc="lower left", bbox_to_anchor=(-0.005, 1.0),
                 ncols=min(len(labels), columns), frameon=False, fontsize=FONT_SIZE - 1, borderaxespad=0.2,
                 columnspacing=1.4)  # fmt: skip
@@ -224,17 +268,22 @@ def legend_above(axes: Axes, title: str) -> None:
     entitle(axes, title, pad=8 + 16 * rows)
 
 
+def figure_of(axes: Axes) -> Figure:
+    """Return the whole figure that `axes` are in."""
+    return axes.figure  # type: ignore[return-value]
+
+
 def mark_size(points: int) -> float:
     """The size of the marks on a line of so many."""
     return 4.5 if points <= _FEW else 2.5
 
 
-def name_layers(axes: Axes, layers: Sequence[str], width_in: float, *, beside: Sequence[str] = ()) -> list[float]:
-    """Names below the bars 0, 1, ...: of each first in a row of like layers, then numbers, as many as fit.
+def name_layers(axes: Axes, layers: Sequence[str], *, beside: Sequence[str] = ()) -> list[float]:
+    """Write names below the bars 0, 1, ...: of each first in a row of like layers, then numbers, as many as fit.
 
     Returns where the bars of those `beside` the layers go, at the right.
     """
-    room_in = width_in - 1.3
+    room_in = figure_of(axes).get_figwidth() - 1.3
     per_label = len(layers) / max(2, int(room_in / _LABEL_IN))
     per_number = len(layers) * _NUMBERS_IN / room_in if len(layers) > _MANY else per_label
     positions, texts = layer_ticks(layers, apart=math.ceil(per_label), numbers_apart=math.ceil(per_number))
