@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from operator import attrgetter, itemgetter
 from typing import Any, Literal, NamedTuple
@@ -23,15 +24,26 @@ Origin = Literal["forward", "backward", "optimizer", "other", "no stack"]
 
 NO_LINE = "(no Python stack)"  # autograd's own threads and C++ have none
 BEFORE_HISTORY = "(allocated before the history begins)"
-_TORCH = re.compile(r"(?:^|(?:site|dist)-packages/|/pytorch/)(torch/.*)")
-_INSTALLED = re.compile(r".*/(?:site|dist)-packages/(.*)")
-_COMPILED = re.compile(r"/torchinductor_[^/]*/")
-_GENERATED = "<eval_with_key"  # by torch.fx
-_NOBODYS = re.compile(  # compiled and generated code, the standard library, this package
-    rf"{_COMPILED.pattern}|^{_GENERATED}|/lib/python3\.\d+/(?!site-packages/|dist-packages/)"
-    r"|(?:^|/)profiler_wrapper/(?:capture/|\w+\.py)"
+# What kind of file a frame is in, by the first that fits; else it is the user's "own". A group is the short name.
+_KINDS = {
+    "torch": r"(?:|.*(?:site|dist)-packages/|.*/pytorch/)(torch/.*)",
+    "compiled": r".*/torchinductor_[^/]*/.*()",
+    "python": r".*/lib/python3\.\d+/(?!site-packages/|dist-packages/).*()|<eval_with_key.*",  # or made by torch.fx
+    "profiler": r"(?:|.*/)(profiler_wrapper/(?:capture/.*|\w+\.py))",
+    "installed": r".*/(?:site|dist)-packages/(.*)",
+}
+# Patterns of lines of a stack, `"kind file.py:12 function"`, those that say more first.
+_MODULES = r"torch torch/nn/(?!modules/(module|container)\.py)"
+_INSIDE = (
+    rf"{_MODULES}modules/|torch torch/optim/",
+    r"torch torch/(?!utils/_|_|fx/|nn/modules/(module|container)\.py)",
 )
-_PLUMBING = ("torch/nn/modules/module.py", "torch/nn/modules/container.py", "torch/utils/_", "torch/_", "torch/fx/")
+_LAYER = (r"(own|installed) .* forward$", rf"{_MODULES}.* forward$")
+_ORIGINS: dict[Origin, str] = {
+    "optimizer": r"torch torch/optim/",
+    "forward": r".* forward$",
+    "backward": r"torch torch/(autograd/|_tensor\.py).* \S*backward\S*$",
+}
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -47,69 +59,52 @@ class Place(msgspec.Struct, frozen=True):
 
 def place(stack: Stack) -> Place:
     """Return the lines that matter of a stack."""
-    python = [frame for frame in stack.frames if _is_python(frame)]
-    if not python:
+    lines = [_line(frame) for frame in stack.frames if _is_python(frame)]
+    if not lines:
         return Place(NO_LINE, metadata=stack.metadata)
-    files = [frame.file.replace("\\", "/") for frame in python]
-    torch = [match[1] if (match := _TORCH.search(file)) else "" for file in files]
-    outside = [i for i, file in enumerate(files) if not torch[i] and not _NOBODYS.search(file)]
-    own = next((i for i in outside if not _INSTALLED.match(files[i])), None)
-    below, texts = outside[0] if outside else 0, [*map(_text, python)]
-    line, caller = texts[below], texts[own] if own is not None else ""
-    if source := next((frame.source for frame in python if frame.source), ""):
+    outside = next((at for at, line in enumerate(lines) if re.match("own |installed ", line)), 0)
+    line, below = lines[outside].partition(" ")[2], lines[:outside]
+    if source := next((frame.source for frame in stack.frames if frame.source), ""):
         file, _, rest = source.rpartition(":")
-        line, below = f"{short_file(file)}:{rest}", len(python)
-    forwards = [i for i, frame in enumerate(python) if frame.name == "forward"]
-    modules = [i for i in forwards if torch[i].startswith("torch/nn/") and not torch[i].startswith(_PLUMBING)]
-    layers = [i for i in forwards if i in outside] or modules
+        line, below = f"{file_kind(file)[1]}:{rest}", lines
+    compiled, caller = _first(below, "compiled "), _first(lines, "own ")
+    # The innermost line that says so: a checkpointed forward within backward counts as forward.
+    origins = (origin for text in lines for origin, pattern in _ORIGINS.items() if re.match(pattern, text))
     return Place(
         line=line,
-        inside=_inside(texts[:below], files, torch),
-        layer=texts[layers[0]] if layers else "",
+        inside=f"compiled code, {compiled}" if compiled else _first(below, *_INSIDE),
+        layer=_first(lines, *_LAYER),
         caller=caller if caller != line else "",
-        origin=_origin(python, torch),
+        origin=next(origins, "other"),
         metadata=stack.metadata,
     )
+
+
+def _first(lines: Sequence[str], *patterns: str) -> str:
+    """Return the first line that the first pattern fits, else the next pattern, ...; "" where none fits."""
+    found = (line for pattern in patterns for line in lines if re.match(pattern, line))
+    return next(found, "").partition(" ")[2]
 
 
 def _is_python(frame: Frame) -> bool:
     """A file of C++ that `stacks="all"` adds is none; cells of a notebook are named `<ipython-input-...>`."""
     if frame.file.startswith("<"):
-        return bool(frame.source) or not frame.file.startswith(("<frozen", "<__array", _GENERATED))
+        return bool(frame.source) or not frame.file.startswith(("<frozen", "<__array", "<eval_with_key"))
     return frame.file.endswith((".py", ".ipynb", ".pyx"))
 
 
-def _inside(below: Sequence[str], files: Sequence[str], torch: Sequence[str]) -> str:
-    """Of the frames below the user's line, the one that says most: a module or an optimizer before any other."""
-    telling = [i for i in range(len(below)) if torch[i] and not torch[i].startswith(_PLUMBING)]
-    compiled = [i for i in range(len(below)) if _COMPILED.search(files[i])]
-    best = [i for i in telling if torch[i].startswith(("torch/nn/modules/", "torch/optim/"))]
-    text = next((below[i] for i in (*compiled, *best, *telling)), "")
-    return f"compiled code, {text}" if compiled else text
+def _line(frame: Frame) -> str:
+    """Return `"torch torch/nn/modules/linear.py:134 forward"`."""
+    return f"{' '.join(file_kind(frame.file))}:{frame.line} {frame.name}".rstrip()
 
 
-def _origin(python: Sequence[Frame], torch: Sequence[str]) -> Origin:
-    """The innermost frame that tells decides: a checkpointed forward within backward counts as forward."""
-    for frame, file in zip(python, torch, strict=True):
-        if file.startswith("torch/optim/"):
-            return "optimizer"
-        if frame.name == "forward":
-            return "forward"
-        if file.startswith(("torch/autograd/", "torch/_tensor.py")) and "backward" in frame.name:
-            return "backward"
-    return "other"
-
-
-def _text(frame: Frame) -> str:
-    return f"{short_file(frame.file)}:{frame.line} {frame.name}".rstrip()
-
-
-def short_file(file: str) -> str:
-    """`"/usr/lib/python3/site-packages/torch/x.py"` -> `"torch/x.py"`, `"/home/me/run/a.py"` -> `"run/a.py"`."""
+@lru_cache(10_000)
+def file_kind(file: str) -> tuple[str, str]:
+    """Return which of _KINDS a file is and its short name: `"/home/me/run/a.py"` -> `"own"`, `"run/a.py"`."""
     file = file.replace("\\", "/")
-    if match := _TORCH.search(file) or _INSTALLED.match(file):
-        return match[1]
-    return "/".join(file.split("/")[-2:])
+    short = "/".join(file.split("/")[-2:])
+    found = ((kind, re.fullmatch(pattern, file)) for kind, pattern in _KINDS.items())
+    return next(((kind, match[1] or short) for kind, match in found if match), ("own", short))
 
 
 class Reserved(msgspec.Struct, frozen=True, kw_only=True, eq=False):

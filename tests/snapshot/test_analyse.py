@@ -21,9 +21,9 @@ from profiler_wrapper.snapshot.analyse import (
     DeviceMemory,
     MemoryHistory,
     Place,
+    file_kind,
     lifetimes,
     place,
-    short_file,
 )
 from profiler_wrapper.snapshot.read import Frame, Stack
 from snapshots import (
@@ -491,4 +491,4 @@ def test_generated_code_is_named_by_the_line_of_the_model() -> None:
     ],
 )
 def test_files_are_shortened_to_what_tells_them_apart(file: str, short: str) -> None:
-    assert short_file(file) == short
+    assert file_kind(file)[1] == short
