@@ -12,7 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import count
+from itertools import count, cycle
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -355,28 +355,27 @@ def ring_colors(
     colours, the largest the first ones, and each ring is lighter than the one inside it. `fixed`
     gives sectors that have their colour already.
     """
-    leads = [label.isdecimal() for label in labels]  # to a number, or is one
+    leads = {i for i, label in enumerate(labels) if label.isdecimal()}  # to a number, or is one
     for i in range(len(parents) - 1, 0, -1):
-        parent = parents[i]
-        if parent is not None:
-            leads[parent] = leads[parent] or leads[i]
-    roles: list[str] = []  # "": plain
-    by_role: Counter[str] = Counter()
+        if i in leads:
+            leads.add(parents[i] or 0)
+    tops: list[int | None] = []  # the outermost sector around each that has a colour; None: plain
+    by_label = Counter[str]()
     for i, parent in enumerate(parents):
-        above = "" if parent is None else roles[parent]
-        plain = i not in fixed and not above and (parent is None or leads[i])
-        roles.append(above or ("" if plain else labels[i]))
-        if not above and not plain and i not in fixed:
-            by_role[labels[i]] += sizes[i]
-    colors = {name: ROLE_COLORS[i % len(ROLE_COLORS)] for i, (name, _) in enumerate(by_role.most_common())}
+        plain = i not in fixed and (parent is None or i in leads)
+        above = None if parent is None else tops[parent]
+        tops.append(above if above is not None else None if plain else i)
+        if tops[i] == i and i not in fixed:
+            by_label[labels[i]] += sizes[i]
+    colors = dict(zip((label for label, _ in by_label.most_common()), cycle(ROLE_COLORS), strict=False))
     found: list[str] = []
     for i, parent in enumerate(parents):
         if i in fixed:
             color = fixed[i]
-        elif not roles[i] or parent is None:
+        elif tops[i] is None:
             color = PLAIN
         else:
-            color = mixed(found[parent], _LIGHTER) if roles[parent] else colors[roles[i]]
+            color = colors[labels[i]] if tops[i] == i else mixed(found[parent or 0], _LIGHTER)
         uneven = labels[i].isdecimal() and int(labels[i][-1]) % 2 == 1
         found.append(mixed(color, _OTHER) if uneven else color)
     return found
