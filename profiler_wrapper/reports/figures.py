@@ -304,7 +304,7 @@ def layer_ticks(layers: Sequence[str], *, apart: int, numbers_apart: int) -> tup
     """
     names, numbers = short_names(layers), layer_numbers(layers)
     every = next(
-        step for scale in count() for step in (round(part * 10.0**scale) for part in (1, 2, 5)) if step >= numbers_apart
+        step for scale in count() for step in (10**scale, 2 * 10**scale, 5 * 10**scale) if step >= numbers_apart
     )
     taken: list[int] = []
     for i in sorted(range(len(layers)), key=lambda i: numbers[i] is not None):  # names first

@@ -7,7 +7,6 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
@@ -74,10 +73,8 @@ def draw_categories(analysis: Analysis, path: str | os.PathLike[str]) -> None:
     held = dict(zip(CATEGORIES, timeline.bytes_by_category[:, events], strict=True))
     bands = [(category_name(name), CATEGORY_COLORS[name], held[name]) for name in _FROM_BELOW if held[name].any()]
     reserved = None if timeline.reserved_bytes is None else timeline.reserved_bytes[events]
-    with figures.picture(path, title, bars=75, height_in=6.6, ratios=(12, 1), share_x=True, foot=peak_text(use)) as (
-        axes,
-        strip,
-    ):
+    made = figures.picture(path, title, bars=75, height_in=6.6, ratios=(12, 1), share_x=True, foot=peak_text(use))
+    with made as (axes, strip):
         figures.prepare(axes, ylabel="MiB")
         peak = _ms(use, use.peak.time_ns), use.peak.total_bytes
         figures.draw_held(axes, _ms(use, timeline.time_ns[events]), bands, reserved_bytes=reserved, peak=peak)
@@ -116,18 +113,11 @@ def _mark_steps(axes: Axes, use: MemoryUse) -> None:
     places = [event for _, event in peaks]
     axes.plot(_ms(use, times[places]), total[places] / MIB, "o", color="white", markeredgecolor=figures.INK, zorder=4,
               markersize=figures.mark_size(len(peaks)), label="peak of a step" if peaks else None)  # fmt: skip
+    white = {"boxstyle": "round,pad=0.15", "facecolor": "white", "linewidth": 0, "alpha": 0.8}
     for number, event in peaks if len(peaks) <= _MOST_NAMED_STEPS else ():
         size = int(total[event]) / MIB
-        axes.annotate(
-            f"step {number}: {size:.1f}",
-            (_ms(use, times[event]), size),
-            xytext=(0, 7),
-            textcoords="offset points",
-            ha="center",
-            zorder=6,
-            fontsize=figures.FONT_SIZE - 1,
-            bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "linewidth": 0, "alpha": 0.8},
-        )
+        axes.annotate(f"step {number}: {size:.1f}", (_ms(use, times[event]), size), (0, 7), ha="center", zorder=6,
+                      textcoords="offset points", bbox=white, fontsize=figures.FONT_SIZE - 1)  # fmt: skip
 
 
 def _draw_phases(axes: Axes, use: MemoryUse) -> list[Phase]:
@@ -324,14 +314,14 @@ def draw_time(analysis: Analysis, path: str | os.PathLike[str]) -> None:
     known = [one for one in followed(analysis) if one.known]
     # Times and the values of functions have no axis in common.
     series = [group for is_time in (True, False) if (group := [one for one in known if one.is_time == is_time])]
-    panels = [partial(draw_layers, analysis=analysis, bars=bars)]
-    panels += [partial(draw_steps, lines=lines)] if lines.steps else []
-    panels += [partial(draw_followed, series=group, steps=lines.steps) for group in series]
-    ratios, height_in = [1.5, *[1] * (len(panels) - 1)], min(11.9, 2.2 + 2.9 * len(panels))
-    foot = caption(analysis, bars)
+    panels = 1 + bool(lines.steps) + len(series)
+    ratios, height_in, foot = [1.5, 1, 1, 1][:panels], min(11.9, 2.2 + 2.9 * panels), caption(analysis, bars)
     with figures.picture(path, title, bars=len(bars), height_in=height_in, ratios=ratios, foot=foot) as all_axes:
-        for axes, draw in zip(all_axes, panels, strict=True):
-            draw(axes)
+        draw_layers(all_axes[0], analysis, bars)
+        if lines.steps:
+            draw_steps(all_axes[1], lines)
+        for axes, group in zip(all_axes[panels - len(series) :], series, strict=True):
+            draw_followed(axes, group, lines.steps)
 
 
 def draw_memory(analysis: Analysis, path: str | os.PathLike[str]) -> None:
@@ -349,19 +339,16 @@ def draw_memory(analysis: Analysis, path: str | os.PathLike[str]) -> None:
     notes = ["reserved: not available"] * all(bar.reserved_mib is None for bar in known)
     if analysis.time_basis == "cpu":
         notes.append("on a CPU, of what was there before only what model and optimizers held counts")
-    ratios = [1, 1] if retained else [1]
+    ratios, foot = [1] * (1 + bool(retained)), "; ".join(notes)
     height_in = 1.6 + 3.3 * len(ratios)
-    with figures.picture(path, title, bars=len(bars), height_in=height_in, ratios=ratios, foot="; ".join(notes)) as (
-        axes,
-        *more,
-    ):
+    with figures.picture(path, title, bars=len(bars), height_in=height_in, ratios=ratios, foot=foot) as (axes, *more):
         _draw_borders(axes, known)
         for below in more:
             figures.prepare(below, ylabel="MiB per call")
             figures.draw_bars(below, list(retained.values()), color=figures.PHASE_COLORS["forward"])
-            below.set_ylim(0, max(retained.values()) * 1.05 or 1)
+            figures.from_zero(below)
             figures.name_layers(below, list(retained))
-            figures.legend_above(below, f"Retained: allocated in the layer and {why_retained(analysis)}, mean per call")
+            figures.entitle(below, f"Retained: allocated in the layer and {why_retained(analysis)}, mean per call")
 
 
 def _draw_borders(axes: Axes, bars: Sequence[LayerBar]) -> None:
@@ -371,9 +358,8 @@ def _draw_borders(axes: Axes, bars: Sequence[LayerBar]) -> None:
     allocated = [size for bar in bars for size in (bar.entry_mib, bar.exit_mib, math.nan)]
     axes.plot(borders, np.array(allocated, np.float64), color=figures.PHASE_COLORS["forward"], linewidth=1.8,
               label="allocated, entry to exit")  # fmt: skip
-    peak, reserved = (
-        np.array([getattr(bar, name) for bar in bars], np.float64) for name in ("peak_mib", "reserved_mib")
-    )  # None: not a number
+    peak = np.array([bar.peak_mib for bar in bars], np.float64)  # None: not a number
+    reserved = np.array([bar.reserved_mib for bar in bars], np.float64)
     if np.isfinite(peak).any():
         axes.plot(peak, "v", color="#D55E00", markersize=figures.mark_size(len(bars)), label="peak inside")
     if np.isfinite(reserved).any():
