@@ -12,7 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import count, cycle
+from itertools import count, cycle, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -298,44 +298,30 @@ def name_layers(axes: Axes, layers: Sequence[str], *, beside: Sequence[str] = ()
 
 
 def layer_ticks(layers: Sequence[str], *, apart: int, numbers_apart: int) -> tuple[list[int], list[str]]:
-    """Where ticks go and what they say: names come before numbers, and `apart` bars lie between two.
+    """Return where ticks go and what they say: names come before numbers, and `apart` bars lie between two.
 
-    Numbers that stay are multiples of 1, 2, 5, 10, ...: of the least that is `numbers_apart`.
+    A layer that differs from the one before in a number alone is that number. Numbers that stay are multiples of 1, 2,
+    5, 10, ...: of the least that is `numbers_apart`.
     """
-    names, numbers = short_names(layers), layer_numbers(layers)
-    every = next(
-        step for scale in count() for step in (10**scale, 2 * 10**scale, 5 * 10**scale) if step >= numbers_apart
-    )
+    split = [("", None), *map(split_number, layers)]
+    numbers = [number if pattern == before else None for (before, _), (pattern, number) in pairwise(split)]
+    every = next(step for scale in count() for step in np.array([1, 2, 5]) * 10**scale if step >= numbers_apart)
     taken: list[int] = []
     for i in sorted(range(len(layers)), key=lambda i: numbers[i] is not None):  # names first
         if (numbers[i] or 0) % every == 0 and all(abs(i - other) >= apart for other in taken):
             taken.append(i)
     taken.sort()
+    names = short_names(layers)
     texts = [names[i] if numbers[i] is None else str(numbers[i]) for i in taken]
     return taken, [shorten(clean(text, unicode=True), _LONGEST_LABEL) for text in texts]
 
 
-def layer_numbers(layers: Sequence[str]) -> list[int | None]:
-    """The number of each layer that differs only in it from the layer before; None for the others.
-
-    `["embed", "layers.0", "layers.1", "norm"]` gives `[None, None, 1, None]`.
-    """
-    split = [split_number(layer) for layer in layers]
-    before = [None, *(pattern for pattern, _ in split)]
-    return [number if pattern == other else None for (pattern, number), other in zip(split, before, strict=False)]
-
-
 def short_names(layers: Sequence[str]) -> list[str]:
-    """The last part of each name, with the part before it if that is a number's; whole where short ones are equal."""
-    short = [_last_parts(layer) for layer in layers]
-    counts = Counter(zip(short, layers, strict=True))
-    seen = Counter(name for name, _ in counts)
+    """Return the last part of each name, two if it is a number; whole names where short ones are equal."""
+    split = [layer.split(".") for layer in layers]
+    short = [".".join(parts[-2:] if parts[-1].isdigit() else parts[-1:]) for parts in split]
+    seen = Counter(name for name, _ in set(zip(short, layers, strict=True)))
     return [name if seen[name] == 1 else layer for name, layer in zip(short, layers, strict=True)]
-
-
-def _last_parts(layer: str) -> str:
-    before, _, last = layer.rpartition(".")
-    return ".".join([*before.rpartition(".")[2:], last]) if last.isdigit() and before else last
 
 
 # The colours of the rings of a sunburst.
