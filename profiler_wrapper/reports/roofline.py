@@ -187,9 +187,8 @@ def draw_roofline(analysis: Analysis, path: str | os.PathLike[str]) -> None:
     heights_in = [5.6, 0.9 + 0.27 * len(bars)] if bars else [5.6]
     notes = use_lines(analysis, _LONGEST_NOTE) if what.flops_per_s else textwrap.wrap(HOW_TO_GET_PEAKS, _LONGEST_NOTE)
     notes += textwrap.wrap(not_shown(what, analysis), _LONGEST_NOTE)
-    with figures.picture(
-        path, title, bars=61, height_in=sum(heights_in) + 0.6, ratios=heights_in, foot="\n".join(notes)
-    ) as (axes, *more):
+    height_in, foot = sum(heights_in) + 0.6, "\n".join(notes)
+    with figures.picture(path, title, bars=61, height_in=height_in, ratios=heights_in, foot=foot) as (axes, *more):
         for below in more:
             _draw_bars(below, bars, analysis)
         _draw_roofs(axes, what, drawn)
@@ -245,8 +244,7 @@ def _draw_roofs(axes: Axes, what: Roofline, points: Sequence[Point]) -> None:
     figure = figures.figure_of(axes)
     figure.draw_without_rendering()  # where texts stand is known from here on
     figure.set_layout_engine("none")
-    names = map(_name, points)
-    _name_points(axes, list(zip(across, up, np.sqrt(sizes) / 2, names, strict=True)))
+    _name_points(axes, list(zip(across, up, np.sqrt(sizes) / 2, map(_name, points), strict=True)))
 
 
 def _scatter(axes: Axes, x: Any, y: Any, size: float, phase: Phase, color: str, **more: Any) -> None:
@@ -256,16 +254,13 @@ def _scatter(axes: Axes, x: Any, y: Any, size: float, phase: Phase, color: str, 
 
 
 def _draw_roof(axes: Axes, dtype: str, peak: float, bytes_per_s: float | None) -> None:
-    left, right = axes.get_xlim()
+    (left, right), bandwidth = axes.get_xlim(), bytes_per_s or math.inf
+    x = np.array([left, max(left, peak / bandwidth), right])
+    axes.plot(x, np.minimum(peak, x * bandwidth), color=figures.INK, linewidth=1.6, zorder=2)
     names = [(f"{flop_rate(peak)} {dtype}".rstrip(), (right, peak))]
-    ridge = max(left, peak / bytes_per_s) if bytes_per_s else left
-    x, y = [ridge, right], [peak, peak]
-    if bytes_per_s and ridge > left:
-        start = max(left, axes.get_ylim()[0] / bytes_per_s)
-        middle = math.sqrt(start * ridge)
-        x, y = [start, *x], [start * bytes_per_s, *y]
-        names.append((f"{bytes_per_s / 1e9:.4g} GB/s", (middle, middle * bytes_per_s)))
-    axes.plot(x, y, color=figures.INK, linewidth=1.6, zorder=2)
+    if x[1] > left:
+        middle = math.sqrt(max(left, axes.get_ylim()[0] / bandwidth) * x[1])
+        names.append((f"{bandwidth / 1e9:.4g} GB/s", (middle, middle * bandwidth)))
     for name, place in names:
         axes.annotate(name, place, (-4, 4), textcoords="offset points", ha="right", va="bottom",
                       fontsize=figures.FONT_SIZE)  # fmt: skip
@@ -307,9 +302,8 @@ def _draw_bars(axes: Axes, points: Sequence[Point], analysis: Analysis) -> None:
     total_ms = analysis.time.total_ns / step_count(analysis) / 1e6
     beyond = any((point.of_roof or 0) > _BEYOND for point in points)
     said = "; over 100 %: what is in a cache needs no memory, or the roof is too low" * beyond
-    figures.prepare(
-        axes, ylabel="", xlabel=f"ms {per_step(analysis)}; these are {sum(times):.3f} of {total_ms:.3f} ms{said}"
-    )
+    shown = f"these are {sum(times):.3f} of {total_ms:.3f} ms"
+    figures.prepare(axes, ylabel="", xlabel=f"ms {per_step(analysis)}; {shown}{said}")
     axes.grid(axis="y", visible=False)
     axes.grid(axis="x", color=figures.GRID, linewidth=0.8)
     places = range(len(points))
