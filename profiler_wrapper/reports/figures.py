@@ -119,7 +119,7 @@ _FEW = 60  # up to here lines carry large marks
 
 
 def new_figure(bars: int, *, height_in: float) -> Figure:
-    """An empty figure wide enough for `bars` bars beside one another."""
+    """Return an empty figure wide enough for `bars` bars beside one another."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -129,7 +129,7 @@ def new_figure(bars: int, *, height_in: float) -> Figure:
 
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> None:
-    """Writes a PNG of the figure's own size."""
+    """Write a PNG of the figure's own size."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     canvas = FigureCanvasAgg(figure)
@@ -140,7 +140,7 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> None:
 
 @contextmanager
 def own_style() -> Iterator[None]:
-    """Text is set by matplotlib itself, whatever the user's settings, in the user's font."""
+    """Let matplotlib itself set text, whatever the user's settings, in the user's font."""
     import matplotlib
 
     with matplotlib.rc_context({"text.usetex": False, "axes.formatter.use_mathtext": False}):
@@ -183,7 +183,7 @@ def head(figure: Figure, title: str) -> None:
 
 
 def literal(text: str) -> str:
-    """`text` as it stands: on one line, and no part of it read as a formula."""
+    """Return `text` as it stands: no part of it is read as a formula, and each line is printable."""
     return "\n".join(clean(line, unicode=True) for line in text.split("\n")).replace("$", r"\$")
 
 
@@ -227,7 +227,7 @@ def draw_held(
 def draw_bars(
     axes: Axes, heights: Sequence[float], bottom: Float64 | None = None, *, color: str, label: str | None = None
 ) -> None:
-    """Bars side by side as one shape: a rectangle for each takes half a millisecond, and models have thousands."""
+    """Draw bars as one shape: a rectangle for each takes half a millisecond, and models have thousands."""
     from matplotlib.collections import PolyCollection
 
     corners = np.empty((len(heights), 4, 2))
@@ -239,7 +239,7 @@ def draw_bars(
 
 
 def from_zero(axes: Axes) -> None:
-    """The vertical axis from 0 (or the least value below it), with room for the marks at the top."""
+    """Let the vertical axis begin at 0 (or the least value below it), with room for the marks at the top."""
     axes.margins(y=0.0)
     least, most = axes.get_ylim()
     least = min(0.0, least)
@@ -247,12 +247,12 @@ def from_zero(axes: Axes) -> None:
 
 
 def entitle(axes: Axes, title: str, *, pad: float = 8) -> None:
-    """The title of `axes`, at the left."""
+    """Write the title of `axes`, at the left."""
     axes.set_title(literal(title), loc="left", fontsize=FONT_SIZE + 1, fontweight="bold", pad=pad)
 
 
 def legend_above(axes: Axes, title: str) -> None:
-    """The title of `axes` and below it the legend, lines after bars, both clear of the data."""
+    """Write the title of `axes` and below it the legend, lines after bars, both clear of the data."""
     from matplotlib.lines import Line2D
 
     handles, labels = axes.get_legend_handles_labels()
@@ -274,7 +274,7 @@ def figure_of(axes: Axes) -> Figure:
 
 
 def mark_size(points: int) -> float:
-    """The size of the marks on a line of so many."""
+    """Return the size of the marks on a line of so many."""
     return 4.5 if points <= _FEW else 2.5
 
 
@@ -335,7 +335,7 @@ _WHITE = 255
 def ring_colors(
     parents: Sequence[int | None], labels: Sequence[str], sizes: Sequence[int], fixed: Mapping[int, str]
 ) -> list[str]:
-    """A colour for each sector of a sunburst; parents stand before their children.
+    """Return a colour for each sector of a sunburst; parents stand before their children.
 
     Names that only lead to numbered layers, and these, are plain. Below them like names have like
     colours, the largest the first ones, and each ring is lighter than the one inside it. `fixed`
@@ -368,12 +368,12 @@ def ring_colors(
 
 
 def mixed(color: str, share: float) -> str:
-    """`color` (`#rrggbb`) with so much white in it: 0 none, 1 all."""
+    """Mix so much white into `color` (`#rrggbb`): 0 none, 1 all."""
     parts = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(part + (_WHITE - part) * share):02x}" for part in parts)
 
 
 def ink_on(color: str) -> str:
-    """Black or white, whichever is read more easily on `color`: the contrast is at least 4.5."""
+    """Return black or white, whichever is read more easily on `color`: the contrast is at least 4.5."""
     red, green, blue = ((int(color[i : i + 2], 16) / _WHITE) ** 2.2 for i in (1, 3, 5))
     return "#000000" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 else "#ffffff"

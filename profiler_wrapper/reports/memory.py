@@ -37,7 +37,7 @@ _CALLED = {"os_state": "optimizer state", "os_params": "optimizer's parameters"}
 
 
 def category_name(category: str) -> str:
-    """A category as people read it."""
+    """Return a category as people read it."""
     return _CALLED.get(category, category.replace("_", " "))
 
 
@@ -100,7 +100,7 @@ def owner_path(owner: Owner) -> tuple[str, ...]:
 
 
 def is_named(owner: Owner) -> bool:
-    """Whether its name is a tensor's, not an op's."""
+    """Return whether its name is a tensor's, not an op's."""
     return bool(owner.name) and owner.category in NAMED
 
 
@@ -111,7 +111,7 @@ def _natural(label: str) -> list[tuple[bool, int, str]]:
 
 
 def layer_order(analysis: Analysis) -> dict[str, int]:
-    """Each layer's place in the model; names that are no rows (`model.layers`) have that of their first layer."""
+    """Return each layer's place in the model; names that are no rows (`model.layers`) have their first layer's."""
     order: dict[str, int] = {}
     for row in sorted(analysis.layers, key=lambda row: row.order):
         parts = row.layer.split(".")
@@ -121,7 +121,7 @@ def layer_order(analysis: Analysis) -> dict[str, int]:
 
 
 def moment_in_words(use: MemoryUse) -> str:
-    """When the peak was: `"in backward of step 3"`; `""` where that is not known."""
+    """Return when the peak was: `"in backward of step 3"`; `""` where that is not known."""
     return _in_words(use.timeline.phase_at(use.peak.time_ns), use.peak.step)
 
 
@@ -131,14 +131,14 @@ def _in_words(phase: str | None, step: int | None) -> str:
 
 
 def why_no_memory_use(analysis: Analysis) -> str:
-    """Why it is not known who holds memory, as a clause."""
+    """Return why it is not known who holds memory, as a clause."""
     if analysis.memory and not analysis.calls:
         return _reason(analysis) or "a result that is read from its file holds no allocations; the trace does"
     return _reason(analysis) or "the trace holds no allocation events (profile_memory=True records them)"
 
 
 def why_no_memory(analysis: Analysis) -> str:
-    """Why no layer's memory is known, as a clause."""
+    """Return why no layer's memory is known, as a clause."""
     return _reason(analysis) or "the trace holds no allocation events inside layers (profile_memory=True records them)"
 
 
@@ -162,7 +162,7 @@ _ROOTS: Mapping[MemoryCategory, str] = {
 
 
 def memory_log(analysis: Analysis) -> str:
-    """A state for each moment in order of time; the peak comes last, with its layout.
+    """Return a state for each moment in order of time; the peak comes last, with its layout.
 
     Lines that begin with `#` are ours, all others are as InternLM's SimpleMemoryProfiler writes them,
     with three categories more. The categories of a state add up to its total, and a layer's total
@@ -246,15 +246,13 @@ class OwnerGroup:
     @property
     def text(self) -> str:
         """`"aten::mul in model.layers.{0..11}.mlp"`, or a tensor's name."""
-        if self.op and self.place:
-            return f"{self.op} in {self.place}"
         if self.place:
-            return self.place
+            return f"{self.op} in {self.place}" if self.op else self.place
         return f"{self.op} {OUTSIDE if self.phase == 'other' else f'({self.phase})'}" if self.phase else self.op
 
 
 def owner_groups(owners: Iterable[Owner]) -> list[OwnerGroup]:
-    """The largest first; they add up to what `owners` hold. A tensor that has a name needs no op."""
+    """Group like owners, the largest first; groups add up to what `owners` hold. A tensor with a name needs no op."""
     groups: dict[tuple[MemoryCategory, str, str, Phase | None], OwnerGroup] = {}
     for owner in owners:
         named = is_named(owner)
@@ -292,7 +290,7 @@ class _Memory(msgspec.Struct):
 
 
 def memory_lines(memory: Mapping[str, Any], width: int) -> list[str]:
-    """The peak and the largest leak of `Analysis.memory`, a line of at most `width` columns each.
+    """Return the peak and the largest leak of `Analysis.memory`, a line of at most `width` columns each.
 
     `"memory: peak 312.4 MiB in backward of step 3: activation 61 %, params 20 %, ..."`: categories that do not fit are
     left out, the smallest first. No lines where it is not known who held the memory.
@@ -320,7 +318,7 @@ def memory_lines(memory: Mapping[str, Any], width: int) -> list[str]:
 
 
 def memory_sections(analysis: Analysis) -> list[tuple[str, str]]:
-    """Titles and texts of what is known of the whole device's memory: all of it, or what `result.json` holds."""
+    """Return titles and texts of what is known of the device's memory: all of it, or what `result.json` holds."""
     use, found = analysis.memory_use, analysis.memory
     if use is not None:
         return [
@@ -418,7 +416,7 @@ def _mib(size_bytes: int) -> str:
 
 
 def average_slope_mib(bars: Sequence[LayerBar]) -> float | None:
-    """Mean increase of allocated memory from entry to exit of a layer, in MiB: over the blocks, or over all layers.
+    """Return the mean increase of allocated memory from entry to exit of a layer, in MiB: over blocks, or all layers.
 
     None where no layer's memory is known.
     """
@@ -428,7 +426,7 @@ def average_slope_mib(bars: Sequence[LayerBar]) -> float | None:
 
 
 def memory_usage_text(analysis: Analysis) -> str:
-    """The device, `average_slope` (MiB per layer), then allocated and reserved at each layer's exit.
+    """Return the device, `average_slope` (MiB per layer), then allocated and reserved at each layer's exit.
 
     One value a line in MiB, the layer's name behind it; means over the calls of the timed trace.
     """

@@ -1,4 +1,4 @@
-"""Two pictures: time by layer and step, and memory by layer."""
+"""Three pictures: memory by category over time, time by layer and step, and memory by layer."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def draw_categories(analysis: Analysis, path: str | os.PathLike[str]) -> None:
 
 
 def peak_text(use: MemoryUse) -> str:
-    """The peak, and on a line each the largest that hold it."""
+    """Return the peak, and on a line each the largest that hold it."""
     held, reserved = use.peak.total_bytes, use.peak.reserved_bytes
     text = f"Peak {moment_in_words(use)}".rstrip() + f": {held / MIB:.1f} MiB allocated"
     if reserved is not None:
@@ -101,12 +101,12 @@ def peak_text(use: MemoryUse) -> str:
 
 
 def _ms(use: MemoryUse, time_ns: Any) -> Any:
-    """Milliseconds since the recording began, of one time or an array of them."""
+    """Return the milliseconds since the recording began, of one time or an array of them."""
     return (time_ns - use.begin_ns) / 1e6
 
 
 def _mark_steps(axes: Axes, use: MemoryUse) -> None:
-    """A mark at the peak of each step, with its size where they are few."""
+    """Mark the peak of each step, with its size where they are few."""
     times, total = use.timeline.time_ns, use.timeline.total_bytes
     within = [(step.number, slice(*np.searchsorted(times, [step.start_ns, step.end_ns]))) for step in use.steps]
     peaks = [(number, events.start + int(total[events].argmax())) for number, events in within if len(times[events])]
@@ -193,7 +193,7 @@ def averages(analysis: Analysis, bars: Sequence[LayerBar]) -> Averages:
 
 
 def _is_flash(analysis: Analysis, backend: str) -> bool:
-    """By its name, or, of an external library's, by the names of all its kernels."""
+    """Return whether its name says so, or, of an external library's, the names of all its kernels."""
     if "flash" in backend.lower():
         return True
     kernels = [kernel for row in analysis.attention if row.backend == backend for kernel in row.kernels]
@@ -201,7 +201,7 @@ def _is_flash(analysis: Analysis, backend: str) -> bool:
 
 
 def step_lines(analysis: Analysis) -> StepLines:
-    """The steps that have a number, in order."""
+    """Return the times of the steps that have a number, in order."""
     rows = sorted((row for row in analysis.steps if row.step is not None), key=lambda row: row.step or 0)
     phases = [phase for phase in PHASES if any(row.phases_ns.get(phase) for row in rows)]
     return StepLines(
@@ -220,7 +220,7 @@ _MOST_FOLLOWED = 10
 
 
 def draw_layers(axes: Axes, analysis: Analysis, bars: Sequence[LayerBar]) -> None:
-    """Stacked bars by phase, over them a line of attention for each backend, and what no layer holds at the right."""
+    """Draw bars by phase, over them a line of attention for each backend, and what no layer holds at the right."""
     figures.prepare(axes, ylabel=f"ms {per_step(analysis)}")
     heights = _draw_stacked(axes, {phase: [bar.times_ms.get(phase, 0.0) for bar in bars] for phase in PHASES})
     backends = dict.fromkeys(name for bar in bars for name in bar.attention_ms)
@@ -242,7 +242,7 @@ def draw_layers(axes: Axes, analysis: Analysis, bars: Sequence[LayerBar]) -> Non
 
 
 def _over(analysis: Analysis) -> str:
-    """The title of the layers: what their times are over."""
+    """Return the title of the layers: what their times are over."""
     steps = step_numbers(analysis)
     if has_like_steps(analysis):
         return f"Layers, step {steps[0]}" if len(steps) == 1 else f"Layers, mean of {steps_in_words(analysis)}"
@@ -262,7 +262,7 @@ def _draw_stacked(axes: Axes, times_ms: Mapping[Phase, Sequence[float]]) -> Floa
 
 
 def draw_steps(axes: Axes, lines: StepLines) -> None:
-    """Stacked bars by phase, over them marks of attention and of the whole step."""
+    """Draw bars by phase, over them marks of attention and of the whole step."""
     figures.prepare(axes, ylabel="ms", xlabel="step")
     _draw_stacked(axes, lines.phases_ms)
     size = figures.mark_size(len(lines.steps))
@@ -278,16 +278,15 @@ def draw_steps(axes: Axes, lines: StepLines) -> None:
 
 
 def draw_followed(axes: Axes, series: Sequence[Followed], steps: Sequence[int]) -> None:
-    """A line for each of `series`, which are all times or all values of functions."""
+    """Draw a line for each of `series`, which are all times or all values of functions."""
     from matplotlib.ticker import MaxNLocator
 
     is_time, by_step = series[0].is_time, all(len(one.values) == len(steps) for one in series)
     figures.prepare(axes, ylabel="ms" if is_time else "own unit", xlabel="step" if by_step else "entry")
-    colors = [*figures.PHASE_COLORS.values(), *figures.ATTENTION_COLORS]
     for i, one in enumerate(series[:_MOST_FOLLOWED]):
         heights = np.array(one.values, np.float64)  # None: not a number
         axes.plot(steps if by_step else range(len(heights)), heights, ("-o", "--s", ":D")[i % 3],
-                  color=colors[(i * 3) % len(colors)], markersize=figures.mark_size(len(heights)),
+                  color=figures.ROLE_COLORS[i % len(figures.ROLE_COLORS)], markersize=figures.mark_size(len(heights)),
                   label=figures.literal(shorten(one.name, 40)))  # fmt: skip
     figures.from_zero(axes)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -352,7 +351,7 @@ def draw_memory(analysis: Analysis, path: str | os.PathLike[str]) -> None:
 
 
 def _draw_borders(axes: Axes, bars: Sequence[LayerBar]) -> None:
-    """Allocated from entry to exit of each layer; reserved and peak where they are known."""
+    """Draw what is allocated from entry to exit of each layer; reserved and peak where they are known."""
     figures.prepare(axes, ylabel="MiB")
     borders = [x for i in range(len(bars)) for x in (i - 0.5, i + 0.5, math.nan)]  # model order is not that of time
     allocated = [size for bar in bars for size in (bar.entry_mib, bar.exit_mib, math.nan)]

@@ -76,7 +76,7 @@ class Roofline:
 
 
 def roofline(analysis: Analysis) -> Roofline:
-    """What each layer does itself, without the layers below it; like ones of all blocks are one part."""
+    """Return what each layer does itself, without those below it; like ones of all blocks are one part."""
     layers = {row.layer: row for row in analysis.layers if row.layer}
     own_communication_ns = own_communication(analysis)
     parts: dict[tuple[Phase, str, str, str], list[LayerRow]] = defaultdict(list)
@@ -122,7 +122,7 @@ def roofline(analysis: Analysis) -> Roofline:
 
 
 def _place(row: LayerRow, layers: Mapping[str, LayerRow]) -> tuple[str, str]:
-    """The class of the block that a layer is in, and its name there: `"mlp.experts.*.gate_proj"`."""
+    """Return the class of the block that a layer is in, and its name there: `"mlp.experts.*.gate_proj"`."""
     block: LayerRow | None = row
     while block is not None and block.kind != "block":
         block = layers.get(block.parent or "")
@@ -131,7 +131,7 @@ def _place(row: LayerRow, layers: Mapping[str, LayerRow]) -> tuple[str, str]:
 
 
 def _part_name(rows: Sequence[LayerRow], layers: Mapping[str, LayerRow]) -> str:
-    """`"mlp.act_fn"`, `"self_attn: 4 Linear"` of the layers of one class below one, `"self_attn itself"`."""
+    """Return `"mlp.act_fn"`, `"self_attn: 4 Linear"` of layers of one class below one, `"self_attn itself"`."""
     first = rows[0]
     block, inside = _place(first, layers)
     if not block:
@@ -147,7 +147,7 @@ def _part_name(rows: Sequence[LayerRow], layers: Mapping[str, LayerRow]) -> str:
 
 
 def _kind(row: LayerRow, layers: Mapping[str, LayerRow]) -> str:
-    """Its own kind, else that of the nearest layer above that has one."""
+    """Return its own kind, else that of the nearest layer above that has one."""
     if not row.layer:
         return row.phase
     while row.kind == "other" and (above := layers.get(row.parent or "")):
@@ -172,7 +172,7 @@ _MARKERS = {"forward": "o", "prefill": "o", "decode": "D", "verify": "D", "backw
 
 
 def applies(analysis: Analysis) -> bool:
-    """Whether there is a layer whose FLOPs are known."""
+    """Return whether there is a layer whose FLOPs are known."""
     return any(row.flops_per_step for row in analysis.layers)
 
 
@@ -195,7 +195,7 @@ def draw_roofline(analysis: Analysis, path: str | os.PathLike[str]) -> None:
 
 
 def not_shown(what: Roofline, analysis: Analysis) -> str:
-    """The parts that have no place under a roof, the longest first, each with its share of the time and why."""
+    """Return the parts that have no place under a roof, the longest first, with their shares of the time and why."""
     left_out = [point for point in what.points if point.why] if what.flops_per_s else []
     if not left_out:
         return ""
@@ -296,7 +296,7 @@ def _name(point: Point) -> str:
 
 
 def _draw_bars(axes: Axes, points: Sequence[Point], analysis: Analysis) -> None:
-    """Per part its time, and in it that which it needs at the roof."""
+    """Draw the time of each part, and in it that which it needs at the roof."""
     times = [point.time_ns / 1e6 for point in points]
     at_roof = [(point.roof_ns or 0) / 1e6 for point in points]
     total_ms = analysis.time.total_ns / step_count(analysis) / 1e6

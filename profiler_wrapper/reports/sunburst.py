@@ -44,7 +44,7 @@ class Sector:
 
 
 def write_page(analysis: Analysis, path: Path, *, page: str) -> None:
-    """Writes one of PAGES.
+    """Write one of PAGES.
 
     Raises:
         ValueError: the analysis knows nothing of who holds memory.
@@ -53,7 +53,7 @@ def write_page(analysis: Analysis, path: Path, *, page: str) -> None:
 
 
 def page_text(analysis: Analysis, page: str) -> str:
-    """The HTML of one of PAGES; where nothing is held, a page that says why."""
+    """Return the HTML of one of PAGES; where nothing is held, a page that says why."""
     use = analysis.memory_use
     if use is None:
         raise ValueError("A sunburst needs an analysis with memory_use; this one has none.")
@@ -90,7 +90,7 @@ def sectors(use: MemoryUse, page: str, layers: Mapping[str, int]) -> list[Sector
 
 
 def _phases(one: HeldBelow) -> str:
-    """`"forward"`; where there are several, each with its size."""
+    """Return `"forward"`; where there are several, each with its size."""
     if len(one.phases) == 1:
         return next(iter(one.phases))
     return ", ".join(f"{phase} {size / MIB:.2f} MiB" for phase, size in one.phases.most_common())
@@ -102,7 +102,7 @@ def _subtitle(analysis: Analysis, use: MemoryUse) -> str:
 
 
 def _why_empty(use: MemoryUse, page: str, categories: Sequence[MemoryCategory]) -> str:
-    """Why nothing is held at the peak, and what was at other times."""
+    """Return why nothing is held at the peak, and what was at other times."""
     course = sum(use.timeline.bytes_by_category[CATEGORIES.index(category)] for category in categories)
     most = int(course.max()) if len(use.timeline.time_ns) else 0
     other = f" At another moment it was up to {most / MIB:.2f} MiB: see memory.log." if most else ""

@@ -87,7 +87,7 @@ def cure(one: DeviceMemory, report: AllocatorReport) -> str:
 
 
 def owner_name(place: Place, *, unicode: bool) -> str:
-    """`"[metadata] run/model.py:12 forward, in torch/nn/modules/linear.py:134 forward, from run/train.py:40 main"`."""
+    """Return `"[metadata] run/model.py:12 forward, in torch/nn/modules/linear.py:134 forward, from a.py:40 f"`."""
     stamped = f"[{place.metadata}] " if place.metadata else ""
     inside, caller = f", in {place.inside}" * bool(place.inside), f", from {place.caller}" * bool(place.caller)
     return clean(f"{stamped}{place.line}{inside}{caller}", unicode=unicode)
