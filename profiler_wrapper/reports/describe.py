@@ -206,6 +206,13 @@ def root_names(analysis: Analysis) -> str:
     return first_few(sorted(roots, key=lambda root: -sum(row.time_ns for row in rows if row.layer == root)), 1)
 
 
+def model_in_words(analysis: Analysis) -> str:
+    """Return the model, where it ran and its rank: `"LlamaForCausalLM on NVIDIA H200, rank 0"`."""
+    model = shorten(clean(root_names(analysis), unicode=True) or "no layers", 60)
+    where = shorten(clean(machine(analysis), unicode=True), 60)
+    return ", ".join(filter(None, (f"{model} on {where}", rank_in_words(analysis))))
+
+
 def use_line(analysis: Analysis, width: int) -> str:
     """`"MFU 17.3 % (causal 16.5 %) of 989.4 TFLOP/s bfloat16 over 35.183 ms, end to end; NVIDIA"`; `""`: not known.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -36,7 +37,7 @@ _CALLED = {"os_state": "optimizer state", "os_params": "optimizer's parameters"}
 
 
 def category_name(category: str) -> str:
-    """A category as people read it."""
+    """Return a category as people read it."""
     return _CALLED.get(category, category.replace("_", " "))
 
 
@@ -44,44 +45,47 @@ NAMED: tuple[MemoryCategory, ...] = ("params", "grads", "os_params", "os_state")
 
 
 @dataclass(eq=False)
-class MemoryNode:
-    """A name and what is held under it."""
+class HeldBelow:
+    """A name in the tree of a category, and what is held by it and all below it."""
 
-    label: str
-    own_bytes: int = 0
-    total_bytes: int = 0  # with everything below
-    count: int = 0  # allocations, with everything below
+    path: tuple[str, ...]  # its labels from the root on, which has none
+    own_bytes: int = 0  # by no name below
+    own_count: int = 0
+    total_bytes: int = 0
+    count: int = 0  # allocations
     is_op: bool = False
-    phases: dict[Phase, int] = field(default_factory=dict)  # bytes by the phase in which they were allocated
-    children: dict[str, MemoryNode] = field(default_factory=dict)
-
-    def add(self, path: Iterable[str], owner: Owner, *, ends_in_op: bool) -> None:
-        """Count an owner here and in each node along `path`."""
-        node = self
-        node._count(owner)
-        for label in path:
-            node = node.children.setdefault(label, MemoryNode(label))
-            node._count(owner)
-        node.own_bytes += owner.size_bytes
-        node.is_op = node.is_op or ends_in_op
-
-    def _count(self, owner: Owner) -> None:
-        self.total_bytes += owner.size_bytes
-        self.count += owner.count
-        if owner.phase is not None:
-            self.phases[owner.phase] = self.phases.get(owner.phase, 0) + owner.size_bytes
+    phases: Counter[Phase] = field(default_factory=Counter)  # bytes by the phase in which they were allocated
 
 
-Placed = tuple[tuple[str, ...], MemoryNode]  # a node, behind the labels from the root, which is left out, to it
+def memory_tree(
+    owners: Iterable[Owner], categories: Sequence[MemoryCategory], layers: Mapping[str, int]
+) -> list[HeldBelow]:
+    """Return all that a category holds, parents before children: layers as in the model, ops by what they hold.
 
-
-def category_tree(owners: Iterable[Owner], category: MemoryCategory, label: str) -> MemoryNode:
-    """All that one category holds. Sums are exact: each node's total is its own plus its children's."""
-    root = MemoryNode(label)
+    Of several categories the first labels are their names. Sums are exact: each total is its own and those right below.
+    `layers` gives each layer its place in the model.
+    """
+    first = int(len(categories) > 1)
+    found: dict[tuple[str, ...], HeldBelow] = {(): HeldBelow(())}
     for owner in owners:
-        if owner.category == category and owner.size_bytes > 0:
-            root.add(owner_path(owner), owner, ends_in_op=not is_named(owner))
-    return root
+        if owner.category in categories and owner.size_bytes > 0:
+            path = (owner.category,) * first + owner_path(owner)
+            for end in range(len(path) + 1):
+                one = found.setdefault(path[:end], HeldBelow(path[:end]))
+                one.total_bytes += owner.size_bytes
+                one.count += owner.count
+                if owner.phase is not None:
+                    one.phases[owner.phase] += owner.size_bytes
+            one.own_bytes += owner.size_bytes
+            one.own_count += owner.count
+            one.is_op = one.is_op or not is_named(owner)
+
+    def place(one: HeldBelow) -> tuple[bool, float, int, list[tuple[bool, int, str]]]:
+        order = layers.get(".".join(one.path[first:]), inf)
+        return one.is_op, order, -one.total_bytes * one.is_op, _natural("".join(one.path[-1:]))
+
+    places = {path: place(one) for path, one in found.items()}
+    return sorted(found.values(), key=lambda one: [places[one.path[:end]] for end in range(1, len(one.path) + 1)])
 
 
 def owner_path(owner: Owner) -> tuple[str, ...]:
@@ -96,27 +100,8 @@ def owner_path(owner: Owner) -> tuple[str, ...]:
 
 
 def is_named(owner: Owner) -> bool:
-    """Whether its name is a tensor's, not an op's."""
+    """Return whether its name is a tensor's, not an op's."""
     return bool(owner.name) and owner.category in NAMED
-
-
-def walk(root: MemoryNode, layers: Mapping[str, int], *, above: int = 0) -> Iterator[Placed]:
-    """The root and all below it, parents before children; layers as in the model, ops by what they hold.
-
-    `layers` gives each layer its place in the model; their names begin `above` labels below the root.
-    """
-
-    def place(child: Placed) -> tuple[bool, float, int, list[tuple[bool, int, str]]]:
-        path, node = child
-        order = layers.get(".".join(path[above:]), inf)
-        return node.is_op, order, -node.total_bytes if node.is_op else 0, _natural(path[-1])
-
-    stack: list[Placed] = [((), root)]
-    while stack:
-        path, node = stack.pop()
-        yield path, node
-        below = [((*path, label), child) for label, child in node.children.items()]
-        stack += sorted(below, key=place, reverse=True)
 
 
 def _natural(label: str) -> list[tuple[bool, int, str]]:
@@ -126,7 +111,7 @@ def _natural(label: str) -> list[tuple[bool, int, str]]:
 
 
 def layer_order(analysis: Analysis) -> dict[str, int]:
-    """Each layer's place in the model; names that are no rows (`model.layers`) have that of their first layer."""
+    """Return each layer's place in the model; names that are no rows (`model.layers`) have their first layer's."""
     order: dict[str, int] = {}
     for row in sorted(analysis.layers, key=lambda row: row.order):
         parts = row.layer.split(".")
@@ -136,7 +121,7 @@ def layer_order(analysis: Analysis) -> dict[str, int]:
 
 
 def moment_in_words(use: MemoryUse) -> str:
-    """When the peak was: `"in backward of step 3"`; `""` where that is not known."""
+    """Return when the peak was: `"in backward of step 3"`; `""` where that is not known."""
     return _in_words(use.timeline.phase_at(use.peak.time_ns), use.peak.step)
 
 
@@ -146,14 +131,14 @@ def _in_words(phase: str | None, step: int | None) -> str:
 
 
 def why_no_memory_use(analysis: Analysis) -> str:
-    """Why it is not known who holds memory, as a clause."""
+    """Return why it is not known who holds memory, as a clause."""
     if analysis.memory and not analysis.calls:
         return _reason(analysis) or "a result that is read from its file holds no allocations; the trace does"
     return _reason(analysis) or "the trace holds no allocation events (profile_memory=True records them)"
 
 
 def why_no_memory(analysis: Analysis) -> str:
-    """Why no layer's memory is known, as a clause."""
+    """Return why no layer's memory is known, as a clause."""
     return _reason(analysis) or "the trace holds no allocation events inside layers (profile_memory=True records them)"
 
 
@@ -177,7 +162,7 @@ _ROOTS: Mapping[MemoryCategory, str] = {
 
 
 def memory_log(analysis: Analysis) -> str:
-    """A state for each moment in order of time; the peak comes last, with its layout.
+    """Return a state for each moment in order of time; the peak comes last, with its layout.
 
     Lines that begin with `#` are ours, all others are as InternLM's SimpleMemoryProfiler writes them,
     with three categories more. The categories of a state add up to its total, and a layer's total
@@ -224,13 +209,14 @@ def _layout(analysis: Analysis, use: MemoryUse) -> Iterator[str]:
     order = layer_order(analysis)
     yield "---Layout---"
     for category in CATEGORIES:
-        root = category_tree(use.peak_owners, category, _ROOTS.get(category, category))
-        if not root.total_bytes and category not in _ROOTS:
+        tree = memory_tree(use.peak_owners, (category,), order)
+        if not tree[0].total_bytes and category not in _ROOTS:
             continue
-        yield f"{root.label if category == 'activation' else category}_layout:"
-        for path, node in walk(root, order):
-            name = clean(".".join((root.label, *path)), unicode=True)
-            yield f"layer: {name}, layer_mem: {_mb(node.own_bytes)}, total_mem: {_mb(node.total_bytes)}"
+        root = _ROOTS.get(category, category)
+        yield f"{root if category == 'activation' else category}_layout:"
+        for one in tree:
+            name = clean(".".join((root, *one.path)), unicode=True)
+            yield f"layer: {name}, layer_mem: {_mb(one.own_bytes)}, total_mem: {_mb(one.total_bytes)}"
 
 
 def _mb(size_bytes: int) -> str:
@@ -260,15 +246,13 @@ class OwnerGroup:
     @property
     def text(self) -> str:
         """`"aten::mul in model.layers.{0..11}.mlp"`, or a tensor's name."""
-        if self.op and self.place:
-            return f"{self.op} in {self.place}"
         if self.place:
-            return self.place
+            return f"{self.op} in {self.place}" if self.op else self.place
         return f"{self.op} {OUTSIDE if self.phase == 'other' else f'({self.phase})'}" if self.phase else self.op
 
 
 def owner_groups(owners: Iterable[Owner]) -> list[OwnerGroup]:
-    """The largest first; they add up to what `owners` hold. A tensor that has a name needs no op."""
+    """Group like owners, the largest first; groups add up to what `owners` hold. A tensor with a name needs no op."""
     groups: dict[tuple[MemoryCategory, str, str, Phase | None], OwnerGroup] = {}
     for owner in owners:
         named = is_named(owner)
@@ -306,7 +290,7 @@ class _Memory(msgspec.Struct):
 
 
 def memory_lines(memory: Mapping[str, Any], width: int) -> list[str]:
-    """The peak and the largest leak of `Analysis.memory`, a line of at most `width` columns each.
+    """Return the peak and the largest leak of `Analysis.memory`, a line of at most `width` columns each.
 
     `"memory: peak 312.4 MiB in backward of step 3: activation 61 %, params 20 %, ..."`: categories that do not fit are
     left out, the smallest first. No lines where it is not known who held the memory.
@@ -334,7 +318,7 @@ def memory_lines(memory: Mapping[str, Any], width: int) -> list[str]:
 
 
 def memory_sections(analysis: Analysis) -> list[tuple[str, str]]:
-    """Titles and texts of what is known of the whole device's memory: all of it, or what `result.json` holds."""
+    """Return titles and texts of what is known of the device's memory: all of it, or what `result.json` holds."""
     use, found = analysis.memory_use, analysis.memory
     if use is not None:
         return [
@@ -432,7 +416,7 @@ def _mib(size_bytes: int) -> str:
 
 
 def average_slope_mib(bars: Sequence[LayerBar]) -> float | None:
-    """Mean increase of allocated memory from entry to exit of a layer, in MiB: over the blocks, or over all layers.
+    """Return the mean increase of allocated memory from entry to exit of a layer, in MiB: over blocks, or all layers.
 
     None where no layer's memory is known.
     """
@@ -442,7 +426,7 @@ def average_slope_mib(bars: Sequence[LayerBar]) -> float | None:
 
 
 def memory_usage_text(analysis: Analysis) -> str:
-    """The device, `average_slope` (MiB per layer), then allocated and reserved at each layer's exit.
+    """Return the device, `average_slope` (MiB per layer), then allocated and reserved at each layer's exit.
 
     One value a line in MiB, the layer's name behind it; means over the calls of the timed trace.
     """

@@ -1,4 +1,4 @@
-"""Two pictures: time by layer and step, and memory by layer."""
+"""Three pictures: memory by category over time, time by layer and step, and memory by layer."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from profiler_wrapper.analysis.memory.use import points_of
 from profiler_wrapper.analysis.model import CATEGORIES, PHASES, Analysis, MemoryCategory, MemoryUse, Phase
@@ -21,11 +21,9 @@ from profiler_wrapper.reports.describe import (
     attention_backends,
     followed,
     has_like_steps,
-    machine,
+    model_in_words,
     outside_steps_ns,
     per_step,
-    rank_in_words,
-    root_names,
     step_numbers,
     steps_in_words,
 )
@@ -39,7 +37,7 @@ from profiler_wrapper.reports.memory import (
     why_no_memory_use,
 )
 from profiler_wrapper.reports.text import clean, shorten
-from profiler_wrapper.trace.recording import Int64
+from profiler_wrapper.trace.recording import Float64
 from profiler_wrapper.units import MIB, TIME_NAMES
 
 if TYPE_CHECKING:
@@ -48,62 +46,46 @@ if TYPE_CHECKING:
 
 # A picture of memory over time: the categories stacked, the phases below them, the peak and who holds it.
 
-_WIDTH_BARS = 75  # a figure as wide as one of so many bars
-_HEIGHT_IN = 6.6
 _MOST_POINTS = 1500  # about one for each pixel
 _WIDE_ENOUGH = 0.009  # of the width, for each letter of a phase's name
 _MOST_NAMED_STEPS = 12
 _OWNERS = 3
 _LONGEST_OWNER = 90
-_HEADROOM = 1.12  # for the names of the steps above their peaks
 # What stays lies below what comes and goes.
 _FROM_BELOW: tuple[MemoryCategory, ...] = (
     "params", "os_params", "os_state", "grads", "other", "communication", "activation", "workspace",
 )  # fmt: skip
-_RESERVED = figures.INK
-# Greys, as colours stand for categories; distinct by their names and order.
-_PHASE_GREYS: dict[Phase, str] = {
-    "forward": "#ececec",
-    "prefill": "#ececec",
-    "decode": "#d6d6d6",
-    "verify": "#c4c4c4",
-    "backward": "#b8b8b8",
-    "recompute": "#d6d6d6",
-    "accumulate_grad": "#9f9f9f",
-    "optimizer": "#848484",
-    "other": "#f8f8f8",
-}
+# Greys, as colours stand for categories; the forward's are light, those of the optimizer dark.
+_PHASE_GREYS = dict(zip(("other", *PHASES[:-1]), np.linspace(0.97, 0.52, len(PHASES)).astype(str), strict=True))
 
 
-@figures.own_style()
 def draw_categories(analysis: Analysis, path: str | os.PathLike[str]) -> None:
-    """Writes a PNG: what each category holds over time in MiB, reserved where known, the peak of each step.
+    """Write a PNG: what each category holds over time in MiB, reserved where known, the peak of each step.
 
     Below stand the peak and its largest owners.
     """
     use = analysis.memory_use
-    title = f"Memory by category: {_what(analysis)}"
+    title = f"Memory by category: {model_in_words(analysis)}"
     if use is None or not len(use.timeline.time_ns):
         figures.say(path, title, f"Memory by category is not available, because {why_no_memory_use(analysis)}.")
         return
-    figure = figures.new_figure(_WIDTH_BARS, height_in=_HEIGHT_IN)
-    figures.head(figure, title)
-    axes, strip = figure.subplots(2, 1, sharex=True, height_ratios=[12, 1])
-    _draw_stack(axes, use)
-    _mark_steps(axes, use)
-    axes.plot(_ms(use.peak.time_ns, use), use.peak.total_bytes / MIB, "v", color=_RESERVED, markersize=9,
-              clip_on=False, zorder=5, label="peak")  # fmt: skip
-    for phase in _draw_phases(strip, use):
-        axes.fill_between([], [], color=_PHASE_GREYS[phase], label=f"phase {phase}")
-    figures.from_zero(axes)
-    axes.set_ylim(top=axes.get_ylim()[1] * _HEADROOM)
-    figures.legend_above(axes, f"Allocated on {use.device}, stacked by category")
-    figures.foot(figure, peak_text(use))
-    figures.save(figure, path)
+    timeline, events = use.timeline, points_of(use, most=_MOST_POINTS)
+    held = dict(zip(CATEGORIES, timeline.bytes_by_category[:, events], strict=True))
+    bands = [(category_name(name), CATEGORY_COLORS[name], held[name]) for name in _FROM_BELOW if held[name].any()]
+    reserved = None if timeline.reserved_bytes is None else timeline.reserved_bytes[events]
+    made = figures.picture(path, title, bars=75, height_in=6.6, ratios=(12, 1), share_x=True, foot=peak_text(use))
+    with made as (axes, strip):
+        figures.prepare(axes, ylabel="MiB")
+        peak = _ms(use, use.peak.time_ns), use.peak.total_bytes
+        figures.draw_held(axes, _ms(use, timeline.time_ns[events]), bands, reserved_bytes=reserved, peak=peak)
+        _mark_steps(axes, use)
+        for phase in _draw_phases(strip, use):
+            axes.fill_between([], [], color=_PHASE_GREYS[phase], label=f"phase {phase}")
+        figures.legend_above(axes, f"Allocated on {use.device}, stacked by category")
 
 
 def peak_text(use: MemoryUse) -> str:
-    """The peak, and on a line each the largest that hold it."""
+    """Return the peak, and on a line each the largest that hold it."""
     held, reserved = use.peak.total_bytes, use.peak.reserved_bytes
     text = f"Peak {moment_in_words(use)}".rstrip() + f": {held / MIB:.1f} MiB allocated"
     if reserved is not None:
@@ -118,82 +100,46 @@ def peak_text(use: MemoryUse) -> str:
     return "\n".join(lines)
 
 
-def _ms(time_ns: int, use: MemoryUse) -> float:
+def _ms(use: MemoryUse, time_ns: Any) -> Any:
+    """Return the milliseconds since the recording began, of one time or an array of them."""
     return (time_ns - use.begin_ns) / 1e6
 
 
-def _draw_stack(axes: Axes, use: MemoryUse) -> None:
-    """The last point is held a little longer, so that it can be seen."""
-    figures.prepare(axes, ylabel="MiB")
-    timeline, events = use.timeline, points_of(use, most=_MOST_POINTS)
-    times_ms = (timeline.time_ns[events] - use.begin_ns) / 1e6
-    begin_ms, last_ms = times_ms[[0, -1]].tolist()
-    end_ms = last_ms + (0.01 * (last_ms - begin_ms) or 1.0)
-    times_ms = np.append(times_ms, end_ms)
-
-    def drawn(sizes_bytes: Int64) -> npt.NDArray[np.float64]:
-        return np.append(sizes_bytes, sizes_bytes[-1]) / MIB
-
-    below = np.zeros_like(events)
-    held_by = dict(zip(CATEGORIES, timeline.bytes_by_category[:, events], strict=True))
-    for name in _FROM_BELOW:
-        held = held_by[name]
-        if held.any():
-            axes.fill_between(times_ms, drawn(below), drawn(below + held), step="post", color=CATEGORY_COLORS[name],
-                              linewidth=0, label=category_name(name))  # fmt: skip
-            below = below + held
-    if len(events) == len(timeline.time_ns):
-        axes.step(times_ms, drawn(below), where="post", color=figures.INK, linewidth=0.6)
-    if timeline.reserved_bytes is not None:
-        axes.step(times_ms, drawn(timeline.reserved_bytes[events]), "--", where="post", color=_RESERVED, linewidth=1.2,
-                  label="reserved")  # fmt: skip
-    axes.set_xlim(begin_ms, end_ms)
-
-
 def _mark_steps(axes: Axes, use: MemoryUse) -> None:
-    """A mark at the peak of each step, with its size where they are few."""
+    """Mark the peak of each step, with its size where they are few."""
     times, total = use.timeline.time_ns, use.timeline.total_bytes
-    peaks = []
-    for step in use.steps:
-        first, end = np.searchsorted(times, [step.start_ns, step.end_ns]).tolist()
-        if end > first:
-            event = first + int(total[first:end].argmax())
-            peaks.append((step.number, _ms(int(times[event]), use), int(total[event]) / MIB))
-    axes.plot([at_ms for _, at_ms, _ in peaks], [size for *_, size in peaks], "o",
-              color="white", markeredgecolor=_RESERVED, markersize=figures.mark_size(len(peaks)), zorder=4,
-              label="peak of a step" if peaks else None)  # fmt: skip
-    for number, at_ms, size in peaks if len(peaks) <= _MOST_NAMED_STEPS else ():
-        axes.annotate(f"step {number}: {size:.1f}", (at_ms, size), xytext=(0, 7), textcoords="offset points",
-                      ha="center", zorder=6, fontsize=figures.FONT_SIZE - 1, bbox={"boxstyle": "round,pad=0.15",
-                      "facecolor": "white", "edgecolor": "none", "alpha": 0.8})  # fmt: skip
+    within = [(step.number, slice(*np.searchsorted(times, [step.start_ns, step.end_ns]))) for step in use.steps]
+    peaks = [(number, events.start + int(total[events].argmax())) for number, events in within if len(times[events])]
+    places = [event for _, event in peaks]
+    axes.plot(_ms(use, times[places]), total[places] / MIB, "o", color="white", markeredgecolor=figures.INK, zorder=4,
+              markersize=figures.mark_size(len(peaks)), label="peak of a step" if peaks else None)  # fmt: skip
+    white = {"boxstyle": "round,pad=0.15", "facecolor": "white", "linewidth": 0, "alpha": 0.8}
+    for number, event in peaks if len(peaks) <= _MOST_NAMED_STEPS else ():
+        size = int(total[event]) / MIB
+        axes.annotate(f"step {number}: {size:.1f}", (_ms(use, times[event]), size), (0, 7), ha="center", zorder=6,
+                      textcoords="offset points", bbox=white, fontsize=figures.FONT_SIZE - 1)  # fmt: skip
 
 
 def _draw_phases(axes: Axes, use: MemoryUse) -> list[Phase]:
-    """A strip of greys; wide phases carry their names. Gives the phases that carry none anywhere."""
-    starts, (begin_ns, end_ns) = use.timeline.phase_starts, use.timeline.time_ns[[0, -1]].tolist()
-    ends = [*(start_ns for start_ns, _ in starts[1:]), end_ns]
-    within = [
-        (phase, max(start_ns, begin_ns), min(next_ns, end_ns))
-        for (start_ns, phase), next_ns in zip(starts, ends, strict=False)
-    ]
-    spans = [(phase, _ms(first, use), (last - first) / 1e6) for phase, first, last in within if last > first]
-    width_ms = max(1, end_ns - begin_ns) / 1e6
+    """Draw a strip of greys in which wide phases carry their names; return the phases that carry none anywhere."""
+    figures.prepare(axes, ylabel="", xlabel="ms since the recording began")
     axes.set_ylim(0, 1)
     axes.set_yticks([])
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(labelsize=figures.FONT_SIZE - 1)
-    axes.set_xlabel("ms since the recording began", fontsize=figures.FONT_SIZE)
-    phases = list(dict.fromkeys(phase for phase, *_ in spans))
-    for phase in phases:
+    axes.spines["left"].set_visible(False)
+    first_ns, last_ns = use.timeline.time_ns[[0, -1]].tolist()
+    phases = [phase for _, phase in use.timeline.phase_starts]
+    edges = _ms(use, np.clip([*(start_ns for start_ns, _ in use.timeline.phase_starts), last_ns], first_ns, last_ns))
+    spans = [(phase, at, end - at) for phase, at, end in zip(phases, edges[:-1], edges[1:], strict=True) if end > at]
+    drawn = list(dict.fromkeys(phase for phase, *_ in spans))
+    for phase in drawn:
         places = [(at_ms, length_ms) for name, at_ms, length_ms in spans if name == phase]
         axes.broken_barh(places, (0, 1), facecolors=_PHASE_GREYS[phase], linewidth=0)
-    named: set[Phase] = set()
-    for phase, at_ms, length_ms in spans:
-        if length_ms / width_ms > _WIDE_ENOUGH * len(phase):
-            axes.text(at_ms + length_ms / 2, 0.47, phase, ha="center", va="center", fontsize=figures.FONT_SIZE - 1,
-                      color="white" if phase == "optimizer" else figures.INK)  # fmt: skip
-            named.add(phase)
-    return [phase for phase in phases if phase not in named]
+    least_ms = _WIDE_ENOUGH * (last_ns - first_ns) / 1e6  # for each letter
+    wide = [span for span in spans if span[2] > least_ms * len(span[0])]
+    for phase, at_ms, length_ms in wide:
+        axes.text(at_ms + length_ms / 2, 0.47, phase, ha="center", va="center", fontsize=figures.FONT_SIZE - 1,
+                  color="white" if float(_PHASE_GREYS[phase]) < 0.6 else figures.INK)  # fmt: skip
+    return [phase for phase in drawn if all(phase != name for name, *_ in wide)]
 
 
 # What stands under the time plot, and time per step, as numbers.
@@ -225,22 +171,20 @@ class StepLines:
     attention_ms: tuple[float, ...]
 
 
-def averages(analysis: Analysis, bars: Sequence[LayerBar]) -> Averages | None:
-    """The seed's three numbers over the sibling blocks that take most, or over all layers where there are no blocks."""
+def averages(analysis: Analysis, bars: Sequence[LayerBar]) -> Averages:
+    """Return the averages over the sibling blocks that take most, or over all layers where there are no blocks."""
     groups: dict[str, list[LayerBar]] = defaultdict(list)
     for bar in bars:
         if bar.block:
             groups[split_number(bar.layer, left_open="*")[0]].append(bar)
-    if not bars:
-        return None
-    costliest = max(groups, key=lambda name: sum(bar.time_ms for bar in groups[name]), default=None)
-    over = list(bars) if costliest is None else groups[costliest]
+    of_all = ("", list(bars))
+    siblings, over = max(groups.items(), key=lambda group: sum(bar.time_ms for bar in group[1]), default=of_all)
     backends = list(attention_backends(analysis))
     flash = tuple(backend for backend in backends if _is_flash(analysis, backend))
     counted = flash or backends
     return Averages(
         layers=len(over),
-        what="layer" if costliest is None else f"block of {costliest}" if len(groups) > 1 else "block",
+        what=("block" if len(groups) == 1 else f"block of {siblings}") if siblings else "layer",
         average_ms=sum(bar.time_ms for bar in over) / len(over),
         attention_ms=sum(bar.attention_ms.get(backend, 0.0) for bar in over for backend in counted) / len(over),
         flash=flash,
@@ -249,7 +193,7 @@ def averages(analysis: Analysis, bars: Sequence[LayerBar]) -> Averages | None:
 
 
 def _is_flash(analysis: Analysis, backend: str) -> bool:
-    """By its name, or, of an external library's, by the names of all its kernels."""
+    """Return whether its name says so, or, of an external library's, the names of all its kernels."""
     if "flash" in backend.lower():
         return True
     kernels = [kernel for row in analysis.attention if row.backend == backend for kernel in row.kernels]
@@ -257,7 +201,7 @@ def _is_flash(analysis: Analysis, backend: str) -> bool:
 
 
 def step_lines(analysis: Analysis) -> StepLines:
-    """The steps that have a number, in order."""
+    """Return the times of the steps that have a number, in order."""
     rows = sorted((row for row in analysis.steps if row.step is not None), key=lambda row: row.step or 0)
     phases = [phase for phase in PHASES if any(row.phases_ns.get(phase) for row in rows)]
     return StepLines(
@@ -270,41 +214,35 @@ def step_lines(analysis: Analysis) -> StepLines:
 
 # The panels of the time plot: layers, steps, and what is followed by name.
 
-_GREY = "#999999"
-_ALL = "#666666"
 _MOST_STEPS_NAMED = 30
 _HIGHEST_REST = 1.3  # what is not in the layers may be this much higher than the highest layer, else it is cut
+_MOST_FOLLOWED = 10
 
 
-def draw_layers(axes: Axes, analysis: Analysis, bars: Sequence[LayerBar], width_in: float) -> None:
-    """Stacked bars by phase, over them a line of attention for each backend, and what no layer holds at the right."""
+def draw_layers(axes: Axes, analysis: Analysis, bars: Sequence[LayerBar]) -> None:
+    """Draw bars by phase, over them a line of attention for each backend, and what no layer holds at the right."""
     figures.prepare(axes, ylabel=f"ms {per_step(analysis)}")
-    bottom = _draw_stacked(axes, {phase: [bar.times_ms.get(phase, 0.0) for bar in bars] for phase in PHASES})
-    backends = list(dict.fromkeys(backend for bar in bars for backend in bar.attention_ms))
-    for color, backend in zip(figures.ATTENTION_COLORS * (len(backends) // 6 + 1), backends, strict=False):
-        heights = [bar.attention_ms.get(backend, math.nan) for bar in bars]
-        axes.plot(range(len(bars)), heights, "-o", color=color, markersize=figures.mark_size(len(bars)), linewidth=1.4,
-                  label=figures.literal(f"attention: {backend}"))  # fmt: skip
+    heights = _draw_stacked(axes, {phase: [bar.times_ms.get(phase, 0.0) for bar in bars] for phase in PHASES})
+    backends = dict.fromkeys(name for bar in bars for name in bar.attention_ms)
+    for backend, color in zip(backends, cycle(figures.ATTENTION_COLORS), strict=False):
+        axes.plot([bar.attention_ms.get(backend, math.nan) for bar in bars], "-o", color=color, linewidth=1.4,
+                  markersize=figures.mark_size(len(bars)), label=figures.literal(f"attention: {backend}"))  # fmt: skip
     rest = rest_bars(analysis, bars)
-    places = figures.name_layers(axes, [bar.layer for bar in bars], width_in, beside=list(rest))
-    highest = max(bottom) or max(rest.values(), default=0.0) or 1.0
-    top = 1.05 * max(highest, min(_HIGHEST_REST * highest, max(rest.values(), default=0.0)))
+    places = figures.name_layers(axes, [bar.layer for bar in bars], beside=list(rest))
+    most = max(rest.values(), default=0.0)
+    highest = float(heights.max()) or most or 1.0
+    top = 1.05 * max(highest, min(_HIGHEST_REST * highest, most))
     axes.set_ylim(0, top * (1.06 if rest else 1))
-    _draw_rest(axes, list(rest.values()), places, top)
+    # A grey bar for each, with its number; one that is too high is cut, and an arrow says so.
+    texts = [f"{time_ms:.3f}" + " \N{UPWARDS ARROW}" * (time_ms > top) for time_ms in rest.values()]
+    width = 0.8 * (places[1] - places[0] if len(places) > 1 else 1.0)
+    grey = axes.bar(places, np.minimum(list(rest.values()), top), width, color="#999999")
+    axes.bar_label(grey, texts, padding=2, fontsize=figures.FONT_SIZE - 3)
     figures.legend_above(axes, _over(analysis))
 
 
-def _draw_rest(axes: Axes, times_ms: Sequence[float], places: Sequence[float], top: float) -> None:
-    """A grey bar for each, with its number; one that is too high is cut, and an arrow says so."""
-    apart = places[1] - places[0] if len(places) > 1 else 1.0
-    heights = [min(time_ms, top) for time_ms in times_ms]
-    texts = [f"{time_ms:.3f}" + " \N{UPWARDS ARROW}" * (time_ms > top) for time_ms in times_ms]
-    bars = axes.bar(places, heights, 0.8 * apart, color=_GREY)
-    axes.bar_label(bars, texts, padding=2, fontsize=figures.FONT_SIZE - 3)
-
-
 def _over(analysis: Analysis) -> str:
-    """The title of the layers: what their times are over."""
+    """Return the title of the layers: what their times are over."""
     steps = step_numbers(analysis)
     if has_like_steps(analysis):
         return f"Layers, step {steps[0]}" if len(steps) == 1 else f"Layers, mean of {steps_in_words(analysis)}"
@@ -313,171 +251,145 @@ def _over(analysis: Analysis) -> str:
     return f"Layers, sum of {steps_in_words(analysis)}{outside}"
 
 
-def _draw_stacked(axes: Axes, times_ms: Mapping[Phase, Sequence[float]]) -> list[float]:
-    """A bar for each place, its phases on one another; how high the bars are."""
-    bottom = [0.0] * max(map(len, times_ms.values()), default=0)
-    for phase, heights in times_ms.items():
-        if any(heights):
-            figures.draw_bars(axes, heights, bottom, color=figures.PHASE_COLORS[phase], label=phase)
-            bottom = [below + height for below, height in zip(bottom, heights, strict=True)]
-    return bottom
+def _draw_stacked(axes: Axes, times_ms: Mapping[Phase, Sequence[float]]) -> Float64:
+    """Draw a bar for each place, its phases on one another; return how high the bars are."""
+    heights = np.zeros(max(map(len, times_ms.values()), default=0))
+    for phase, times in times_ms.items():
+        if any(times):
+            figures.draw_bars(axes, times, heights, color=figures.PHASE_COLORS[phase], label=phase)
+            heights = heights + times
+    return heights
 
 
 def draw_steps(axes: Axes, lines: StepLines) -> None:
-    """Stacked bars by phase, over them marks of attention and of the whole step."""
-    figures.prepare(axes, ylabel="ms")
+    """Draw bars by phase, over them marks of attention and of the whole step."""
+    figures.prepare(axes, ylabel="ms", xlabel="step")
     _draw_stacked(axes, lines.phases_ms)
-    places, size = range(len(lines.steps)), figures.mark_size(len(lines.steps))
-    axes.plot(places, lines.total_ms, "s", color=_ALL, markersize=size, label="all")
+    size = figures.mark_size(len(lines.steps))
+    axes.plot(lines.total_ms, "s", color="#666666", markersize=size, label="all")
     if any(lines.attention_ms):
         shown = [time or math.nan for time in lines.attention_ms]
-        axes.plot(places, shown, ":D", color=figures.INK, markersize=size, label="attention")
+        axes.plot(shown, ":D", color=figures.INK, markersize=size, label="attention")
     figures.from_zero(axes)
-    named = places[:: -(-len(places) // _MOST_STEPS_NAMED)]
+    named = range(0, len(lines.steps), -(-len(lines.steps) // _MOST_STEPS_NAMED))
     axes.set_xticks(named, [str(lines.steps[place]) for place in named])
-    axes.set_xlim(-0.8, len(places) - 0.2)
-    axes.set_xlabel("step", fontsize=figures.FONT_SIZE)
+    axes.set_xlim(-0.8, len(lines.steps) - 0.2)
     figures.legend_above(axes, "Steps")
 
 
 def draw_followed(axes: Axes, series: Sequence[Followed], steps: Sequence[int]) -> None:
-    """A line for each of `series`, which are all times or all values of functions."""
+    """Draw a line for each of `series`, which are all times or all values of functions."""
     from matplotlib.ticker import MaxNLocator
 
-    is_time = series[0].is_time
-    figures.prepare(axes, ylabel="ms" if is_time else "own unit")
-    by_step = all(len(one.values) == len(steps) for one in series)
-    colors = [*figures.PHASE_COLORS.values(), *figures.ATTENTION_COLORS]
-    for i, one in enumerate(series):
+    is_time, by_step = series[0].is_time, all(len(one.values) == len(steps) for one in series)
+    figures.prepare(axes, ylabel="ms" if is_time else "own unit", xlabel="step" if by_step else "entry")
+    for i, one in enumerate(series[:_MOST_FOLLOWED]):
         heights = np.array(one.values, np.float64)  # None: not a number
-        places = steps if by_step else range(len(heights))
-        axes.plot(places, heights, ("-o", "--s", ":D")[i % 3], color=colors[(i * 3) % len(colors)],
-                  markersize=figures.mark_size(len(heights)),
+        axes.plot(steps if by_step else range(len(heights)), heights, ("-o", "--s", ":D")[i % 3],
+                  color=figures.ROLE_COLORS[i % len(figures.ROLE_COLORS)], markersize=figures.mark_size(len(heights)),
                   label=figures.literal(shorten(one.name, 40)))  # fmt: skip
     figures.from_zero(axes)
-    axes.set_xlabel("step" if by_step else "entry", fontsize=figures.FONT_SIZE)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.margins(x=0.03)
     figures.legend_above(axes, "Followed by name" if is_time else "Followed by functions")
 
 
-_MOST_FOLLOWED = 10
-_BACKWARD = ("backward", "recompute")
-
-
-@figures.own_style()
 def draw_time(analysis: Analysis, path: str | os.PathLike[str]) -> None:
-    """Writes a PNG: time by layer (phases stacked, attention as a line), by step, and what is followed by name.
+    """Write a PNG: time by layer (phases stacked, attention as a line), by step, and what is followed by name.
 
     Below stand the average time of a block, that of its attention and their ratio.
     """
     bars = layer_bars(analysis)
-    title = f"{TIME_NAMES[analysis.time_basis].capitalize()} by layer: {_what(analysis)}"
-    if not bars or not analysis.time.total_ns:
+    title = f"{TIME_NAMES[analysis.time_basis].capitalize()} by layer: {model_in_words(analysis)}"
+    if not analysis.time.total_ns:
+        figures.say(path, title, "No time was recorded, so there is nothing to draw.")
+        return
+    if not bars:
         reasons = [f"{row.reason}: {row.time_ns / 1e6:.3f} ms" for row in analysis.unattributed]
         whole = f"None of the {analysis.time.total_ns / 1e6:.3f} ms has a layer, so there is nothing to draw by layer."
-        nothing = "No time was recorded, so there is nothing to draw."
-        figures.say(path, title, "\n".join([whole, *reasons]) if analysis.time.total_ns else nothing)
+        figures.say(path, title, "\n".join([whole, *reasons]))
         return
     lines = step_lines(analysis)
     known = [one for one in followed(analysis) if one.known]
     # Times and the values of functions have no axis in common.
-    groups = [group for is_time in (True, False) if (group := [one for one in known if one.is_time == is_time])]
-    panels = 1 + bool(lines.steps) + len(groups)
-    figure = figures.new_figure(len(bars), height_in=min(11.9, 2.2 + 2.9 * panels))
-    axes = figure.subplots(panels, 1, squeeze=False, height_ratios=[1.5, 1, 1, 1][:panels])[:, 0]
-    figures.head(figure, title)
-    draw_layers(axes[0], analysis, bars, figure.get_figwidth())
-    if lines.steps:
-        draw_steps(axes[1], lines)
-    for panel, group in zip(axes[panels - len(groups) :], groups, strict=True):
-        draw_followed(panel, group[:_MOST_FOLLOWED], lines.steps)
-    figures.foot(figure, caption(analysis, bars))
-    figures.save(figure, path)
+    series = [group for is_time in (True, False) if (group := [one for one in known if one.is_time == is_time])]
+    panels = 1 + bool(lines.steps) + len(series)
+    ratios, height_in, foot = [1.5, 1, 1, 1][:panels], min(11.9, 2.2 + 2.9 * panels), caption(analysis, bars)
+    with figures.picture(path, title, bars=len(bars), height_in=height_in, ratios=ratios, foot=foot) as all_axes:
+        draw_layers(all_axes[0], analysis, bars)
+        if lines.steps:
+            draw_steps(all_axes[1], lines)
+        for axes, group in zip(all_axes[panels - len(series) :], series, strict=True):
+            draw_followed(axes, group, lines.steps)
 
 
-@figures.own_style()
 def draw_memory(analysis: Analysis, path: str | os.PathLike[str]) -> None:
-    """Writes a PNG: allocated, reserved and peak memory layer after layer, and what each layer retains, in MiB.
+    """Write a PNG: allocated, reserved and peak memory layer after layer, and what each layer retains, in MiB.
 
     Means over all calls; layers are in model order.
     """
     bars = layer_bars(analysis)
     known = [bar for bar in bars if bar.entry_mib is not None and bar.exit_mib is not None]
-    title = f"{'Device' if analysis.time_basis == 'device' else 'CPU'} memory by layer: {_what(analysis)}"
+    title = f"{'Device' if analysis.time_basis == 'device' else 'CPU'} memory by layer: {model_in_words(analysis)}"
     if not known:
         figures.say(path, title, f"Memory by layer is not available, because {why_no_memory(analysis)}.")
         return
-    retained = [bar for bar in bars if bar.retained_mib is not None]
-    panels = 1 + bool(retained)
-    figure = figures.new_figure(len(bars), height_in=1.6 + 3.3 * panels)
-    axes = figure.subplots(panels, 1, squeeze=False)[:, 0]
-    figures.head(figure, title)
-    _draw_borders(axes[0], known, figure.get_figwidth())
-    if retained:
-        figures.prepare(axes[1], ylabel="MiB per call")
-        heights = [bar.retained_mib or 0.0 for bar in retained]
-        figures.draw_bars(axes[1], heights, color=figures.PHASE_COLORS["forward"])
-        axes[1].set_ylim(0, max(heights) * 1.05 or 1)
-        figures.name_layers(axes[1], [bar.layer for bar in retained], figure.get_figwidth())
-        figures.legend_above(axes[1], f"Retained: allocated in the layer and {why_retained(analysis)}, mean per call")
+    retained = {bar.layer: bar.retained_mib for bar in bars if bar.retained_mib is not None}
     notes = ["reserved: not available"] * all(bar.reserved_mib is None for bar in known)
     if analysis.time_basis == "cpu":
         notes.append("on a CPU, of what was there before only what model and optimizers held counts")
-    figures.foot(figure, "; ".join(notes))
-    figures.save(figure, path)
+    ratios, foot = [1] * (1 + bool(retained)), "; ".join(notes)
+    height_in = 1.6 + 3.3 * len(ratios)
+    with figures.picture(path, title, bars=len(bars), height_in=height_in, ratios=ratios, foot=foot) as (axes, *more):
+        _draw_borders(axes, known)
+        for below in more:
+            figures.prepare(below, ylabel="MiB per call")
+            figures.draw_bars(below, list(retained.values()), color=figures.PHASE_COLORS["forward"])
+            figures.from_zero(below)
+            figures.name_layers(below, list(retained))
+            figures.entitle(below, f"Retained: allocated in the layer and {why_retained(analysis)}, mean per call")
 
 
-def _what(analysis: Analysis) -> str:
-    model = shorten(root_names(analysis) or "no layers", 48)
-    where = shorten(machine(analysis), 40)
-    return ", ".join(part for part in (f"{model} on {where}", rank_in_words(analysis)) if part)
-
-
-def caption(analysis: Analysis, bars: Sequence[LayerBar]) -> str:
-    """The three numbers of the seed, and what they are over."""
-    numbers = averages(analysis, bars)
-    if numbers is None:
-        return ""
-    on_device = analysis.time_basis == "device"
-    texts = [f"Average Time: {numbers.average_ms:.3f} ms"]
-    flash, others = " + ".join(numbers.flash), " + ".join(numbers.others)
-    note = f"{'no FA: ' * on_device}attention is {others}" if others else "no attention kernel seen"
-    if flash or others:
-        name = "FA" if flash else "Attention"
-        texts.append(f"{name} Average Time: {numbers.attention_ms:.3f} ms")
-        if numbers.what != "layer":  # a ratio over layers that are not alike says nothing
-            texts.append(f"{name} / Average Time Ratio: {numbers.ratio:.3f}")
-    if flash:
-        note = f"{'FA: ' * on_device}attention by {flash}" + (f", without {others}" if others else "")
-    what = f"per {shorten(numbers.what, 60)} (mean of {numbers.layers})"
-    if not on_device:
-        texts = [f"{numbers.average_ms:.3f} ms"]
-        if flash or others:
-            texts = [f"attention {numbers.attention_ms:.3f} ms of {numbers.average_ms:.3f} ms"]
-    return f"{'     '.join(texts)}\n{what}, {per_step(analysis)}, all phases; {note}"
-
-
-def _draw_borders(axes: Axes, bars: Sequence[LayerBar], width_in: float) -> None:
-    """Allocated from entry to exit of each layer; reserved and peak where they are known."""
+def _draw_borders(axes: Axes, bars: Sequence[LayerBar]) -> None:
+    """Draw what is allocated from entry to exit of each layer; reserved and peak where they are known."""
     figures.prepare(axes, ylabel="MiB")
-    places = range(len(bars))
-    borders = [x for i in places for x in (i - 0.5, i + 0.5, math.nan)]  # a line each: model order is not that of time
-    allocated = [size for bar in bars for size in (bar.entry_mib or 0.0, bar.exit_mib or 0.0, math.nan)]
-    axes.plot(borders, allocated, "-", color=figures.PHASE_COLORS["forward"], linewidth=1.8,
+    borders = [x for i in range(len(bars)) for x in (i - 0.5, i + 0.5, math.nan)]  # model order is not that of time
+    allocated = [size for bar in bars for size in (bar.entry_mib, bar.exit_mib, math.nan)]
+    axes.plot(borders, np.array(allocated, np.float64), color=figures.PHASE_COLORS["forward"], linewidth=1.8,
               label="allocated, entry to exit")  # fmt: skip
-    peak = [math.nan if bar.peak_mib is None else bar.peak_mib for bar in bars]
-    reserved = [math.nan if bar.reserved_mib is None else bar.reserved_mib for bar in bars]
-    if not all(map(math.isnan, peak)):
-        axes.plot(places, peak, "v", color="#D55E00", markersize=figures.mark_size(len(bars)), label="peak inside")
-    if not all(map(math.isnan, reserved)):
-        axes.plot(places, reserved, "--", color="#666666", drawstyle="steps-mid", label="reserved")
-    figures.name_layers(axes, [bar.layer for bar in bars], width_in)
+    peak = np.array([bar.peak_mib for bar in bars], np.float64)  # None: not a number
+    reserved = np.array([bar.reserved_mib for bar in bars], np.float64)
+    if np.isfinite(peak).any():
+        axes.plot(peak, "v", color="#D55E00", markersize=figures.mark_size(len(bars)), label="peak inside")
+    if np.isfinite(reserved).any():
+        axes.plot(reserved, "--", color="#666666", drawstyle="steps-mid", label="reserved")
+    figures.name_layers(axes, [bar.layer for bar in bars])
     figures.legend_above(axes, "Memory at each layer, means over all calls, in model order")
 
 
 def why_retained(analysis: Analysis) -> str:
-    """What memory that layers retain is for."""
-    if any(row.phase in _BACKWARD for row in analysis.layers):
+    """Return what memory that layers retain is for."""
+    if any(row.phase in ("backward", "recompute") for row in analysis.layers):
         return "kept for backward"
     return "alive after the forward (outputs, caches)"
+
+
+def caption(analysis: Analysis, bars: Sequence[LayerBar]) -> str:
+    """Return the average time of a block, that of its attention and their ratio, and what they are over."""
+    numbers, on_device = averages(analysis, bars), analysis.time_basis == "device"
+    average, attention = f"{numbers.average_ms:.3f} ms", f"{numbers.attention_ms:.3f} ms"
+    flash, others = " + ".join(numbers.flash), " + ".join(numbers.others)
+    name, note = "FA" if flash else "Attention", "no attention kernel seen"
+    if flash:
+        note = f"{'FA: ' * on_device}attention by {flash}" + (f", without {others}" if others else "")
+    elif others:
+        note = f"{'no FA: ' * on_device}attention is {others}"
+    seen = bool(flash or others)
+    if on_device:
+        head = f"Average Time: {average}" + f"     {name} Average Time: {attention}" * seen
+        if seen and numbers.what != "layer":  # a ratio over layers that are not alike says nothing
+            head += f"     {name} / Average Time Ratio: {numbers.ratio:.3f}"
+    else:
+        head = f"attention {attention} of {average}" if seen else average
+    what = f"per {shorten(numbers.what, 60)} (mean of {numbers.layers})"
+    return f"{head}\n{what}, {per_step(analysis)}, all phases; {note}"

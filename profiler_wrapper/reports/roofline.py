@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from profiler_wrapper.analysis.model import FORWARD_PHASES, Analysis, Bound, LayerRow, Phase
 from profiler_wrapper.analysis.statistics import sum_if_all_known
 from profiler_wrapper.analysis.work.roofline import peak_of
@@ -18,11 +20,9 @@ from profiler_wrapper.reports import figures
 from profiler_wrapper.reports.columns import scale_of
 from profiler_wrapper.reports.describe import (
     flop_rate,
-    machine,
     main_dtypes,
+    model_in_words,
     per_step,
-    rank_in_words,
-    root_names,
     step_count,
     use_lines,
 )
@@ -32,44 +32,6 @@ from profiler_wrapper.reports.text import clean, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-
-# Names beside the points of a plot that lie on nothing else.
-
-_GAP = 4.0  # points between a mark and its name
-# How a name is set on each side of its mark.
-_BESIDE = {
-    (1, 0): ("left", "center"),
-    (0, 1): ("center", "bottom"),
-    (0, -1): ("center", "top"),
-    (-1, 0): ("right", "center"),
-}
-
-
-def name_points(axes: Axes, points: Sequence[tuple[float, float, float, str]]) -> None:
-    """Names (x and y in the data, the radius of the mark in points, the name), the most important first.
-
-    One that would lie on a mark, a text or the legend wherever it stands is left out. The figure must have been laid
-    out, and must not be laid out again.
-    """
-    from matplotlib.transforms import Bbox
-
-    pixels = axes.figure.dpi / 72
-    taken = [text.get_window_extent() for text in (*axes.texts, axes.get_legend()) if text is not None]
-    for x, y, radius, _ in points:
-        centre, around = axes.transData.transform((x, y)), radius * pixels
-        taken.append(Bbox([centre - around, centre + around]))
-    inside = axes.get_window_extent()
-    for x, y, radius, name in points:
-        apart = radius + _GAP
-        for (across, up), (ha, va) in _BESIDE.items():
-            text = axes.annotate(name, (x, y), (across * apart, up * apart), textcoords="offset points", ha=ha, va=va,
-                                 fontsize=figures.FONT_SIZE - 1, zorder=4)  # fmt: skip
-            box = text.get_window_extent()
-            if inside.x0 <= box.x0 and box.x1 <= inside.x1 and not box.count_overlaps(taken):
-                taken.append(box)
-                break
-            text.remove()
 
 
 # What the roofline plot shows, as numbers: parts of the model in each phase, and the roofs above them. No drawing.
@@ -114,7 +76,7 @@ class Roofline:
 
 
 def roofline(analysis: Analysis) -> Roofline:
-    """What each layer does itself, without the layers below it; like ones of all blocks are one part."""
+    """Return what each layer does itself, without those below it; like ones of all blocks are one part."""
     layers = {row.layer: row for row in analysis.layers if row.layer}
     own_communication_ns = own_communication(analysis)
     parts: dict[tuple[Phase, str, str, str], list[LayerRow]] = defaultdict(list)
@@ -160,7 +122,7 @@ def roofline(analysis: Analysis) -> Roofline:
 
 
 def _place(row: LayerRow, layers: Mapping[str, LayerRow]) -> tuple[str, str]:
-    """The class of the block that a layer is in, and its name there: `"mlp.experts.*.gate_proj"`."""
+    """Return the class of the block that a layer is in, and its name there: `"mlp.experts.*.gate_proj"`."""
     block: LayerRow | None = row
     while block is not None and block.kind != "block":
         block = layers.get(block.parent or "")
@@ -169,7 +131,7 @@ def _place(row: LayerRow, layers: Mapping[str, LayerRow]) -> tuple[str, str]:
 
 
 def _part_name(rows: Sequence[LayerRow], layers: Mapping[str, LayerRow]) -> str:
-    """`"mlp.act_fn"`, `"self_attn: 4 Linear"` of the layers of one class below one, `"self_attn itself"`."""
+    """Return `"mlp.act_fn"`, `"self_attn: 4 Linear"` of layers of one class below one, `"self_attn itself"`."""
     first = rows[0]
     block, inside = _place(first, layers)
     if not block:
@@ -185,7 +147,7 @@ def _part_name(rows: Sequence[LayerRow], layers: Mapping[str, LayerRow]) -> str:
 
 
 def _kind(row: LayerRow, layers: Mapping[str, LayerRow]) -> str:
-    """Its own kind, else that of the nearest layer above that has one."""
+    """Return its own kind, else that of the nearest layer above that has one."""
     if not row.layer:
         return row.phase
     while row.kind == "other" and (above := layers.get(row.parent or "")):
@@ -197,57 +159,43 @@ HOW_TO_GET_PEAKS = (
     "no roofs: what this device can do is not known. Measure it: profiler-wrapper peaks --measure "
     "-o peaks.json, then ProfilerWrapper(peaks='peaks.json') or analyze --peaks peaks.json"
 )
-_WIDTH_IN, _ROOF_IN, _BAR_IN = 12.0, 5.6, 0.27
 _MOST_BARS = 24
 _LONGEST_NAME = 30
 _BEYOND = 1.02  # of the roof: more is no noise
 _SMALLEST, _LARGEST = 40.0, 700.0  # marks, in square points
-_LONGEST_NOTE = 150  # a line of it
+_LONGEST_NOTE = 140  # a line of it
 _MOST_NOT_SHOWN = 3  # parts, by name
-
+_GAP = 4.0  # points between a mark and its name
+# Where the name of a mark stands, across and up, and how it is set there.
+_BESIDE = ((1, 0, "left", "center"), (0, 1, "center", "bottom"), (0, -1, "center", "top"), (-1, 0, "right", "center"))
 _MARKERS = {"forward": "o", "prefill": "o", "decode": "D", "verify": "D", "backward": "s", "recompute": "^"}
 
 
 def applies(analysis: Analysis) -> bool:
-    """Whether there is a layer whose FLOPs are known."""
+    """Return whether there is a layer whose FLOPs are known."""
     return any(row.flops_per_step for row in analysis.layers)
 
 
-@figures.own_style()
 def draw_roofline(analysis: Analysis, path: str | os.PathLike[str]) -> None:
-    """Writes a PNG: parts of the model below the roofs of the device; then the time of each, and that at the roof."""
-    what = roofline(analysis)
-    parts = [root_names(analysis), machine(analysis), rank_in_words(analysis)]
-    title = f"Roofline: {', '.join(shorten(clean(part, unicode=True), 60) for part in parts if part)}"
+    """Write a PNG: parts of the model below the roofs of the device; then the time of each, and that at the roof."""
+    what, title = roofline(analysis), f"Roofline: {model_in_words(analysis)}"
     drawn = [point for point in what.points if point.flops_per_byte is not None and point.flops_per_s is not None]
     if not drawn:
         figures.say(path, title, "No part of the model has both FLOPs and bytes that are known.")
         return
     bars = [point for point in what.points if point.of_roof is not None][:_MOST_BARS]
-    heights = [_ROOF_IN, 0.9 + _BAR_IN * len(bars)] if bars else [_ROOF_IN]
-    figure = figures.new_figure(0, height_in=sum(heights) + 0.6)
-    figure.set_figwidth(_WIDTH_IN)
-    axes = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
-    figures.head(figure, title)
-    _draw_roofs(axes[0], what, drawn)
-    if bars:
-        _draw_bars(axes[1], bars, analysis)
+    heights_in = [5.6, 0.9 + 0.27 * len(bars)] if bars else [5.6]
     notes = use_lines(analysis, _LONGEST_NOTE) if what.flops_per_s else textwrap.wrap(HOW_TO_GET_PEAKS, _LONGEST_NOTE)
     notes += textwrap.wrap(not_shown(what, analysis), _LONGEST_NOTE)
-    figures.foot(figure, "\n".join(notes), size=figures.FONT_SIZE - 1)
-    layout = figure.get_layout_engine()
-    assert layout is not None
-    layout.execute(figure)  # sizes of texts are known from here on
-    figure.set_layout_engine("none")
-    radii = [math.sqrt(size) / 2 for size in _sizes(drawn)]
-    name_points(
-        axes[0], [(*_coordinates(point), radius, _name(point)) for point, radius in zip(drawn, radii, strict=True)]
-    )
-    figures.save(figure, path)
+    height_in, foot = sum(heights_in) + 0.6, "\n".join(notes)
+    with figures.picture(path, title, bars=61, height_in=height_in, ratios=heights_in, foot=foot) as (axes, *more):
+        for below in more:
+            _draw_bars(below, bars, analysis)
+        _draw_roofs(axes, what, drawn)
 
 
 def not_shown(what: Roofline, analysis: Analysis) -> str:
-    """The parts that have no place under a roof, the longest first, each with its share of the time and why."""
+    """Return the parts that have no place under a roof, the longest first, with their shares of the time and why."""
     left_out = [point for point in what.points if point.why] if what.flops_per_s else []
     if not left_out:
         return ""
@@ -266,77 +214,81 @@ def not_shown(what: Roofline, analysis: Analysis) -> str:
 
 
 def _draw_roofs(axes: Axes, what: Roofline, points: Sequence[Point]) -> None:
-    figures.prepare(axes, ylabel="FLOP/s (what a causal mask hides left out)")
+    """Draw the points, the larger the more time, below the roofs; the figure is laid out with all else in it."""
+    figures.prepare(
+        axes,
+        ylabel="FLOP/s (what a causal mask hides left out)",
+        xlabel="FLOPs per byte moved (each input of an op read once, each output written once)",
+    )
+    axes.grid(axis="x", color=figures.GRID, linewidth=0.8)
+    across, up = np.array([(point.flops_per_byte, point.flops_per_s) for point in points], np.float64).T
+    times_ns = np.array([point.time_ns for point in points])
+    sizes = np.maximum(_SMALLEST, _LARGEST * times_ns / times_ns.max())
+    roofs = list(what.flops_per_s.values())
+    ridges = [peak / what.bytes_per_s for peak in roofs] if what.bytes_per_s else []
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xlabel("FLOPs per byte moved (each input of an op read once, each output written once)")
-    axes.grid(axis="x", color=figures.GRID, linewidth=0.8)
-    _set_limits(axes, what, points)
+    axes.set_xlim(min(*across, *ridges) / 4, max(*across, *ridges) * 6)
+    axes.set_ylim(min(*up, *roofs) / 4, max(*up, *roofs) * 2.5)
     for dtype, peak in what.flops_per_s.items():
         _draw_roof(axes, dtype, peak, what.bytes_per_s)
-    for point, size in zip(points, _sizes(points), strict=True):  # the longest first, so that short ones lie on top
-        axes.scatter(*_coordinates(point), s=size, linewidth=1.8, alpha=0.85, zorder=3,
-                     **_mark(point.phase, KIND_COLORS.get(point.kind, OTHER_KIND)))  # fmt: skip
-    _legend(axes, points, roofs=bool(what.flops_per_s))
+    for x, y, size, point in zip(across, up, sizes, points, strict=True):  # the longest first: short ones lie on top
+        _scatter(axes, x, y, size, point.phase, KIND_COLORS.get(point.kind, OTHER_KIND))
+    for phase in dict.fromkeys(point.phase for point in points):
+        _scatter(axes, [], [], 64, phase, figures.INK, label=phase)
+    for kind in dict.fromkeys(point.kind if point.kind in KIND_COLORS else "other" for point in points):
+        _scatter(axes, [], [], 64, "forward", KIND_COLORS.get(kind, OTHER_KIND), label=kind)
+    # Nothing is above the roofs: at the upper left the legend hides no point.
+    axes.legend(loc="upper left" if roofs else "best", fontsize=figures.FONT_SIZE - 1, ncols=2)
+    figures.entitle(axes, "How fast each part works (like layers together; the larger, the more time)")
+    figure = figures.figure_of(axes)
+    figure.draw_without_rendering()  # where texts stand is known from here on
+    figure.set_layout_engine("none")
+    _name_points(axes, list(zip(across, up, np.sqrt(sizes) / 2, map(_name, points), strict=True)))
 
 
-def _mark(phase: Phase, color: str) -> dict[str, Any]:
-    """How a phase is marked: those of the forward filled, the others by their edge."""
-    filled = color if phase in FORWARD_PHASES else "white"
-    return {"marker": _MARKERS.get(phase, "X"), "facecolor": filled, "edgecolor": color}
-
-
-def _sizes(points: Sequence[Point]) -> list[float]:
-    """The area of each mark in square points, by its time."""
-    longest = max(point.time_ns for point in points)
-    return [max(_SMALLEST, _LARGEST * point.time_ns / longest) for point in points]
-
-
-def _set_limits(axes: Axes, what: Roofline, points: Sequence[Point]) -> None:
-    """Room for all points, and for the ridge of the highest roof."""
-    across, up = map(list, zip(*map(_coordinates, points), strict=True))
-    if what.flops_per_s and what.bytes_per_s:
-        across += [peak / what.bytes_per_s for peak in what.flops_per_s.values()]
-    up += what.flops_per_s.values()
-    axes.set_xlim(min(across) / 4, max(across) * 6)
-    axes.set_ylim(min(up) / 4, max(up) * 2.5)
+def _scatter(axes: Axes, x: Any, y: Any, size: float, phase: Phase, color: str, **more: Any) -> None:
+    """Mark a phase: those of the forward filled, the others by their edge."""
+    more |= {"marker": _MARKERS.get(phase, "X"), "facecolor": color if phase in FORWARD_PHASES else "white"}
+    axes.scatter(x, y, size, edgecolor=color, linewidth=1.8, alpha=0.85, zorder=3, **more)
 
 
 def _draw_roof(axes: Axes, dtype: str, peak: float, bytes_per_s: float | None) -> None:
-    left, right = axes.get_xlim()
-    low, _ = axes.get_ylim()
-    ridge = peak / bytes_per_s if bytes_per_s else left
-    line: dict[str, Any] = {"color": figures.INK, "linewidth": 1.6, "zorder": 2}
-    axes.plot([max(left, ridge), right], [peak, peak], **line)
-    names = [(f"{flop_rate(peak)} {dtype}".rstrip(), right, peak)]
-    if bytes_per_s and ridge > left:
-        start = max(left, low / bytes_per_s)
-        middle = math.sqrt(start * ridge)
-        axes.plot([start, ridge], [start * bytes_per_s, peak], **line)
-        names.append((f"{bytes_per_s / 1e9:.4g} GB/s", middle, middle * bytes_per_s))
-    for name, x, y in names:
-        axes.annotate(name, (x, y), (-4, 4), textcoords="offset points", ha="right", va="bottom",
+    (left, right), bandwidth = axes.get_xlim(), bytes_per_s or math.inf
+    x = np.array([left, max(left, peak / bandwidth), right])
+    axes.plot(x, np.minimum(peak, x * bandwidth), color=figures.INK, linewidth=1.6, zorder=2)
+    names = [(f"{flop_rate(peak)} {dtype}".rstrip(), (right, peak))]
+    if x[1] > left:
+        middle = math.sqrt(max(left, axes.get_ylim()[0] / bandwidth) * x[1])
+        names.append((f"{bandwidth / 1e9:.4g} GB/s", (middle, middle * bandwidth)))
+    for name, place in names:
+        axes.annotate(name, place, (-4, 4), textcoords="offset points", ha="right", va="bottom",
                       fontsize=figures.FONT_SIZE)  # fmt: skip
 
 
-def _legend(axes: Axes, points: Sequence[Point], *, roofs: bool) -> None:
-    from matplotlib.lines import Line2D
+def _name_points(axes: Axes, points: Sequence[tuple[float, float, float, str]]) -> None:
+    """Write names (x and y in the data, the radius of the mark in points, the name), the most important first.
 
-    def shown(label: str, marker: str, fill: str, edge: str) -> Line2D:
-        return Line2D([], [], linestyle="", marker=marker, markersize=8, markerfacecolor=fill, markeredgecolor=edge,
-                      label=label)  # fmt: skip
+    One that would lie on a mark, a text or the legend wherever it stands is left out.
+    """
+    from matplotlib.transforms import Bbox
 
-    phases = dict.fromkeys(point.phase for point in points)
-    kinds = dict.fromkeys(point.kind if point.kind in KIND_COLORS else "other" for point in points)
-    handles = [shown(phase, *_mark(phase, figures.INK).values()) for phase in phases]
-    handles += [shown(kind, "o", color, color) for kind in kinds if (color := KIND_COLORS.get(kind, OTHER_KIND))]
-    # Nothing is above the roofs: at the upper left the legend hides no point.
-    axes.legend(handles=handles, loc="upper left" if roofs else "best", fontsize=figures.FONT_SIZE - 1, ncols=2)
-    figures.entitle(axes, "How fast each part works (like layers together; the larger, the more time)")
-
-
-def _coordinates(point: Point) -> tuple[float, float]:
-    return point.flops_per_byte or 0.0, point.flops_per_s or 0.0
+    pixels = axes.figure.dpi / 72
+    taken = [text.get_window_extent() for text in (*axes.texts, axes.get_legend()) if text is not None]
+    for x, y, radius, _ in points:
+        centre, around = axes.transData.transform((x, y)), radius * pixels
+        taken.append(Bbox([centre - around, centre + around]))
+    inside = axes.get_window_extent()
+    for x, y, radius, name in points:
+        for across, up, ha, va in _BESIDE:
+            offset = across * (radius + _GAP), up * (radius + _GAP)
+            text = axes.annotate(name, (x, y), offset, textcoords="offset points", ha=ha, va=va, zorder=4,
+                                 fontsize=figures.FONT_SIZE - 1)  # fmt: skip
+            box = text.get_window_extent()
+            if inside.x0 <= box.x0 and box.x1 <= inside.x1 and not box.count_overlaps(taken):
+                taken.append(box)
+                break
+            text.remove()
 
 
 def _name(point: Point) -> str:
@@ -344,13 +296,17 @@ def _name(point: Point) -> str:
 
 
 def _draw_bars(axes: Axes, points: Sequence[Point], analysis: Analysis) -> None:
-    """Per part its time, and in it that which it needs at the roof."""
-    figures.prepare(axes, ylabel="")
+    """Draw the time of each part, and in it that which it needs at the roof."""
+    times = [point.time_ns / 1e6 for point in points]
+    at_roof = [(point.roof_ns or 0) / 1e6 for point in points]
+    total_ms = analysis.time.total_ns / step_count(analysis) / 1e6
+    beyond = any((point.of_roof or 0) > _BEYOND for point in points)
+    said = "; over 100 %: what is in a cache needs no memory, or the roof is too low" * beyond
+    shown = f"these are {sum(times):.3f} of {total_ms:.3f} ms"
+    figures.prepare(axes, ylabel="", xlabel=f"ms {per_step(analysis)}; {shown}{said}")
     axes.grid(axis="y", visible=False)
     axes.grid(axis="x", color=figures.GRID, linewidth=0.8)
     places = range(len(points))
-    times = [point.time_ns / 1e6 for point in points]
-    at_roof = [(point.roof_ns or 0) / 1e6 for point in points]
     axes.barh(places, times, 0.72, color="#c9c9c9", label="time")
     axes.barh(places, at_roof, 0.36, color="#0072B2", label="time at the roof")
     for place, point, time_ms, roof_ms in zip(places, points, times, at_roof, strict=True):
@@ -358,11 +314,7 @@ def _draw_bars(axes: Axes, points: Sequence[Point], analysis: Analysis) -> None:
         text = f" {share:.0f} % of the roof, bound by {point.bound}" if share >= 1 else f" {share:.1f} % of the roof"
         axes.text(max(time_ms, roof_ms), place, text, va="center", fontsize=figures.FONT_SIZE - 2)
     names = [_name(point) + (f", {point.phase}" if point.phase != point.name else "") for point in points]
-    axes.set_yticks(list(places), names, fontsize=figures.FONT_SIZE - 1)
+    axes.set_yticks(places, names, fontsize=figures.FONT_SIZE - 1)
     axes.set_ylim(len(points) - 0.4, -0.6)
     axes.set_xlim(0, 1.3 * max(*times, *at_roof))
-    total_ms = analysis.time.total_ns / step_count(analysis) / 1e6
-    beyond = "; over 100 %: what is in a cache needs no memory, or the roof is too low"
-    said = beyond if any((point.of_roof or 0) > _BEYOND for point in points) else ""
-    axes.set_xlabel(f"ms {per_step(analysis)}; these are {sum(times):.3f} of {total_ms:.3f} ms{said}")
     figures.legend_above(axes, "How long each part takes, and how long it would take at the roof")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from profiler_wrapper.analysis.model import CATEGORIES, Analysis, MemoryCategory, MemoryUse
-from profiler_wrapper.reports.describe import machine, rank_in_words, root_names
+from profiler_wrapper.reports.describe import model_in_words
 from profiler_wrapper.reports.figures import CATEGORY_COLORS, ink_on, ring_colors
-from profiler_wrapper.reports.memory import MemoryNode, category_tree, layer_order, moment_in_words, walk
+from profiler_wrapper.reports.memory import HeldBelow, layer_order, memory_tree, moment_in_words
 from profiler_wrapper.reports.page import page_template
 from profiler_wrapper.reports.text import clean, shorten
 from profiler_wrapper.units import MIB
@@ -44,7 +44,7 @@ class Sector:
 
 
 def write_page(analysis: Analysis, path: Path, *, page: str) -> None:
-    """Writes one of PAGES.
+    """Write one of PAGES.
 
     Raises:
         ValueError: the analysis knows nothing of who holds memory.
@@ -53,7 +53,7 @@ def write_page(analysis: Analysis, path: Path, *, page: str) -> None:
 
 
 def page_text(analysis: Analysis, page: str) -> str:
-    """The HTML of one of PAGES; where nothing is held, a page that says why."""
+    """Return the HTML of one of PAGES; where nothing is held, a page that says why."""
     use = analysis.memory_use
     if use is None:
         raise ValueError("A sunburst needs an analysis with memory_use; this one has none.")
@@ -74,51 +74,35 @@ def page_text(analysis: Analysis, page: str) -> str:
 
 
 def sectors(use: MemoryUse, page: str, layers: Mapping[str, int]) -> list[Sector]:
-    """The sectors of a page, parents before children; `layers` gives each layer its place in the model."""
+    """Return the sectors of a page, parents before children; `layers` gives each layer its place in the model."""
     title, categories = PAGES[page]
-    trees = [category_tree(use.peak_owners, category, category) for category in categories]
-    root = trees[0]
-    if len(trees) > 1:
-        root = MemoryNode(title, total_bytes=sum(tree.total_bytes for tree in trees))
-        root.count = sum(tree.count for tree in trees)
-        root.children = {tree.label: tree for tree in trees if tree.total_bytes}
-    root.label = title
     found: list[Sector] = []
     numbers: dict[tuple[str, ...], int] = {}
-    for path, node in walk(root, layers, above=len(trees) > 1):
-        numbers[path] = len(found)
-        name = clean(".".join(path) or title, unicode=True)
-        label = shorten(clean(node.label, unicode=True), _LONGEST_LABEL, ellipsis="…")
-        parent = numbers[path[:-1]] if path else None
-        found.append(Sector(parent, label, name, node.total_bytes, node.count, _phases(node)))
-        if node.children and node.own_bytes:
-            count = node.count - sum(child.count for child in node.children.values())
-            found.append(Sector(numbers[path], "itself", f"{name} itself", node.own_bytes, count, ""))
+    for one in memory_tree(use.peak_owners, categories, layers):
+        numbers[one.path] = len(found)
+        name = clean(".".join(one.path) or title, unicode=True)
+        label = shorten(clean(one.path[-1] if one.path else title, unicode=True), _LONGEST_LABEL, ellipsis="…")
+        parent = numbers[one.path[:-1]] if one.path else None
+        found.append(Sector(parent, label, name, one.total_bytes, one.count, _phases(one)))
+        if 0 < one.own_bytes < one.total_bytes:
+            found.append(Sector(numbers[one.path], "itself", f"{name} itself", one.own_bytes, one.own_count, ""))
     return found
 
 
-def _phases(node: MemoryNode) -> str:
-    """`"forward"`; where there are several, each with its size."""
-    phases = sorted(node.phases.items(), key=lambda item: -item[1])
-    if len(phases) == 1:
-        return phases[0][0]
-    return ", ".join(f"{phase} {size / MIB:.2f} MiB" for phase, size in phases)
+def _phases(one: HeldBelow) -> str:
+    """Return `"forward"`; where there are several, each with its size."""
+    if len(one.phases) == 1:
+        return next(iter(one.phases))
+    return ", ".join(f"{phase} {size / MIB:.2f} MiB" for phase, size in one.phases.most_common())
 
 
 def _subtitle(analysis: Analysis, use: MemoryUse) -> str:
-    model = shorten(clean(root_names(analysis), unicode=True), 60)
-    where = clean(machine(analysis), unicode=True)
-    parts = [
-        f"{model} on {where}" if model else where,
-        rank_in_words(analysis),
-        clean(use.device),
-        f"highest allocated {moment_in_words(use)}".rstrip(),
-    ]
-    return ", ".join(part for part in parts if part) + ". MiB is 2^20 bytes."
+    peak = f"highest allocated {moment_in_words(use)}".rstrip()
+    return f"{model_in_words(analysis)}, {clean(use.device)}, {peak}. MiB is 2^20 bytes."
 
 
 def _why_empty(use: MemoryUse, page: str, categories: Sequence[MemoryCategory]) -> str:
-    """Why nothing is held at the peak, and what was at other times."""
+    """Return why nothing is held at the peak, and what was at other times."""
     course = sum(use.timeline.bytes_by_category[CATEGORIES.index(category)] for category in categories)
     most = int(course.max()) if len(use.timeline.time_ns) else 0
     other = f" At another moment it was up to {most / MIB:.2f} MiB: see memory.log." if most else ""

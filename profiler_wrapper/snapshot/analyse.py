@@ -8,7 +8,9 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import itemgetter
+from functools import lru_cache
+from itertools import pairwise
+from operator import attrgetter, itemgetter
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -16,20 +18,32 @@ import numpy as np
 
 from profiler_wrapper.snapshot.read import SEGMENT_SIGNS, AllocatorEvent, Block, Frame, MemorySnapshot, Segment, Stack
 from profiler_wrapper.trace.recording import Bool, Int64
+from profiler_wrapper.units import mebibytes
 
 Origin = Literal["forward", "backward", "optimizer", "other", "no stack"]
 
 NO_LINE = "(no Python stack)"  # autograd's own threads and C++ have none
 BEFORE_HISTORY = "(allocated before the history begins)"
-_TORCH = re.compile(r"(?:^|(?:site|dist)-packages/|/pytorch/)(torch/.*)")
-_INSTALLED = re.compile(r".*/(?:site|dist)-packages/(.*)")
-_COMPILED = re.compile(r"/torchinductor_[^/]*/")
-_GENERATED = "<eval_with_key"  # by torch.fx
-_NOBODYS = re.compile(  # compiled and generated code, the standard library, this package
-    rf"{_COMPILED.pattern}|^{_GENERATED}|/lib/python3\.\d+/(?!site-packages/|dist-packages/)"
-    r"|(?:^|/)profiler_wrapper/(?:capture/|\w+\.py)"
+# What kind of file a frame is in, by the first that fits; else it is the user's "own". A group is the short name.
+_KINDS = {
+    "torch": r"(?:|.*(?:site|dist)-packages/|.*/pytorch/)(torch/.*)",
+    "compiled": r".*/torchinductor_[^/]*/.*()",
+    "python": r".*/lib/python3\.\d+/(?!site-packages/|dist-packages/).*()|<eval_with_key.*",  # or made by torch.fx
+    "profiler": r"(?:|.*/)(profiler_wrapper/(?:capture/.*|\w+\.py))",
+    "installed": r".*/(?:site|dist)-packages/(.*)",
+}
+# Patterns of lines of a stack, `"kind file.py:12 function"`, those that say more first.
+_MODULES = r"torch torch/nn/(?!modules/(module|container)\.py)"
+_INSIDE = (
+    rf"{_MODULES}modules/|torch torch/optim/",
+    r"torch torch/(?!utils/_|_|fx/|nn/modules/(module|container)\.py)",
 )
-_PLUMBING = ("torch/nn/modules/module.py", "torch/nn/modules/container.py", "torch/utils/_", "torch/_", "torch/fx/")
+_LAYER = (r"(own|installed) .* forward$", rf"{_MODULES}.* forward$")
+_ORIGINS: dict[Origin, str] = {
+    "optimizer": r"torch torch/optim/",
+    "forward": r".* forward$",
+    "backward": r"torch torch/(autograd/|_tensor\.py).* \S*backward\S*$",
+}
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -44,70 +58,53 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def place(stack: Stack) -> Place:
-    """The lines that matter of a stack."""
-    python = [frame for frame in stack.frames if _is_python(frame)]
-    if not python:
+    """Return the lines that matter of a stack."""
+    lines = [_line(frame) for frame in stack.frames if _is_python(frame)]
+    if not lines:
         return Place(NO_LINE, metadata=stack.metadata)
-    files = [frame.file.replace("\\", "/") for frame in python]
-    torch = [match[1] if (match := _TORCH.search(file)) else "" for file in files]
-    outside = [i for i, file in enumerate(files) if not torch[i] and not _NOBODYS.search(file)]
-    own = next((i for i in outside if not _INSTALLED.match(files[i])), None)
-    below, texts = outside[0] if outside else 0, [*map(_text, python)]
-    line, caller = texts[below], texts[own] if own is not None else ""
-    if source := next((frame.source for frame in python if frame.source), ""):
+    outside = next((at for at, line in enumerate(lines) if re.match("own |installed ", line)), 0)
+    line, below = lines[outside].partition(" ")[2], lines[:outside]
+    if source := next((frame.source for frame in stack.frames if frame.source), ""):
         file, _, rest = source.rpartition(":")
-        line, below = f"{short_file(file)}:{rest}", len(python)
-    forwards = [i for i, frame in enumerate(python) if frame.name == "forward"]
-    modules = [i for i in forwards if torch[i].startswith("torch/nn/") and not torch[i].startswith(_PLUMBING)]
-    layers = [i for i in forwards if i in outside] or modules
+        line, below = f"{file_kind(file)[1]}:{rest}", lines
+    compiled, caller = _first(below, "compiled "), _first(lines, "own ")
+    # The innermost line that says so: a checkpointed forward within backward counts as forward.
+    origins = (origin for text in lines for origin, pattern in _ORIGINS.items() if re.match(pattern, text))
     return Place(
         line=line,
-        inside=_inside(texts[:below], files, torch),
-        layer=texts[layers[0]] if layers else "",
+        inside=f"compiled code, {compiled}" if compiled else _first(below, *_INSIDE),
+        layer=_first(lines, *_LAYER),
         caller=caller if caller != line else "",
-        origin=_origin(python, torch),
+        origin=next(origins, "other"),
         metadata=stack.metadata,
     )
+
+
+def _first(lines: Sequence[str], *patterns: str) -> str:
+    """Return the first line that the first pattern fits, else the next pattern, ...; "" where none fits."""
+    found = (line for pattern in patterns for line in lines if re.match(pattern, line))
+    return next(found, "").partition(" ")[2]
 
 
 def _is_python(frame: Frame) -> bool:
     """A file of C++ that `stacks="all"` adds is none; cells of a notebook are named `<ipython-input-...>`."""
     if frame.file.startswith("<"):
-        return bool(frame.source) or not frame.file.startswith(("<frozen", "<__array", _GENERATED))
+        return bool(frame.source) or not frame.file.startswith(("<frozen", "<__array", "<eval_with_key"))
     return frame.file.endswith((".py", ".ipynb", ".pyx"))
 
 
-def _inside(below: Sequence[str], files: Sequence[str], torch: Sequence[str]) -> str:
-    """Of the frames below the user's line, the one that says most: a module or an optimizer before any other."""
-    telling = [i for i in range(len(below)) if torch[i] and not torch[i].startswith(_PLUMBING)]
-    compiled = [i for i in range(len(below)) if _COMPILED.search(files[i])]
-    best = [i for i in telling if torch[i].startswith(("torch/nn/modules/", "torch/optim/"))]
-    text = next((below[i] for i in (*compiled, *best, *telling)), "")
-    return f"compiled code, {text}" if compiled else text
+def _line(frame: Frame) -> str:
+    """Return `"torch torch/nn/modules/linear.py:134 forward"`."""
+    return f"{' '.join(file_kind(frame.file))}:{frame.line} {frame.name}".rstrip()
 
 
-def _origin(python: Sequence[Frame], torch: Sequence[str]) -> Origin:
-    """The innermost frame that tells decides: a checkpointed forward within backward counts as forward."""
-    for frame, file in zip(python, torch, strict=True):
-        if file.startswith("torch/optim/"):
-            return "optimizer"
-        if frame.name == "forward":
-            return "forward"
-        if file.startswith(("torch/autograd/", "torch/_tensor.py")) and "backward" in frame.name:
-            return "backward"
-    return "other"
-
-
-def _text(frame: Frame) -> str:
-    return f"{short_file(frame.file)}:{frame.line} {frame.name}".rstrip()
-
-
-def short_file(file: str) -> str:
-    """`"/usr/lib/python3/site-packages/torch/x.py"` -> `"torch/x.py"`, `"/home/me/run/a.py"` -> `"run/a.py"`."""
+@lru_cache(10_000)
+def file_kind(file: str) -> tuple[str, str]:
+    """Return which of _KINDS a file is and its short name: `"/home/me/run/a.py"` -> `"own"`, `"run/a.py"`."""
     file = file.replace("\\", "/")
-    if match := _TORCH.search(file) or _INSTALLED.match(file):
-        return match[1]
-    return "/".join(file.split("/")[-2:])
+    short = "/".join(file.split("/")[-2:])
+    found = ((kind, re.fullmatch(pattern, file)) for kind, pattern in _KINDS.items())
+    return next(((kind, match[1] or short) for kind, match in found if match), ("own", short))
 
 
 class Reserved(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -165,8 +162,17 @@ class FailedAllocation(msgspec.Struct, frozen=True, kw_only=True):
     moment: Moment
 
 
+class Curve(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Memory over a history, of about 1000 of its states: the ends, the highest of each stretch, the most reserved."""
+
+    state: Int64
+    time_us: Int64 | None  # since 1970; None where entries do not say, or where the clock went backwards
+    allocated_bytes: Int64  # as asked for
+    reserved_bytes: Int64 | None  # None where it cannot be counted back from the end
+
+
 class MemoryHistory(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A device's history. Courses have a value for each state: that before the first entry and those after each."""
+    """A device's history."""
 
     entries: int
     before_bytes: int  # allocated before the first entry
@@ -175,10 +181,8 @@ class MemoryHistory(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     failed: int  # allocations that could not be met
     peak: Moment
     failures: tuple[FailedAllocation, ...]  # the last of them, in order
-    time_us: Int64 | None  # since 1970; None where entries do not say, or where the clock went backwards
-    allocated_bytes: Int64  # as asked for
-    reserved_bytes: Int64 | None  # None where it cannot be counted back from the end
-    bands: tuple[tuple[Place, Int64], ...]  # what the largest owners at `worst` held
+    curve: Curve
+    bands: tuple[tuple[Place, Int64], ...]  # what the largest owners at `worst` held in the states of the curve
 
     @property
     def worst(self) -> Moment:
@@ -214,6 +218,9 @@ class AllocatorReport(msgspec.Struct, frozen=True, eq=False):
 
 
 BEFORE = -1  # the number of the stack of what was allocated before the history and freed within it
+_FAILURES = 8  # the last ones, each with its owners
+_BANDS = 6  # owners that the plot shows each in its own colour
+_CURVE_STATES = 1000  # a screen has about as many columns
 
 
 class Lifetimes(NamedTuple):
@@ -226,7 +233,7 @@ class Lifetimes(NamedTuple):
     inconsistent: int  # entries and blocks that contradict one another
 
     def allocated(self, states: int, which: Bool | slice = slice(None)) -> Int64:
-        """Bytes alive in the states 0, 1, ..., `states` - 1, of all or of those chosen."""
+        """Return the bytes alive in the states 0, 1, ..., `states` - 1, of all or of those chosen."""
         change = np.zeros(states + 1, np.int64)
         np.add.at(change, self.born[which], self.size_bytes[which])
         np.subtract.at(change, self.died[which], self.size_bytes[which])
@@ -234,7 +241,7 @@ class Lifetimes(NamedTuple):
 
 
 def lifetimes(events: Sequence[AllocatorEvent], blocks: Iterable[Block]) -> Lifetimes:
-    """From the history of a device and its blocks at the end.
+    """Find the lifetimes in the history of a device and its blocks at the end.
 
     What is freed without having been allocated was there before; so was what is alive at the end and was never
     allocated. Memory is alive until its free is completed, unless such entries were not recorded.
@@ -265,35 +272,30 @@ def lifetimes(events: Sequence[AllocatorEvent], blocks: Iterable[Block]) -> Life
     return Lifetimes(born, died, sizes, stacks, inconsistent + len(live))
 
 
-_FAILURES = 8  # the last ones, each with its owners
-_BANDS = 6  # owners that the plot shows each in its own colour
-
-
 def allocator_report(snapshot: MemorySnapshot) -> AllocatorReport:
-    """The numbers of a snapshot."""
-    stacks = _Stacks(snapshot)
+    """Return the numbers of a snapshot."""
+    owners = _Owners(snapshot.stacks)
     of_device: dict[int, list[Segment]] = defaultdict(list)
     for segment in snapshot.segments:
         of_device[segment.device].append(segment)
     numbers = sorted(of_device.keys() | snapshot.events.keys())
-    devices = [_device(number, of_device[number], snapshot.events.get(number, []), stacks) for number in numbers]
+    devices = [_device(number, of_device[number], snapshot.events.get(number, []), owners) for number in numbers]
     notes = (*snapshot.notes, *_notes(devices))
     devices.sort(key=lambda one: (one.failure is None, -one.reserved_bytes))
     return AllocatorReport(snapshot.name, snapshot.file_bytes, tuple(devices), snapshot.settings, notes)
 
 
-class _Stacks:
-    """The places of all stacks, each worked out once, and the owners that follow."""
+class _Owners:
+    """Who asked for memory, by the number of a stack; each stack's place is worked out once."""
 
-    def __init__(self, snapshot: MemorySnapshot) -> None:
-        self._stacks = (*snapshot.stacks, Stack())  # BEFORE is -1: the last
-        of_stack = [*map(place, snapshot.stacks), Place(BEFORE_HISTORY)]
-        self.places = tuple(dict.fromkeys(of_stack))
-        numbers = {one: number for number, one in enumerate(self.places)}
-        self.numbers = [numbers[one] for one in of_stack]
+    def __init__(self, stacks: Sequence[Stack]) -> None:
+        self._stacks = (*stacks, Stack())  # BEFORE is -1: the last
+        self.places = (*map(place, stacks), Place(BEFORE_HISTORY))
+        first: dict[Place, int] = {}
+        self.numbers = [first.setdefault(one, number) for number, one in enumerate(self.places)]
 
-    def owners(self, held: Iterable[tuple[int, int]]) -> tuple[MemoryOwner, ...]:
-        """By the numbers of stacks and sizes. Largest first; of equal size in the order of their places."""
+    def of(self, held: Iterable[tuple[int, int]]) -> tuple[MemoryOwner, ...]:
+        """Return the owners of memory, given as stacks and sizes; the largest first, then in the order of the file."""
         groups: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for stack, size in held:
             groups[self.numbers[stack]].append((stack, size))
@@ -302,36 +304,33 @@ class _Stacks:
             example, largest = max(blocks, key=itemgetter(1))
             total, frames = sum(size for _, size in blocks), self._stacks[example].frames
             owners.append(MemoryOwner(self.places[number], total, len(blocks), largest, frames))
-        return tuple(sorted(owners, key=lambda owner: -owner.size_bytes))
+        return tuple(sorted(owners, key=attrgetter("size_bytes"), reverse=True))
 
 
 def _device(
-    number: int, segments: Sequence[Segment], events: Sequence[AllocatorEvent], stacks: _Stacks
+    number: int, segments: Sequence[Segment], events: Sequence[AllocatorEvent], owners: _Owners
 ) -> DeviceMemory:
     blocks = [block for segment in segments for block in segment.blocks]
     held = [block for block in blocks if block.state == "allocated"]
-    sums, owners = _sums(segments), stacks.owners((block.stack, block.size_bytes) for block in held)
+    holders = owners.of((block.stack, block.size_bytes) for block in held)
+    pools: dict[tuple[tuple[int, int], int, str, bool], list[Segment]] = defaultdict(list)
+    for one in segments:
+        pools[one.pool or (0, 0), one.stream, one.kind, bool(one.expandable)].append(one)
+    rows = [
+        PoolMemory(pool=pool, stream=stream, kind=kind, expandable=expandable, segments=len(members), **_sums(members))
+        for (pool, stream, kind, expandable), members in pools.items()
+    ]
+    sums = _sums(segments)
     return DeviceMemory(
         device=number,
         **sums,
         rounding_bytes=sum(block.size_bytes - block.requested_bytes for block in held),
         blocks=len(held),
-        pools=_pools(segments),
-        owners=owners,
-        history=_history(events, blocks, sums["reserved_bytes"], stacks) if events else None,
-        layers=layer_rows(owners),
+        pools=tuple(sorted(rows, key=attrgetter("reserved_bytes"), reverse=True)),
+        owners=holders,
+        history=_history(events, blocks, sums["reserved_bytes"], owners) if events else None,
+        layers=_layer_rows(holders),
     )
-
-
-def layer_rows(owners: Iterable[MemoryOwner]) -> list[dict[str, Any]]:
-    """By the line of the innermost `forward`; what has none, by where it came from. Largest first."""
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for one in owners:
-        layer, origin = one.place.layer if one.place.origin == "forward" else "", one.place.origin
-        row = rows.setdefault((layer, origin), {"layer": layer, "origin": origin, "size_bytes": 0, "blocks": 0})
-        row["size_bytes"] += one.size_bytes
-        row["blocks"] += one.blocks
-    return sorted(rows.values(), key=lambda row: -row["size_bytes"])
 
 
 def _sums(segments: Sequence[Segment]) -> dict[str, int]:
@@ -344,36 +343,36 @@ def _sums(segments: Sequence[Segment]) -> dict[str, int]:
     return {**sums, "largest_free_bytes": max(sizes["free"], default=0)}
 
 
-def _pools(segments: Iterable[Segment]) -> tuple[PoolMemory, ...]:
-    groups: dict[tuple[tuple[int, int], int, str, bool], list[Segment]] = defaultdict(list)
-    for one in segments:
-        groups[one.pool or (0, 0), one.stream, one.kind, bool(one.expandable)].append(one)
-    rows = [
-        PoolMemory(pool=pool, stream=stream, kind=kind, expandable=expandable, segments=len(members), **_sums(members))
-        for (pool, stream, kind, expandable), members in groups.items()
-    ]
-    return tuple(sorted(rows, key=lambda row: -row.reserved_bytes))
+def _layer_rows(owners: Iterable[MemoryOwner]) -> list[dict[str, Any]]:
+    """By the line of the innermost `forward`; what has none, by where it came from. Largest first."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for one in owners:
+        layer, origin = one.place.layer if one.place.origin == "forward" else "", one.place.origin
+        row = rows.setdefault((layer, origin), {"layer": layer, "origin": origin, "size_bytes": 0, "blocks": 0})
+        row["size_bytes"] += one.size_bytes
+        row["blocks"] += one.blocks
+    return sorted(rows.values(), key=itemgetter("size_bytes"), reverse=True)
 
 
 def _history(
-    events: Sequence[AllocatorEvent], blocks: Iterable[Block], reserved_bytes: int, stacks: _Stacks
+    events: Sequence[AllocatorEvent], blocks: Iterable[Block], reserved_bytes: int, owners: _Owners
 ) -> MemoryHistory:
     lives, states = lifetimes(events, blocks), len(events) + 1
     allocated = lives.allocated(states)
     gains = [event.size_bytes * SEGMENT_SIGNS.get(event.action or "", 0) for event in events]
-    course = reserved_bytes - np.cumsum([0, *gains[::-1]], dtype=np.int64)[::-1]  # counted back from the end
-    of_these_segments = course.min() >= 0
-    times = np.array([events[0].time_us, *(event.time_us for event in events)], np.int64)
-    timed = times[0] > 0 and (np.diff(times) >= 0).all()
+    counted: Int64 = reserved_bytes - np.cumsum([0, *gains[::-1]], dtype=np.int64)[::-1]  # back from the end
+    reserved = counted if counted.min() >= 0 else None  # else the history is not of these segments
+    said = np.array([events[0].time_us, *(event.time_us for event in events)], np.int64)
+    times = said if said[0] > 0 and (np.diff(said) >= 0).all() else None
 
     def moment(state: int) -> Moment:
         alive = (lives.born <= state) & (state < lives.died)
         return Moment(
             state=state,
-            time_us=int(times[state]) if timed else None,
+            time_us=None if times is None else int(times[state]),
             allocated_bytes=int(allocated[state]),
-            reserved_bytes=int(course[state]) if of_these_segments else None,
-            owners=stacks.owners(zip(lives.stack[alive].tolist(), lives.size_bytes[alive].tolist(), strict=True)),
+            reserved_bytes=None if reserved is None else int(reserved[state]),
+            owners=owners.of(zip(lives.stack[alive].tolist(), lives.size_bytes[alive].tolist(), strict=True)),
         )
 
     def failure(state: int) -> FailedAllocation:
@@ -382,14 +381,16 @@ def _history(
             requested_bytes=event.size_bytes,
             device_free_bytes=event.device_free_bytes,
             fragmented=(then.unallocated_bytes or 0) >= event.size_bytes,
-            line=stacks.places[stacks.numbers[event.stack]].line,
+            line=owners.places[event.stack].line,
             moment=then,
         )
 
     failed = [state for state, event in enumerate(events, 1) if event.action == "oom"]
     failures, peak = tuple(map(failure, failed[-_FAILURES:])), moment(int(allocated.argmax()))
-    worst, numbers = failures[-1].moment if failures else peak, np.array(stacks.numbers)[lives.stack]
-    largest = [(one.place, numbers == stacks.places.index(one.place)) for one in worst.owners[:_BANDS]]
+    worst, numbers = failures[-1].moment if failures else peak, np.array(owners.numbers)[lives.stack]
+    largest = [(one.place, numbers == owners.places.index(one.place)) for one in worst.owners[:_BANDS]]
+    kept = [0, int(counted.argmax()), *failed[-_FAILURES:]]
+    shown = np.union1d(highest_states(allocated, _CURVE_STATES), kept)
     return MemoryHistory(
         entries=len(events),
         before_bytes=int(allocated[0]),
@@ -398,11 +399,24 @@ def _history(
         failed=len(failed),
         peak=peak,
         failures=failures,
-        time_us=times if timed else None,
-        allocated_bytes=allocated,
-        reserved_bytes=course if of_these_segments else None,
-        bands=tuple((place, lives.allocated(states, which)) for place, which in largest),
+        curve=Curve(
+            state=shown,
+            time_us=None if times is None else times[shown],
+            allocated_bytes=allocated[shown],
+            reserved_bytes=None if reserved is None else reserved[shown],
+        ),
+        bands=tuple((where, lives.allocated(states, of_place)[shown]) for where, of_place in largest),
     )
+
+
+def highest_states(allocated_bytes: Int64, points: int) -> Int64:
+    """Return at most `points` states in order, of each stretch the one with the most allocated, and the last."""
+    states = len(allocated_bytes)
+    if states <= points:
+        return np.arange(states)
+    edges = np.linspace(0, states, points, dtype=np.int64)
+    highest = [first + allocated_bytes[first:last].argmax() for first, last in pairwise(edges)]
+    return np.union1d(highest, [states - 1])
 
 
 def _notes(devices: Iterable[DeviceMemory]) -> Iterator[str]:
@@ -416,7 +430,7 @@ def _notes(devices: Iterable[DeviceMemory]) -> Iterator[str]:
             continue
         if history.before_bytes:
             yield (
-                f"{name}: {history.before_bytes / 2**20:.1f} MiB were allocated before the first of the "
+                f"{name}: {mebibytes(history.before_bytes)} MiB were allocated before the first of the "
                 f"{history.entries} entries: recording began later, or it dropped its oldest entries (max_entries)"
             )
         if history.inconsistent:
@@ -424,5 +438,5 @@ def _notes(devices: Iterable[DeviceMemory]) -> Iterator[str]:
                 f"{name}: {history.inconsistent} allocations of the history do not fit what came after: "
                 "entries are missing, or the history ended before the snapshot"
             )
-        if history.reserved_bytes is None:
+        if history.curve.reserved_bytes is None:
             yield f"{name}: reserved memory over time is not available: the history is not of these segments"

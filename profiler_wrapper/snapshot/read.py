@@ -1,4 +1,4 @@
-"""Reads what `torch.cuda.memory._dump_snapshot` wrote; nothing in the file is run.
+"""Read what `torch.cuda.memory._dump_snapshot` wrote; nothing in the file is run.
 
 The file is a pickle, which can name functions to call (refused), and which can ask for gigabytes in ten bytes: while it
 is read, this process may take no more memory than a snapshot of its size needs.
@@ -38,6 +38,13 @@ class Frame(msgspec.Struct, frozen=True):
     source: str = ""  # the line of the model that generated code stands for: "/home/me/model.py:12 forward"
 
 
+class Stack(msgspec.Struct, frozen=True):
+    """What an allocation says of the code that asked for it."""
+
+    frames: tuple[Frame, ...] = ()  # innermost first
+    metadata: str = ""  # of `torch.cuda.memory._set_memory_metadata`
+
+
 _Int = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _Size = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
@@ -66,13 +73,6 @@ class Segment(msgspec.Struct, rename=_NAMES):
     pool: tuple[_Int, _Int] | None = None  # None, (0, 0): the default one; others belong to CUDA graphs and `MemPool`s
     kind: str = "unknown"  # "small", "large"
     expandable: bool | None = None
-
-
-class Stack(msgspec.Struct, frozen=True):
-    """What an allocation says of the code that asked for it."""
-
-    frames: tuple[Frame, ...] = ()  # innermost first
-    metadata: str = ""  # of `torch.cuda.memory._set_memory_metadata`
 
 
 _OF_EVENT = {"address": "addr", "size_bytes": "size", "device_free_bytes": "device_free", "metadata": "user_metadata"}
@@ -117,7 +117,7 @@ _LONGEST_TEXT = 200  # of an error about the file
 
 
 def read_snapshot(path: str | os.PathLike[str]) -> MemorySnapshot:
-    """Reads a memory snapshot. Takes time and memory in proportion to the file.
+    """Read a memory snapshot. Takes time and memory in proportion to the file.
 
     Raises:
         BrokenSnapshot: it is cut, damaged, no snapshot, or it wants to call something, which is refused.
@@ -139,22 +139,19 @@ def read_snapshot(path: str | os.PathLike[str]) -> MemorySnapshot:
         try:
             with no_garbage_collection(), _limited_memory(status.st_size):
                 return snapshot_of(_PlainUnpickler(file).load(), file_bytes=status.st_size, name=path.name)
-        except MemoryError:
-            much = f"more memory than a snapshot of {file_size(status.st_size)} should, or than there is"
-            error = f"asks for {much}. {_COPY_AGAIN}"
-        except _Refused as refused:
-            error = f"is no readable memory snapshot: {_said(refused)}: refused, none of it was run. {_DO_NOT_OPEN}"
-        except (msgspec.ValidationError, UnicodeEncodeError) as other_pickle:  # the latter: a key that is no text
-            error = f"is a pickle, but no memory snapshot: {_said(other_pickle)}; {_MAKE_ONE}"
-        except Exception as broken:
-            said = f"{_said(broken)} ({type(broken).__name__})"
-            error = f"is no readable memory snapshot: {said}; it was cut short or damaged. {_COPY_AGAIN}"
-    raise BrokenSnapshot(f"{path} {error}")
-
-
-def _said(error: Exception) -> str:
-    """What a file brings into an error must not write to the terminal."""
-    return clean(str(error)[:_LONGEST_TEXT])
+        except Exception as error:
+            said = clean(str(error)[:_LONGEST_TEXT])  # what a file brings must not write to the terminal
+            if isinstance(error, MemoryError):
+                size = file_size(status.st_size)
+                why = f"asks for more memory than a snapshot of {size} should, or than there is. {_COPY_AGAIN}"
+            elif isinstance(error, _Refused):
+                why = f"is no readable memory snapshot: {said}: refused, none of it was run. {_DO_NOT_OPEN}"
+            elif isinstance(error, msgspec.ValidationError | UnicodeEncodeError):  # the latter: a key that is no text
+                why = f"is a pickle, but no memory snapshot: {said}; {_MAKE_ONE}"
+            else:
+                said += f" ({type(error).__name__}); it was cut short or damaged"
+                why = f"is no readable memory snapshot: {said}. {_COPY_AGAIN}"
+    raise BrokenSnapshot(f"{path} {why}")
 
 
 class _Refused(pickle.UnpicklingError):
@@ -178,13 +175,12 @@ def _limited_memory(file_bytes: int) -> Iterator[None]:
         import resource
 
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    except (ImportError, OSError, ValueError):  # a system without such limits
+    except (ImportError, OSError):  # a system without such limits
         yield
         return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     most = pages * resource.getpagesize() + _LEAST_MEMORY_BYTES + _MEMORY_PER_BYTE * file_bytes
-    known = [most, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
-    resource.setrlimit(resource.RLIMIT_AS, (min(known), hard))
+    resource.setrlimit(resource.RLIMIT_AS, (most if soft == resource.RLIM_INFINITY else min(most, soft), hard))
     try:
         yield
     finally:
@@ -214,12 +210,12 @@ class _Frames(msgspec.Struct):
 
 class _Root(msgspec.Struct):
     segments: list[Segment]
-    device_traces: list[list[AllocatorEvent]] | None = None
-    allocator_settings: dict[str, Any] | None = None
+    device_traces: list[list[AllocatorEvent]] = []
+    allocator_settings: dict[str, Any] = {}
 
 
 def snapshot_of(root: Any, *, file_bytes: int, name: str) -> MemorySnapshot:
-    """The records of what `torch.cuda.memory._snapshot()` returns.
+    """Return the records of what `torch.cuda.memory._snapshot()` returns.
 
     Raises:
         msgspec.ValidationError: a value has another type than in a snapshot; the message names its path.
@@ -227,29 +223,39 @@ def snapshot_of(root: Any, *, file_bytes: int, name: str) -> MemorySnapshot:
     if isinstance(root, list):  # torch.cuda.memory_snapshot(), and what torch wrote before it had histories
         root = {"segments": root}
     read = msgspec.convert(root, _Root)
-    traces = read.device_traces or []
-    if sum(len(segment.blocks) for segment in read.segments) + sum(map(len, traces)) > file_bytes:
+    segments, traces, settings = read.segments, read.device_traces, read.allocator_settings.items()
+    if sum(len(segment.blocks) for segment in segments) + sum(map(len, traces)) > file_bytes:
         # Each takes a byte at least, unless the file holds them once and names them often.
         raise msgspec.ValidationError("it repeats a few values so often that they are more than the file has bytes")
     stacks, notes = _Stacks(), Counter[str]()
-    # torch writes metadata into the history only: the last of an address is that of its block.
-    last = [{one.address: one.metadata or "" for one in trace if one.action == "alloc"} for trace in traces]
-    for segment in read.segments:
-        _complete(segment, last[segment.device] if 0 <= segment.device < len(last) else {}, stacks, notes)
     events = {device: [one for one in trace if one.action in ACTIONS] for device, trace in enumerate(traces) if trace}
+    allocations = ((device, one) for device, known in events.items() for one in known if one.action == "alloc")
+    # torch writes metadata into the history only: the last of an address is that of its block.
+    metadata = {(device, one.address): one.metadata or "" for device, one in allocations}
+    for segment in segments:
+        if sum(block.size_bytes for block in segment.blocks) != segment.size_bytes:
+            notes["segments have blocks that do not add up to their size"] += 1
+        at = segment.address
+        for block in segment.blocks:
+            if block.state not in _STATES:
+                notes["blocks are in a state that is not known; they count as free"] += 1
+            block.state = _STATES.get(block.state, "free")
+            block.address = at if block.address == UNKNOWN else block.address
+            asked = block.size_bytes if block.requested_bytes == UNKNOWN else block.requested_bytes
+            block.requested_bytes = 0 if block.state == "free" else min(asked, block.size_bytes)
+            block.stack = stacks.number(block.stack, metadata.get((segment.device, block.address), ""))
+            at += block.size_bytes
     for event in (event for known in events.values() for event in known):
         event.stack = stacks.number(event.stack, event.metadata or "")
     if unknown := sum(map(len, traces)) - sum(map(len, events.values())):
         notes["entries of the history are of a kind that is not known; they are left out"] = unknown
-    settings = (read.allocator_settings or {}).items()
-    plain = [(key, value) for key, value in settings if type(value) in (bool, str, float, int)]
     return MemorySnapshot(
         name=name,
         file_bytes=file_bytes,
-        segments=read.segments,
+        segments=segments,
         events=events,
         stacks=tuple(stacks.numbers),
-        settings={key: str(value) for key, value in plain if type(value) is not int or abs(value) < 1 << 63},
+        settings={key: str(value) for key, value in settings if isinstance(value, str | int | float)},
         notes=tuple(f"{count} {what}" for what, count in notes.items()),
     )
 
@@ -259,7 +265,6 @@ class _Stacks:
 
     def __init__(self) -> None:
         self.numbers: dict[Stack, int] = {Stack(): 0}
-        self._frames: dict[Frame, Frame] = {}
         self._by_ids: dict[tuple[str, tuple[int, ...] | None], int] = {}  # of frames as the file shares them
 
     def number(self, frames: Any, metadata: str) -> int:
@@ -267,29 +272,13 @@ class _Stacks:
         same = metadata, tuple(map(id, frames[:_MOST_FRAMES])) if isinstance(frames, list | tuple) else None
         if same not in self._by_ids:
             read = msgspec.convert({"frames": frames}, _Frames).frames[:_MOST_FRAMES]
-            stack = Stack(tuple(self._frames.setdefault(one, one) for one in map(_frame, read)), metadata)
+            stack = Stack(tuple(map(_frame, read)), metadata)
             self._by_ids[same] = self.numbers.setdefault(stack, len(self.numbers))
         return self._by_ids[same]
 
 
 def _frame(read: _Frame) -> Frame:
-    """Of the stack that torch writes of the model, the innermost line."""
+    """Return the frame; of the stack that torch writes of the model, its source is the innermost line."""
     lines = _SOURCE.findall(read.fx_original_trace or "")
     source = "{}:{} {}".format(*lines[-1]) if lines else ""
     return Frame(read.filename or "", read.line or 0, read.name or "", source)
-
-
-def _complete(segment: Segment, metadata: Mapping[int, str], stacks: _Stacks, notes: Counter[str]) -> None:
-    """Give its blocks their states, addresses, sizes asked for, and the numbers of their stacks."""
-    if sum(block.size_bytes for block in segment.blocks) != segment.size_bytes:
-        notes["segments have blocks that do not add up to their size"] += 1
-    at = segment.address
-    for block in segment.blocks:
-        if block.state not in _STATES:
-            notes["blocks are in a state that is not known; they count as free"] += 1
-        block.state = _STATES.get(block.state, "free")
-        block.address = at if block.address == UNKNOWN else block.address
-        asked = block.size_bytes if block.requested_bytes == UNKNOWN else min(block.requested_bytes, block.size_bytes)
-        block.requested_bytes = 0 if block.state == "free" else asked
-        block.stack = stacks.number(block.stack, metadata.get(block.address, ""))
-        at += block.size_bytes

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiler_wrapper.analysis.model import BEFORE_PROFILING, CATEGORIES, MemoryCategory, Owner
-from profiler_wrapper.reports.memory import category_tree, layer_order, memory_log, owner_path, walk
+from profiler_wrapper.reports.memory import layer_order, memory_log, memory_tree, owner_path
 from sample_memory import MIB, llama_memory, memory_at_peak, owner, with_memory
 from sample_results import Layer, analysis_of, llama
 
@@ -167,12 +167,12 @@ owners = st.lists(
 
 @given(owners, st.sampled_from(CATEGORIES))
 def test_a_total_is_its_own_and_those_right_below(held: list[Owner], category: MemoryCategory) -> None:
-    root = category_tree(held, category, "root")
-    assert root.total_bytes == sum(one.size_bytes for one in held if one.category == category)
-    seen = list(walk(root, layer_order(llama(1))))
-    for _, node in seen:
-        assert node.total_bytes == node.own_bytes + sum(child.total_bytes for child in node.children.values())
-    paths = [path for path, _ in seen]
+    tree = memory_tree(held, (category,), layer_order(llama(1)))
+    assert tree[0].total_bytes == sum(one.size_bytes for one in held if one.category == category)
+    for one in tree:
+        below = sum(other.total_bytes for other in tree if other.path and other.path[:-1] == one.path)
+        assert one.total_bytes == one.own_bytes + below
+    paths = [one.path for one in tree]
     assert len(set(paths)) == len(paths)
     for i, path in enumerate(paths[1:], 1):
         assert path[:-1] in paths[:i]
@@ -183,5 +183,5 @@ def test_layers_without_a_place_in_the_model_are_in_natural_order() -> None:
         Owner(category="activation", layer=f"layers.{i}", name="", op="aten::mm", phase=None, size_bytes=1, count=1)
         for i in (10, 2, 1)
     ]
-    root = category_tree(held, "activation", "root")
-    assert [path[1] for path, _ in walk(root, {}) if len(path) == 2] == ["1", "2", "10"]
+    tree = memory_tree(held, ("activation",), {})
+    assert [one.path[1] for one in tree if len(one.path) == 2] == ["1", "2", "10"]

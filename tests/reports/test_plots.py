@@ -81,7 +81,6 @@ def test_nested_blocks_are_part_of_the_outer_one() -> None:
 def test_averages_are_over_the_blocks() -> None:
     analysis = llama(4, steps=3)
     numbers = averages(analysis, layer_bars(analysis))
-    assert numbers is not None
     assert (numbers.layers, numbers.what, numbers.flash) == (4, "block", ("flash",))
     assert numbers.average_ms == pytest.approx(0.939)
     assert numbers.attention_ms == pytest.approx(0.3)
@@ -132,7 +131,6 @@ def test_fa_is_flash_attention_alone() -> None:
     layers += [Layer("b.1", "B", "block", {"forward": 3000.0}, "math")]
     analysis = analysis_of(layers)
     numbers = averages(analysis, layer_bars(analysis))
-    assert numbers is not None
     assert (numbers.attention_ms, numbers.average_ms, numbers.others) == (0.5, 2.0, ("math",))
     assert "FA: attention by flash, without math" in caption(analysis, layer_bars(analysis))
 
@@ -142,7 +140,6 @@ def test_an_external_backend_is_flash_if_its_kernels_are(kernel: str, flash: tup
     analysis = llama(2, backend="external")
     analysis = replace(analysis, attention=tuple(replace(row, kernels=(kernel,)) for row in analysis.attention))
     numbers = averages(analysis, layer_bars(analysis))
-    assert numbers is not None
     assert numbers.flash == flash
 
 

@@ -21,9 +21,9 @@ from profiler_wrapper.snapshot.analyse import (
     DeviceMemory,
     MemoryHistory,
     Place,
+    file_kind,
     lifetimes,
     place,
-    short_file,
 )
 from profiler_wrapper.snapshot.read import Frame, Stack
 from snapshots import (
@@ -113,9 +113,22 @@ def test_the_state_at_the_end(by_hand: dict[str, Any]) -> None:
 def test_the_course_and_its_peak(by_hand: dict[str, Any]) -> None:
     (one,) = report_of(by_hand).devices
     history = history_of(one)
-    assert history.allocated_bytes.tolist() == [1700, 2000, 2000, 1300, 1300, 1700, 1700, 1800, 1800, 1800, 1500, 1500]
-    assert history.reserved_bytes is not None
-    assert history.reserved_bytes.tolist() == [4096] * 4 + [6144] * 8
+    assert history.curve.allocated_bytes.tolist() == [
+        1700,
+        2000,
+        2000,
+        1300,
+        1300,
+        1700,
+        1700,
+        1800,
+        1800,
+        1800,
+        1500,
+        1500,
+    ]
+    assert history.curve.reserved_bytes is not None
+    assert history.curve.reserved_bytes.tolist() == [4096] * 4 + [6144] * 8
     assert (history.before_bytes, history.before_unknown_bytes) == (1700, 700)
     assert (history.peak.state, history.peak.time_us, history.peak.allocated_bytes) == (1, 1000, 2000)
     assert [(owner.size_bytes, owner.place.line) for owner in history.peak.owners] == [
@@ -160,7 +173,7 @@ def test_courses_are_what_the_allocator_noted_after_each_entry(options: dict[str
     gpu = training(**options)
     (one,) = report_of(snapshot(gpu)).devices
     history = history_of(one)
-    assert list(zip(history.allocated_bytes[1:], history.reserved_bytes[1:], strict=True)) == gpu.books  # type: ignore[index]
+    assert list(zip(history.curve.allocated_bytes[1:], history.curve.reserved_bytes[1:], strict=True)) == gpu.books  # type: ignore[index]
     assert (history.before_bytes, history.before_unknown_bytes) == (0, 0)
 
 
@@ -170,7 +183,7 @@ def test_a_bounded_history_ends_and_goes_as_the_whole_one_does(kept: int) -> Non
     report = report_of(snapshot(gpu, max_entries=kept))
     history = history_of(report.devices[0])
     assert history.entries == kept
-    assert list(zip(history.allocated_bytes, history.reserved_bytes, strict=True)) == gpu.books[-kept - 1 :]  # type: ignore[arg-type]
+    assert list(zip(history.curve.allocated_bytes, history.curve.reserved_bytes, strict=True)) == gpu.books[-kept - 1 :]  # type: ignore[arg-type]
     assert history.before_bytes == gpu.books[-kept - 1][0]
     assert any("before the first of the" in note for note in report.notes)
 
@@ -197,12 +210,12 @@ def test_any_course_of_events_is_followed_exactly(acts: list[tuple[str, int]], e
     (one,) = report_of(value).devices
     history = history_of(one)
     books = gpu.books[-kept:]
-    assert history.reserved_bytes is not None
-    assert history.reserved_bytes[1:].tolist() == [reserved for _, reserved in books]
+    assert history.curve.reserved_bytes is not None
+    assert history.curve.reserved_bytes[1:].tolist() == [reserved for _, reserved in books]
     if (value["device_traces"][0] and not pending) or any(
         e["action"] == "free_completed" for e in value["device_traces"][0]
     ):
-        assert history.allocated_bytes[1:].tolist() == [allocated for allocated, _ in books]
+        assert history.curve.allocated_bytes[1:].tolist() == [allocated for allocated, _ in books]
     assert one.reserved_bytes == one.allocated_bytes + one.awaiting_free_bytes + one.free_bytes == gpu.reserved
     for moment in (history.peak, *(failure.moment for failure in history.failures)):
         assert sum(owner.size_bytes for owner in moment.owners) == moment.allocated_bytes
@@ -278,7 +291,7 @@ def test_what_torch_makes_of_a_profile_is_read_like_any_snapshot() -> None:
     assert f"total_allocated: {_memory_viz.Bytes(one.allocated_bytes)!r}\n" in said
     assert one.allocated_bytes >= sum(p.nbytes + p.grad.nbytes for p in model.parameters() if p.grad is not None)
     assert history_of(one).entries == len(value["device_traces"][one.device])
-    assert history_of(one).allocated_bytes[-1] == one.allocated_bytes
+    assert history_of(one).curve.allocated_bytes[-1] == one.allocated_bytes
 
 
 # -- devices, versions, odd histories -------------------------------------------------------------
@@ -288,7 +301,7 @@ def test_devices_are_kept_apart_and_the_fullest_comes_first() -> None:
     report = report_of(snapshot(training(layers=1, steps=1), second := training_on(2)))
     assert [one.device for one in report.devices] == [2, 0]
     assert report.devices[0].reserved_bytes == second.reserved
-    assert history_of(report.devices[0]).allocated_bytes[-1] == second.books[-1][0]
+    assert history_of(report.devices[0]).curve.allocated_bytes[-1] == second.books[-1][0]
 
 
 def training_on(device: int) -> FakeAllocator:
@@ -312,7 +325,7 @@ def test_a_history_without_times_has_no_times() -> None:
     for entry in value["device_traces"][0]:
         del entry["time_us"]
     history = history_of(report_of(value).devices[0])
-    assert history.time_us is None
+    assert history.curve.time_us is None
     assert history.peak.time_us is None
 
 
@@ -323,7 +336,7 @@ def test_a_history_without_completed_frees_counts_requested_ones() -> None:
     kept = [(e, b) for e, b in zip(gpu.trace, gpu.books, strict=True) if e["action"] != "free_completed"]
     value["device_traces"][0] = [entry for entry, _ in kept]
     history = history_of(report_of(value).devices[0])
-    assert history.allocated_bytes[-1] == gpu.books[-1][0]
+    assert history.curve.allocated_bytes[-1] == gpu.books[-1][0]
     assert history.inconsistent == 0
 
 
@@ -341,7 +354,7 @@ def test_a_history_of_other_segments_has_no_course_of_reserved() -> None:
     value = snapshot(training())
     value["segments"] = value["segments"][:1]
     report = report_of(value)
-    assert history_of(report.devices[0]).reserved_bytes is None
+    assert history_of(report.devices[0]).curve.reserved_bytes is None
     assert any("reserved memory over time is not available" in note for note in report.notes)
 
 
@@ -367,10 +380,13 @@ def test_a_long_history_of_one_place() -> None:
     gpu = FakeAllocator()
     for _ in range(3000):
         gpu.free(gpu.malloc(1000, MLP_STACK))
-    history = history_of(report_of(snapshot(gpu)).devices[0])
+    value = snapshot(gpu)
+    history = history_of(report_of(value).devices[0])
     assert history.entries == 9001
-    assert history.allocated_bytes.max() == 1000
-    assert np.count_nonzero(history.allocated_bytes == 1000) == 6000
+    assert history.curve.state[[0, -1]].tolist() == [0, 9001]
+    assert history.curve.allocated_bytes.max() == 1000
+    whole = lifetimes(read(value).events[0], []).allocated(9002)
+    assert np.count_nonzero(whole == 1000) == 6000
 
 
 # -- which line of a stack ------------------------------------------------------------------------
@@ -475,4 +491,4 @@ def test_generated_code_is_named_by_the_line_of_the_model() -> None:
     ],
 )
 def test_files_are_shortened_to_what_tells_them_apart(file: str, short: str) -> None:
-    assert short_file(file) == short
+    assert file_kind(file)[1] == short

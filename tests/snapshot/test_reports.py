@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiler_wrapper.__main__ import main
-from profiler_wrapper.snapshot.reports import console_text, draw_snapshot, full_text, highest_states, to_dict
+from profiler_wrapper.snapshot.analyse import highest_states
+from profiler_wrapper.snapshot.reports import console_text, draw_snapshot, full_text, to_dict
 from snapshots import MAIN, MIB, MLP_STACK, FakeAllocator, frame, report_of, snapshot, training, write
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memory_recordings import use_of
 from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.reports.memory import category_tree
+from profiler_wrapper.reports.memory import memory_tree
 from recordings import Trace, analyse
 
 SHARED = ("shared",)
@@ -24,12 +24,8 @@ def two_callers() -> Trace:
 def tree_of(result: Analysis, category: str = "activation") -> dict[str, int]:
     """Bytes by labels from the root on, with everything below."""
     assert result.memory_use is not None
-    found, waiting = {}, [((), category_tree(result.memory_use.peak_owners, category, ""))]  # type: ignore[arg-type]
-    while waiting:
-        path, node = waiting.pop()
-        found[" > ".join(path)] = node.total_bytes
-        waiting += [((*path, label), child) for label, child in node.children.items() if not child.is_op]
-    return found
+    tree = memory_tree(result.memory_use.peak_owners, (category,), {})  # type: ignore[arg-type]
+    return {" > ".join(one.path): one.total_bytes for one in tree if not one.is_op}
 
 
 def test_activations_are_below_the_layer_that_called() -> None:
