@@ -22,7 +22,6 @@ import numpy as np
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.attribution import Role, role_of
-from profiler_wrapper.analysis.charges import Charges
 from profiler_wrapper.analysis.model import UncountedRow
 from profiler_wrapper.analysis.statistics import at, marked
 from profiler_wrapper.analysis.work.bytes import (
@@ -41,12 +40,11 @@ from profiler_wrapper.analysis.work.flops import FlopOps, UnknownCall, ancestors
 from profiler_wrapper.trace.nesting import nearest, nearest_above
 from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, OpShapes, Recording, Shapes
 
+_SIZES = 32  # more than an element has bytes
 _NODE = re.compile(r"\w+|torch::autograd::\w+")
 # What `torch.vmap` calls in their place.
 _OF_A_BATCH = {"aten::mm": "aten::bmm", "aten::addmm": "aten::baddbmm", "aten::relu": "aten::clamp_min"}
-_FROM_HOST = ("HtoD", "HostToDevice")
-_SIZES = 32  # more than an element has bytes
-_TO_HOST = ("DtoH", "DeviceToHost")
+_FROM_HOST, _TO_HOST = re.compile("HtoD|HostToDevice"), re.compile("DtoH|DeviceToHost")
 
 
 class Traffic:
@@ -81,7 +79,7 @@ class Traffic:
         self.counts, self.has_bytes = self._coverage()
 
     def _find_units(self, ops: FlopOps) -> Bool:
-        has_flops, known = ops.is_counted, self._evaluate(has_rule) & ~ops.of_other_layout
+        has_flops, known = ops.is_counted, self._evaluate() & ~ops.of_other_layout
         units: Bool = known & (has_flops | ~self._named(CALLERS.__contains__))
         if self._handlers.any():
             units &= has_flops | ~self._handing(units)
@@ -114,31 +112,22 @@ class Traffic:
         """What lies around a handler that a chosen one lies in."""
         return ancestors_of(self._parent, self._handlers & ancestors_of(self._parent, chosen))
 
-    def _evaluate(self, rules: Callable[[str], bool]) -> Bool:
-        """Works out the bytes of all ops with a rule, each different call once; True for those that are known."""
+    def _evaluate(self) -> Bool:
+        """Work out the bytes of all ops with a rule, each different call once; True for those that are known."""
         names, spans = self._recording.names, self._recording.spans
         known = np.zeros(len(spans), dtype=np.bool_)
         span, number = self._shapes.arrays()
-        if not len(span):
-            return known
-        chosen = self._named(rules)[span]
+        chosen = self._named(has_rule)[span]
         span, number = span[chosen], number[chosen]
-        name = spans.name[span].astype(np.int64)
-        size = self._element_sizes(span)
-        # One number for each different call.
-        shapes = int(number.max(initial=0)) + 1
-        calls, which = np.unique((name * shapes + number) * _SIZES + size, return_inverse=True)
+        name, size = spans.name[span].astype(np.int64), self._element_sizes(span)
+        call = (name * (int(number.max(initial=0)) + 1) + number) * _SIZES + size
+        _, first, which = np.unique(call, return_index=True, return_inverse=True)
         moved = [
-            moved_by(
-                names[call // _SIZES // shapes],
-                self._shapes.numbered(call // _SIZES % shapes),
-                element_size=call % _SIZES or None,
-            )
-            for call in calls.tolist()
+            moved_by(names[name[i]], self._shapes.numbered(int(number[i])), element_size=int(size[i]) or None)
+            for i in first.tolist()
         ]
-        has_bytes = np.array([one is not None for one in moved], dtype=np.bool_)
+        known[span] = np.array([one is not None for one in moved], dtype=np.bool_)[which]
         values = np.array([one or Moved(0, 0) for one in moved], dtype=np.int64).reshape(-1, 2)
-        known[span] = has_bytes[which]
         self._read[span], self._written[span] = values[which].T
         self._evaluate_indexing(known)
         return known
@@ -146,8 +135,6 @@ class Traffic:
     def _evaluate_indexing(self, known: Bool) -> None:
         """Works out ops that index by tensors, from what they call."""
         indexing = self._named(INDEXING.__contains__)
-        if not indexing.any():
-            return
         telling = np.flatnonzero(self._named(SHOWS_INDICES.__contains__) & (self._parent >= 0))
         telling = telling[indexing[self._parent[telling]]]
         inside: dict[int, list[tuple[str, OpShapes]]] = defaultdict(list)
@@ -162,26 +149,35 @@ class Traffic:
                 self._read[span], self._written[span] = moved
 
     def _element_sizes(self, span: Int64) -> Int64:
-        """Per op, the bytes of one element of the tensors in its lists; 0 where nothing tells."""
+        """Per op, the bytes of one element of the tensors in its lists, whose types are not recorded; 0: not known.
+
+        The kernel that an op launched names the type that it works on, where all of its kernels agree; an op that
+        gives one new tensor allocates it; states of a fused optimizer are of their parameters' type.
+        """
+        recording, charges = self._recording, self._found.charges
         size = np.zeros(len(span), dtype=np.int64)
-        among = np.flatnonzero(self._recording.named(_TAKES_LISTS.match)[span])
-        if len(among):
-            charges = self._found.charges
-            size[among] = element_sizes(self._recording, self._parent, charges, self._shapes, span[among])
-            fused = self._recording.named(lambda name: name.startswith("aten::_fused_"))[span] & (size == 0)
-            size[fused] = self._found.parameter_element_bytes  # its states are of their parameters' type
+        among = np.flatnonzero(recording.named(_TAKES_LISTS.match)[span])
+        by_kernel: dict[int, set[int]] = defaultdict(set)
+        if charges.basis == "device" and len(among):
+            op = at(nearest(self._parent, marked(len(self._parent), span[among])), charges.cpu_span, -1)
+            kernel = recording.spans.name[charges.span[op >= 0]]
+            size_of = {name: element_size_of_kernel(recording.names[name]) for name in set(kernel.tolist())}
+            for one, name in zip(op[op >= 0].tolist(), kernel.tolist(), strict=True):
+                by_kernel[one].add(size_of[name] or 0)
+        for place, one in zip(among.tolist(), span[among].tolist(), strict=True):
+            sizes = by_kernel[one] - {0} or {_size_by_allocation(recording, one, self._shapes[one])}
+            size[place] = sizes.pop() if len(sizes) == 1 else 0
+            if not size[place] and recording.name_of(one).startswith("aten::_fused_"):
+                size[place] = self._found.parameter_element_bytes
         return size
 
     def _leave_out_the_host(self, is_unit: Bool) -> None:
         """A copy from or to the host uses the memory of the device on one side only."""
-        charges, spans, names = self._found.charges, self._recording.spans, self._recording.names
-        copies = np.flatnonzero((spans.category[charges.span] == Category.MEMCPY) & (charges.cpu_span >= 0))
-        unit = nearest(self._parent, is_unit)[charges.cpu_span[copies]]
-        for one, name in zip(unit.tolist(), spans.name[charges.span[copies]].tolist(), strict=True):
-            if one >= 0 and any(word in names[name] for word in _FROM_HOST):
-                self._read[one] = 0
-            elif one >= 0 and any(word in names[name] for word in _TO_HOST):
-                self._written[one] = 0
+        charges, spans = self._found.charges, self._recording.spans
+        unit = at(nearest(self._parent, is_unit), charges.cpu_span, -1)
+        is_copy = (unit >= 0) & (spans.category[charges.span] == Category.MEMCPY)
+        for pattern, moved in ((_FROM_HOST, self._read), (_TO_HOST, self._written)):
+            moved[unit[is_copy & self._recording.named(pattern.search)[charges.span]]] = 0
 
     def _coverage(self) -> tuple[Bool, Bool]:
         """Per charge, whether it counts, and whether its bytes are known."""
@@ -229,8 +225,6 @@ class Traffic:
         return unknown_rows(found, calls, steps)
 
 
-# --- tensors in lists ---------------------------------------------------------------------------
-
 _TAKES_LISTS = re.compile(r"aten::(cat$|_foreach_|_fused_|_amp_foreach_)")
 _OPAQUE = re.compile(r"CatArrayBatchedCopy\w*<[^<]*OpaqueType<(\d+)u?>")
 _CAT = re.compile(r"CatArrayBatchedCopy\w*<(?P<type>[\w:]+(<\w+>)?),")
@@ -245,27 +239,6 @@ def element_size_of_kernel(name: str) -> int | None:
         return int(opaque[1])
     known = _FUNCTOR.search(name) or _CAT.search(name)
     return None if known is None else SIZE_OF_TYPE.get(known["type"])
-
-
-def element_sizes(recording: Recording, parent: Int32, charges: Charges, shapes: Shapes, spans: Int64) -> list[int]:
-    """Bytes of one element in the lists of tensors that each of these ops was given; 0 where that is not known.
-
-    Their types are not recorded. The kernel that an op launched names the type that it works on (where not all agree
-    it is not known); an op that gives one new tensor allocates it.
-    """
-    by_kernel: dict[int, set[int]] = defaultdict(set)
-    if charges.basis == "device":
-        op = at(nearest(parent, marked(len(parent), spans)), charges.cpu_span, -1)
-        kernel = recording.spans.name[charges.span[op >= 0]]
-        known = {name: element_size_of_kernel(recording.names[name]) for name in np.unique(kernel).tolist()}
-        for span, name in zip(op[op >= 0].tolist(), kernel.tolist(), strict=True):
-            if size := known[name]:
-                by_kernel[span].add(size)
-    found = []
-    for span in spans.tolist():
-        sizes = by_kernel.get(span) or {_size_by_allocation(recording, span, shapes[span])}
-        found.append(sizes.pop() if len(sizes) == 1 else 0)
-    return found
 
 
 def _size_by_allocation(recording: Recording, span: int, inputs: OpShapes) -> int:
