@@ -144,17 +144,20 @@ def read_holdings(held: object) -> tuple[Holding, ...]:
         raise ValueError(f"held: {error}") from error
 
 
-# --- The run that a trace is from, and its traces ---
+def file_named(directory: Path, name: object) -> Path | None:
+    """Return the file that a run's description names, packed since or not; None: it names none, or it is gone."""
+    stem = Path(name).name.removesuffix(".gz") if isinstance(name, str) else ""
+    return next((path for path in (directory / stem, directory / f"{stem}.gz") if path.is_file()), None)
 
 
 def trace_beside(directory: Path, run: Mapping[str, Any]) -> Path | None:
-    """The timed trace that a run's description names; None where it names none, or it is gone."""
-    return _file_named(directory, run.get("trace"))
+    """Return the timed trace that a run's description names; None where it names none, or it is gone."""
+    return file_named(directory, run.get("trace"))
 
 
 def trace_with_shapes(trace: Path, run: Mapping[str, Any]) -> Path | None:
-    """The trace with shapes that goes with the timed one; None where the run names none, or it is gone."""
-    return _file_named(trace.parent, run.get("full_trace")) if _is_timed_trace(trace, run) else None
+    """Return the trace with shapes that goes with the timed one; None where the run names none, or it is gone."""
+    return file_named(trace.parent, run.get("full_trace")) if _is_timed_trace(trace, run) else None
 
 
 def run_beside(trace: Path) -> dict[str, Any] | None:
@@ -191,11 +194,6 @@ def _whole_number(digits: str) -> int:
     if len(digits) > _MOST_DIGITS:
         raise ValueError(f"a number of {len(digits)} digits")
     return int(digits)
-
-
-def _file_named(directory: Path, name: object) -> Path | None:
-    path = directory / Path(name).name if isinstance(name, str) else directory
-    return path if path.is_file() else None
 
 
 def _is_timed_trace(trace: Path, run: Mapping[str, Any]) -> bool:
