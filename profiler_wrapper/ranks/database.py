@@ -280,9 +280,7 @@ def read_table(
     files = _tables_in(path)
     reader, *options = _READERS[_ending(files[0])]
     relation = read(reader, files, "union_by_name = true", *options)
-    notes: list[str] = []
-    laid_end_to_end, several = False, 0
-    problem = "cannot be read as a table"
+    begins_anew, problem = False, "cannot be read as a table"
     try:
         there = columns_of(database, relation)
         # Without threads nothing tells what runs beside what, as in tables of others.
@@ -293,23 +291,21 @@ def read_table(
             found = find_columns(there, columns, table=str(path))
             problem = "is no table of spans"
             rows, bad = _read_rows(database, relation, found, has_headers="header" in there)
-            laid_end_to_end = _lay_end_to_end(database)
-            _make_spans(database, found)
-            database.execute(f"CREATE OR REPLACE VIEW spans AS SELECT * FROM foreign_spans WHERE {of_ranks(ranks)}")
+            begins_anew = _lay_end_to_end(database)
+            _make_spans(database, found, ranks)
             places = _places(database, "foreign_rows", RANK_COLUMNS, ranks)
-            several = sum(place["stages"] > 1 for place in places)
             database.execute("DROP TABLE foreign_rows")
     except import_duckdb().Error as error:
         first_line = str(error).strip().split("\n")[0]
         raise WrongUse(f"{path}: {problem}: {first_line}") from error
     if rows == bad:
         raise WrongUse(f"{path}: {rows} rows, and none has a rank, a step, a name, a start and a duration")
-    if bad:
-        notes.append(f"{bad} of {rows} rows left out: they lack a rank, step, name, start or a duration of 0 on")
-    if laid_end_to_end:
-        notes.append("starts begin anew in each step: steps are laid end to end, what was between them is not known")
-    if several:
-        notes.append(f"{several} ranks are said to be in several stages: each is taken to be in its first")
+    several = sum(place.get("stages", 1) > 1 for place in places)
+    notes = (
+        (bad, f"{bad} of {rows} rows left out: they lack a rank, step, name, start or a duration of 0 on"),
+        (begins_anew, "starts begin anew in each step: steps are laid end to end, what was between them is not known"),
+        (several, f"{several} ranks are said to be in several stages: each is taken to be in its first"),
+    )
     write_ranks(database, places)
     known = {place["rank"] for place in places}
     world_size = max((place.get("world_size") or 0 for place in places), default=0)
@@ -320,8 +316,8 @@ def read_table(
         root=path.parent,
         missing=tuple(gaps),
         world_size=world_size or len(known),
-        notes=tuple(notes),
-        has_clocks=not laid_end_to_end,
+        notes=tuple(note for told, note in notes if told),
+        has_clocks=not begins_anew,
     )
 
 
@@ -428,15 +424,15 @@ def _read_rows(database: Database, relation: str, found: Mapping[str, Column], *
         "device_ns": value("device"),
         "waiting_ns": value("waiting"),
     }
-    if relation.startswith("read_csv("):
-        # A cast of a file's texts would be made while it is read, which fails at the first one that is no number.
-        database.execute(f"CREATE OR REPLACE TEMP TABLE foreign_texts AS SELECT * FROM {relation}")
-        relation = "foreign_texts"
     select = ", ".join(f"{expression} AS {quoted(name)}" for name, expression in columns.items())
+    # A cast of a file's texts would be made while it is read, which fails at the first one that is no number.
+    how = "MATERIALIZED" if relation.startswith("read_csv(") else "NOT MATERIALIZED"
     # Lines of a timer's log that are no spans have this one column.
-    rows = f"{relation} WHERE header IS NULL OR {quoted(found['rank'].theirs)} IS NOT NULL" if has_headers else relation
-    database.execute(f"CREATE OR REPLACE TABLE foreign_rows AS SELECT {select} FROM {rows}")
-    database.execute("DROP TABLE IF EXISTS foreign_texts")
+    where = f"WHERE header IS NULL OR {quoted(found['rank'].theirs)} IS NOT NULL" if has_headers else ""
+    database.execute(
+        f"CREATE OR REPLACE TABLE foreign_rows AS WITH theirs AS {how} (SELECT * FROM {relation} {where}) "
+        f"SELECT {select} FROM theirs"
+    )
     usable = f"coalesce(step IS NOT NULL AND {USABLE.replace('kind', 'name')}, false)"
     count = f"SELECT count(*), count(*) FILTER (NOT {usable}) FROM foreign_rows"
     total, bad = database.execute(count).fetchone()
@@ -480,7 +476,8 @@ def _lay_end_to_end(database: Database) -> bool:
     return True
 
 
-def _make_spans(database: Database, found: Mapping[str, Column]) -> None:
+def _make_spans(database: Database, found: Mapping[str, Column], ranks: Iterable[int] | None) -> None:
+    """Make the table `spans` of the rows of these ranks, with what their names tell."""
     (stages,) = database.execute("SELECT coalesce(max(stage), 0) + 1 FROM foreign_rows").fetchone()
     group = f"""coalesce(nullif("group", ''), {_group(stages)})""" if "group" in found else _group(stages)
     ours = {name: f"f.{quoted(name)}" for name in SPAN_COLUMNS if name != "overlapped_ns"}
@@ -496,7 +493,7 @@ def _make_spans(database: Database, found: Mapping[str, Column]) -> None:
     select = span_select(
         "foreign_rows f JOIN foreign_names n ON n.name = f.name AND n.theirs IS NOT DISTINCT FROM f.kind", expressions
     )
-    database.execute(f"CREATE OR REPLACE TABLE foreign_spans AS {select}")
+    database.execute(f"CREATE OR REPLACE TABLE spans AS SELECT * FROM ({select}) WHERE {of_ranks(ranks)}")
 
 
 def _group(stages: int) -> str:

@@ -23,38 +23,30 @@ class Gap(NamedTuple):
 
 
 def rank_gaps(ranks: Iterable[int], reason: str) -> list[Gap]:
-    """Ranks that are missing for one reason: one by one, or together where they are many."""
-    ranks = sorted(ranks)
-    if len(ranks) <= _AT_MOST_NAMED:
-        return [Gap(f"rank {rank}", reason, rank) for rank in ranks]
-    return [Gap(f"{len(ranks)} ranks: {ranges(ranks)}", reason)]
+    """Return ranks that are missing for one reason: one by one, or together where they are many."""
+    return _gaps((parts_of(ranks), reason, reason))
 
 
 def absent_ranks(there: Iterable[int], world_size: int | None, ranks: Iterable[int] = ()) -> list[Gap]:
-    """The ranks of the job that `there` lacks; of those among `ranks` something else is there."""
-    there, known = set(there), set(ranks)
-    described = sorted(known - there)
-    without = _between(there | known, world_size or 0)
-    if len(described) + sum(map(len, without)) <= _AT_MOST_NAMED:
-        reasons = {rank: "no file of it is there" for part in without for rank in part}
-        reasons |= dict.fromkeys(described, "it left no trace and no timer's log, only its description")
+    """Return the ranks of the job that `there` lacks; of those among `ranks` something else is there."""
+    described, end = {*ranks} - {*there}, world_size or 0  # the end may be any number that a file tells
+    known = parts_of(rank for rank in {*there, *described} if 0 <= rank < end)
+    between = zip([0, *(part.stop for part in known)], [*(part.start for part in known), end], strict=True)
+    without = [range(begin, stop) for begin, stop in between if begin < stop]
+    left = "left no trace and no timer's log"
+    return _gaps(
+        (without, "no file of it is there", "no file of theirs is there"),
+        (parts_of(described), f"it {left}, only its description", f"they {left}"),
+    )
+
+
+def _gaps(*groups: tuple[list[range], str, str]) -> list[Gap]:
+    """Each group: ranks, the reason of one, the reason of all where there are many."""
+    if sum(len(part) for parts, _, _ in groups for part in parts) <= _AT_MOST_NAMED:
+        reasons = {rank: reason for parts, reason, _ in groups for part in parts for rank in part}
         return [Gap(f"rank {rank}", reasons[rank], rank) for rank in sorted(reasons)]
-    found = []
-    if without:
-        found.append(Gap(f"{sum(map(len, without))} ranks: {_ranges_text(without)}", "no file of theirs is there"))
-    if described:
-        found.append(Gap(f"{len(described)} ranks: {ranges(described)}", "they left no trace and no timer's log"))
-    return found
-
-
-def _between(numbers: Iterable[int], end: int) -> list[range]:
-    """What is not among `numbers`, from 0 up to `end`, which may be any number that a file tells."""
-    found, begin = [], 0
-    for number in [*sorted(number for number in set(numbers) if 0 <= number < end), end]:
-        if number > begin:
-            found.append(range(begin, number))
-        begin = number + 1
-    return found
+    counts = [(sum(map(len, parts)), parts, reason) for parts, _, reason in groups if parts]
+    return [Gap(f"{count} ranks: {_ranges_text(parts)}", reason) for count, parts, reason in counts]
 
 
 def ranges(numbers: Iterable[int]) -> str:
