@@ -132,7 +132,7 @@ class SpanSources:
     missing: list[Gap] = field(default_factory=list)
 
     def miss(self, what: str, reason: object, rank: int | None = None) -> None:
-        """Say that something is not there."""
+        """Note that something is not there."""
         self.missing.append(Gap(what, str(reason), rank))
 
     def know(self, rank: int, place: Mapping[str, Any]) -> None:
@@ -141,7 +141,7 @@ class SpanSources:
 
     @property
     def uses(self) -> Use:
-        """What there is of more ranks: logs of timers or, where these are of fewer, traces."""
+        """Return which there are of more ranks: logs of timers or, where these are of fewer, traces."""
         of_traces = {trace.rank if trace.rank is not None else -1 - i for i, trace in enumerate(self.traces)}
         return "timers" if len({log.rank for log in self.logs}) >= max(1, len(of_traces)) else "traces"
 

@@ -49,20 +49,20 @@ class RunDirectory:
 
     @property
     def directory(self) -> Path:
-        """Where this rank's files of this window lie."""
+        """Return the directory of this rank's files of this window."""
         return self.root / self.rank_name / self.window
 
     @property
     def page(self) -> Path:
-        """Where the page goes: that of the first window into the run's directory, a later one beside its files."""
+        """Return the path of the page: of the first window in the run's directory, of a later one with its files."""
         return (self.directory if self.window else self.root) / PAGE_FILE
 
     def path(self, name: str) -> Path:
-        """The path of a file: `path("<prefix>_rank_<r>.log")`."""
+        """Return the path of a file: `path("<prefix>_rank_<r>.log")`."""
         return self.directory / name.replace("<prefix>", self.prefix).replace("<r>", str(self.rank))
 
     def write_run(self, info: Mapping[str, Any], *, complete: bool) -> Path:
-        """Writes run.json: what is known of the run, and whether its files are all there. Raises OSError."""
+        """Write run.json: the run's description, and whether its files are all there. Raises OSError."""
         path = self.path(RUN_FILE)
         with replacing(path) as beside:
             beside.write_bytes(json_bytes({**info, "complete": complete}))
@@ -79,7 +79,7 @@ def open_run(
     run_name: str | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> RunDirectory:
-    """The directory for this rank's files, made now.
+    """Make the directory for this rank's files.
 
     The run is named by PROFILER_WRAPPER_RUN or `run_name`, else by the job's id, so that all ranks
     meet in it; else by the time: of the launcher's start if there are several ranks, of now if there
@@ -107,7 +107,7 @@ def run_roots(
     run_name: str | None,
     environment: Mapping[str, str],
 ) -> Iterator[tuple[Path, Path]]:
-    """Runs in which this process may write, and where in each, the first place first, without end; made, if need be.
+    """Yield runs in which this process may write, and where in each, the first place first, without end.
 
     `<run>/[attempt<N>]`, then `<run>-2/[attempt<N>]` ...: all ranks of a launch find the same, those of another
     launch of the same name others. A process that is alone, without a name, has a run of its own, named by the time.
@@ -136,7 +136,7 @@ def run_roots(
 
 
 def safe_name(text: str, default: str) -> str:
-    """`text` as one harmless file name of at most 120 bytes; different texts stay different."""
+    """Return `text` as one harmless file name of at most 120 bytes; different texts stay different."""
     kept = "".join(letter if letter.isalnum() or letter in "._+=@-" else "_" for letter in text).lstrip(".-")
     kept = kept if kept.strip("._") else default
     if kept == text and len(kept.encode()) <= _LONGEST_NAME_BYTES:
@@ -146,7 +146,7 @@ def safe_name(text: str, default: str) -> str:
 
 
 def given_directory(path: object, parameter: str) -> Path:
-    """A directory as a user gives it, `~` resolved. Raises WrongUse: it can be none."""
+    """Return a directory as a user gives it, with `~` resolved. Raises WrongUse: it is no path."""
     try:
         found = Path(path).expanduser()  # type: ignore[arg-type]
     except TypeError:
@@ -158,7 +158,7 @@ def given_directory(path: object, parameter: str) -> Path:
 
 
 def href(file: Path, *, page: Path) -> str:
-    """The link from a page to a file: relative, so that both can be moved together, where a path leads there."""
+    """Return the link from a page to a file: relative where possible, so that both can be moved together."""
     try:
         relative = os.path.relpath(file.resolve(), page.parent.resolve())
     except ValueError:  # on another drive

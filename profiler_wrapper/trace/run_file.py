@@ -101,7 +101,7 @@ class Run(TypedDict, total=False):
 
 
 def check_run(run: Mapping[str, Any]) -> None:
-    """Raises ValueError or msgspec's ValidationError, with the key, where a run is not what was written."""
+    """Raise ValueError or msgspec's ValidationError, with the key, where a run is not what was written."""
     msgspec.convert({key: value for key, value in run.items() if value is not None}, Run)
 
 
@@ -137,7 +137,7 @@ class Holding:
 
 
 def read_holdings(held: object) -> tuple[Holding, ...]:
-    """What a run says of it; empty where it says nothing. Raises ValueError: it is not what was written."""
+    """Return the holdings in a run's `held`, if there are any. Raises ValueError: it is not what was written."""
     try:
         return msgspec.convert(() if held is None else held, tuple[Holding, ...])
     except (msgspec.ValidationError, OverflowError) as error:
@@ -161,7 +161,7 @@ def trace_with_shapes(trace: Path, run: Mapping[str, Any]) -> Path | None:
 
 
 def run_beside(trace: Path) -> dict[str, Any] | None:
-    """What the run.json beside a trace says of it; what was held, only of the trace that it names. None without one.
+    """Return the run.json in a trace's directory, with `held` only for the trace that it names; None without one.
 
     Raises BrokenTrace: it is not what was written.
     """
@@ -180,7 +180,7 @@ def run_beside(trace: Path) -> dict[str, Any] | None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """An object. Raises BrokenTrace: the file holds none."""
+    """Read a file that holds a JSON object. Raises BrokenTrace: it holds none."""
     try:
         data = json.loads(path.read_bytes(), parse_int=_whole_number)
     except (ValueError, RecursionError) as error:
@@ -197,5 +197,5 @@ def _whole_number(digits: str) -> int:
 
 
 def _is_timed_trace(trace: Path, run: Mapping[str, Any]) -> bool:
-    """Whether it is the one that the run names; either may have been packed since."""
+    """Return whether the trace is the one that the run names; either may have been packed since."""
     return str(run.get("trace")).removesuffix(".gz") == trace.name.removesuffix(".gz")

@@ -41,7 +41,7 @@ def absent_ranks(there: Iterable[int], world_size: int | None, ranks: Iterable[i
 
 
 def _gaps(*groups: tuple[list[range], str, str]) -> list[Gap]:
-    """Each group: ranks, the reason of one, the reason of all where there are many."""
+    """Return gaps of groups of (ranks, the reason of one rank, the reason of all where there are many)."""
     if sum(len(part) for parts, _, _ in groups for part in parts) <= _AT_MOST_NAMED:
         reasons = {rank: reason for parts, reason, _ in groups for part in parts for rank in part}
         return [Gap(f"rank {rank}", reasons[rank], rank) for rank in sorted(reasons)]
@@ -55,7 +55,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def rank_list_text(ranks: Iterable[int]) -> str:
-    """Who takes part, as groups are named: `(0, 1, 2, 5)` -> `"0-2,5"`."""
+    """Return the name of a group of ranks: `(0, 1, 2, 5)` -> `"0-2,5"`."""
     return ",".join(map(_part_text, parts_of(ranks)))
 
 
@@ -181,19 +181,19 @@ def words_of(name: str) -> str:
 
 @lru_cache(maxsize=4096)
 def kind_of_span(name: str) -> str:
-    """One of `KINDS`, as the name tells; "other" where it does not."""
+    """Return the kind of a span by its name: one of `KINDS`, "other" where the name does not say."""
     words = words_of(name)
     return next((kind for kind, pattern in _BY_PRIORITY if pattern.search(words)), "other")
 
 
 def group_of_span(name: str) -> str:
-    """Who takes part in a communication of this name, by Megatron's custom: ranks of one stage, if nothing else."""
+    """Return who takes part in a communication of this name in Megatron: ranks of one stage, if nothing else."""
     words = words_of(name)
     return next((group for group, pattern in _GROUPS if pattern.search(words)), STAGE)
 
 
 def sends_forward(name: str) -> bool | None:
-    """Whether a send or receive carries activations from a stage to the next; None: gradients the other way."""
+    """Return whether a send or receive carries activations forward, or gradients backward; None: not known."""
     words = words_of(name)
     if "backward" in words or "grad" in words:
         return False
@@ -201,7 +201,7 @@ def sends_forward(name: str) -> bool | None:
 
 
 def receives(name: str) -> bool:
-    """Whether a span of this name waits for what another rank sends."""
+    """Return whether a span of this name waits for data that another rank sends."""
     return re.search(r"\b(i?recv|receive)\b", words_of(name)) is not None
 
 
@@ -250,5 +250,5 @@ _GREATEST = 2**31 - 1  # that a column of RANK_COLUMNS holds
 
 
 def place_number(value: object) -> int | None:
-    """A number as a column of `RANK_COLUMNS` holds it, if it is one."""
+    """Return a number that a column of `RANK_COLUMNS` can hold; None for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _GREATEST else None

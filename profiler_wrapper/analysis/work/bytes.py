@@ -79,11 +79,11 @@ class Operands:
         return place < self.count and self.types[place] in SIZE_OF_TYPE
 
     def is_list(self, place: int) -> bool:
-        """Whether a list of tensors was given there."""
+        """Return whether a list of tensors was given there."""
         return place < self.count and self.types[place] == "TensorList"
 
     def is_wrapped_number(self, place: int) -> bool:
-        """Whether it is a Python number made a tensor of no dimensions: it comes with the call, not from memory."""
+        """Return whether it is a Python number made a tensor without dimensions, which is not read from memory."""
         return self.types[place] in _WRAPPED_NUMBERS and not self.dims(place)
 
     def dims(self, place: int) -> list[int]:
@@ -92,11 +92,11 @@ class Operands:
         return list(self._shapes.dims[place])
 
     def kind(self, place: int) -> int:
-        """Bool, integer, floating or complex."""
+        """Return BOOL, INTEGER, FLOATING or COMPLEX."""
         return _KIND_OF_TYPE[self.types[place]]
 
     def size(self, place: int) -> int:
-        """Bytes of one element of a tensor, or of the tensors of a list."""
+        """Return the bytes of one element of a tensor, or of the tensors of a list."""
         if self.is_list(place):
             if self._element_size is None:
                 raise ValueError("types of tensors in lists are not recorded")
@@ -107,7 +107,7 @@ class Operands:
         return prod(self.dims(place))
 
     def each(self, place: int) -> list[tuple[Sizes, Sizes]]:
-        """Sizes and strides (empty where not recorded) of the tensor there, or of all in a list."""
+        """Return sizes and strides (empty where not recorded) of the tensor there, or of all in a list."""
         strides = self._shapes.strides[place] if place < len(self._shapes.strides) else []
         if not self.is_list(place):
             return [(self.dims(place), strides)]
@@ -115,16 +115,16 @@ class Operands:
         return list(zip(dims, strides if len(strides) == len(dims) else [[]] * len(dims), strict=True))
 
     def full(self, *places: int) -> int:
-        """Bytes of dense tensors of these shapes."""
+        """Return the bytes of dense tensors of these shapes."""
         return sum(self.size(place) * sum(prod(dims) for dims, _ in self.each(place)) for place in places)
 
     def read(self, *places: int) -> int:
-        """Bytes of the different elements of the tensors there: what is expanded counts once, what is absent is 0."""
+        """Return the bytes of the tensors' different elements: what is expanded counts once, an absent tensor as 0."""
         given = [place for place in places if self.is_tensor(place) or self.is_list(place)]
         return sum(self.size(i) * sum(_different_elements(*one) for one in self.each(i)) for i in given)
 
     def text(self, place: int) -> str:
-        """The value of an input that is no tensor; "" for none."""
+        """Return the value of an input that is no tensor; "" for none."""
         return self._shapes.concrete[place] if place < len(self._shapes.concrete) else ""
 
     def number(self, place: int) -> int:
@@ -140,25 +140,25 @@ class Operands:
         return numbers_in(self.text(place))
 
     def type_size(self, place: int, *, sums: bool = False) -> int:
-        """Bytes of one element of the `dtype` there, else of the first input; `sums` of whole numbers are int64."""
+        """Return the element size of the `dtype` there, else of the first input; `sums` of whole numbers are int64."""
         if text := self.text(place):
             return _SIZE_OF_NUMBER[text]
         return 8 if sums and self.kind(0) < FLOATING else self.size(0)
 
     def product(self, first: int = 0) -> Product:
-        """The one product of matrices that the op makes, of the tensors at the place `first` and after it."""
+        """Return the one product of matrices that the op makes, of the tensors at the place `first` and after it."""
         self.dims(first), self.dims(first + 1)
         (product,) = products_of(self.name, self._shapes)
         return product
 
     def left(self, place: int) -> int:
-        """Elements that are left of the first input when the dimensions named there are reduced; none named: all."""
+        """Return the elements of the first input that are left by reducing the dimensions named there; none: all."""
         dims = self.dims(0)
         reduced = {d % max(1, len(dims)) for d in self.numbers(place)}
         return prod(size for i, size in enumerate(dims) if i not in reduced) if reduced else 1
 
     def promoted(self, places: Iterable[int]) -> int:
-        """Bytes of one element of what tensors there give together.
+        """Return the element size of the result of an elementwise op on the tensors there, by torch's promotion.
 
         Tensors with dimensions decide before those without, unless the latter are of a higher kind; then the
         largest of the kind.
@@ -176,7 +176,7 @@ class Operands:
 
 
 def _different_elements(dims: Sizes, strides: Sizes) -> int:
-    """How many elements a tensor has of its own: along an expanded dimension they are the same."""
+    """Return how many different elements a tensor has: along an expanded dimension they are the same."""
     if len(strides) != len(dims) or 0 in dims:
         return prod(dims)
     columns = list(zip(dims, strides, strict=True))
@@ -224,7 +224,7 @@ _ELEMENTWISE = (
 
 
 def _elementwise(op: str, gives: str, declared: int, *, in_place: bool) -> _Rule:
-    """All that is given is read, and what it gives together is written."""
+    """Make the rule of an elementwise op: all inputs are read, the broadcast result is written."""
 
     def rule(x: Operands) -> Moved:
         inputs = [place for place in range(declared) if x.is_tensor(place)]
@@ -247,7 +247,7 @@ def _elementwise(op: str, gives: str, declared: int, *, in_place: bool) -> _Rule
         kind = max(map(x.kind, inputs))
         numbers = [x.text(place) for place in range(declared) if place not in inputs]
         if kind < FLOATING and (gives == _FLOAT32 or any(map(_FLOATING_NUMBER.fullmatch, numbers))):
-            if x.count > declared:
+            if op == "div" and x.count > 2 and not x.is_tensor(2):
                 raise ValueError("how it rounds is not recorded, and whether whole numbers stay whole")
             return _FLOAT
         if kind == BOOL and len(inputs) < min(declared, 2):
@@ -258,18 +258,18 @@ def _elementwise(op: str, gives: str, declared: int, *, in_place: bool) -> _Rule
 
 
 def _first(x: Operands) -> int:
-    """Different bytes of the first input, which has to be a tensor."""
+    """Return the different bytes of the first input, which has to be a tensor."""
     x.dims(0)
     return x.read(0)
 
 
 def _added(x: Operands) -> int:
-    """c, a, b, beta, alpha: with a beta of zero c is not read."""
+    """Return the bytes read of c, a, b, beta, alpha: with a beta of zero c is not read."""
     return x.read(1, 2) + (0 if x.text(3) in ("0", "0.", "False") else x.read(0))
 
 
 def _convolution(x: Operands) -> int:
-    """Image, weight, bias, stride, padding, dilation, transposed, output padding, groups."""
+    """Return the bytes written; inputs: image, weight, bias, stride, padding, dilation, transposed, more, groups."""
     if not x.flag(6):
         return x.product().elements * x.size(0)
     image, weight = x.dims(0), x.dims(1)
@@ -284,13 +284,14 @@ def _convolution(x: Operands) -> int:
 
 
 def _asked(x: Operands, mask: int, *sizes: int) -> int:
-    """The sum of those of the sizes that the mask asks for."""
+    """Return the sum of those of the sizes that the mask asks for."""
     return sum(size for size, asked in zip(sizes, x.flags(mask), strict=True) if asked)
 
 
 def _attention(x: Operands) -> Moved:
-    """Forward: q, k, v and a mask are read, the output and a sum of exponentials per query and head written.
+    """Return what attention moves.
 
+    Forward: q, k, v and a mask are read, the output and a sum of exponentials per query and head written.
     Backward: these and the gradient of the output are read, the gradients of q, k and v written. Of the keys and
     values of a cache in pages it is not recorded how much is used.
     """
@@ -312,12 +313,12 @@ def _attention(x: Operands) -> Moved:
 
 
 def _reduced(x: Operands) -> int:
-    """Elements that are left: input, dimensions, ...; of an input without dimensions given, one."""
+    """Return how many elements are left, of input, dimensions, ...; where no dimensions are given, one."""
     return x.left(1) if x.count > 2 else 1
 
 
 def _extreme(x: Operands) -> int:
-    """Input [, dimension, whether it is kept]: `max` with indices where it has a dimension; or of two inputs."""
+    """Return the bytes that `max` writes: with indices where it has a dimension, or elementwise of two inputs."""
     if x.is_tensor(1) and x.count == 2:
         return max(x.elements(0), x.elements(1)) * x.promoted((0, 1))
     if x.count < 3:
@@ -326,20 +327,13 @@ def _extreme(x: Operands) -> int:
     return x.left(1) * (x.size(0) + _INDEX)
 
 
-def _top(x: Operands) -> int:
-    """Input, how many, dimension: values and indices."""
-    dims = x.dims(0)
-    along = dims[x.number(2)] if dims else 1
-    return (x.elements(0) // along * x.number(1) if along else 0) * (x.size(0) + _INDEX)
-
-
 def _loss(x: Operands, inputs: tuple[int, ...], reduction: int) -> int:
-    """Elements of the loss: one for each of the inputs' without a reduction."""
+    """Return the elements of the loss: without a reduction as many as the inputs have."""
     return max(map(x.elements, inputs)) if x.number(reduction) == 0 else 1
 
 
 def _pooled(x: Operands, *, indices: bool) -> int:
-    """Input, kernel, stride, padding, dilation (of maxima), rounding."""
+    """Return the bytes written; inputs: image, kernel, stride, padding, dilation (of maxima), rounding."""
     dims, taps = x.dims(0), x.numbers(1)
     dilation = x.numbers(4) if indices else [1] * len(taps)
     if x.flag(5 if indices else 4) or not taps:
@@ -349,24 +343,24 @@ def _pooled(x: Operands, *, indices: bool) -> int:
 
 
 def _statistic(x: Operands, place: int = 0) -> int:
-    """Bytes of a mean or deviation: at least float32, as on a device; on a CPU that of a half may be a half."""
+    """Return the element size of a mean or deviation: at least float32, as on a device; on a CPU a half may stay."""
     return max(_FLOAT, x.size(place))
 
 
 def _rows(x: Operands) -> int:
-    """Of an input whose last dimensions, named second, are normalised."""
+    """Return the rows of an input whose last dimensions, named second, are normalised."""
     width = prod(x.numbers(1))
     return x.elements(0) // width if width else 0
 
 
 def _padded(x: Operands) -> int:
-    """Input, (before, after) for each dimension from the last on."""
+    """Return the bytes written; inputs: tensor, (before, after) for each dimension from the last on."""
     pads = x.numbers(1)
     return prod(size + sum(pads[2 * i : 2 * i + 2]) for i, size in enumerate(reversed(x.dims(0)))) * x.size(0)
 
 
 def _resized(x: Operands, place: int = 1) -> int:
-    """Bytes of the first input when its last dimensions, or all, have the sizes at that place."""
+    """Return the bytes of the first input when its last dimensions, or all, have the sizes at that place."""
     sizes = x.numbers(place)
     if not sizes:
         raise ValueError("by factors")
@@ -374,35 +368,40 @@ def _resized(x: Operands, place: int = 1) -> int:
 
 
 def _counted_up(x: Operands) -> int:
-    """Start, end, step, the output, which is there already and may be too small yet: `arange`."""
+    """Return the bytes of `arange` of start, end, step, and the output, which may be too small yet."""
     start, end, step = (float(x.text(place)) for place in range(3))
     return max(0, ceil((end - start) / step)) * x.size(3)
 
 
 def _of_table(x: Operands, rows: int, indices: int) -> int:
-    """As many bytes as the rows asked for have, at most all of the table, and the indices."""
+    """Return the bytes read of a table: those of the rows asked for, at most all of it, and the indices."""
     return min(rows, x.read(0)) + x.read(indices)
 
 
 def _looked_up(x: Operands) -> int:
-    """Table, indices: bytes of the rows that they name."""
+    """Return the bytes of the rows that are looked up, of table, indices."""
     return x.elements(1) * x.dims(0)[-1] * x.size(0)
 
 
-def _selected(x: Operands) -> int:
-    """Table, dimension, indices: bytes of its rows that they name."""
+def _with_size(x: Operands, place: int, size: int) -> int:
+    """Return the elements of the first input when the dimension named at that place has another size."""
     if dims := x.dims(0):
-        dims[x.number(1)] = x.elements(2)
-    return prod(dims) * x.size(0)
+        dims[x.number(place)] = size
+    return prod(dims)
+
+
+def _selected(x: Operands) -> int:
+    """Return the bytes of the rows that are selected, of table, dimension, indices."""
+    return _with_size(x, 1, x.elements(2)) * x.size(0)
 
 
 def _one_for_each(x: Operands) -> int:
-    """Self, dimension, indices: bytes of a number for each index."""
+    """Return the bytes of a number for each index, of self, dimension, indices."""
     return x.elements(2) * x.size(0)
 
 
 def _scattered(x: Operands) -> int:
-    """Self, dimension, indices, values or one: what is read to write one number for each index."""
+    """Return the bytes read to write one number for each index, of self, dimension, indices, values or one."""
     return x.read(2) + (_one_for_each(x) if x.is_tensor(3) and x.dims(3) else 0)
 
 
@@ -410,7 +409,7 @@ _PARTS_OF_TENSORS = re.compile(r"embedding|index|gather|scatter|nll_loss|slice|s
 
 
 def _fused_kernel(x: Operands) -> Moved:
-    """A kernel that a compiler wrote, which is given all that it reads and writes.
+    """Return what a kernel moves that a compiler wrote, which is given all that it reads and writes.
 
     Each tensor counts once, as read; one that is both read and written (it is not recorded which are) counts
     once too few. Of kernels that name an op on parts of tensors nothing is known.
@@ -425,7 +424,7 @@ _FOREACH = "aten::_foreach_"
 
 
 def _foreach(x: Operands) -> Moved:
-    """Lists [, lists, numbers]: all are read; the first, or one like it, is written."""
+    """Return what an op on lists [, lists, numbers] moves: all are read; the first, or one like it, is written."""
     given = [place for place in range(x.count) if x.is_list(place) or (x.is_tensor(place) and x.dims(place))]
     read, first = x.read(*given), x.full(0)
     op = x.name.removeprefix(_FOREACH).removesuffix("_")
@@ -472,7 +471,7 @@ _READ_AND_WRITTEN: tuple[tuple[str, Sequence[int] | _Bytes, int | _Bytes], ...] 
     ("amax amin logsumexp", (0,), lambda x: x.left(1) * x.size(0)),
     ("argmax argmin", (0,), lambda x: x.left(1) * _INDEX),
     ("cumsum cumprod", (0,), lambda x: x.elements(0) * x.type_size(2, sums=True)),
-    ("topk", (0,), _top),
+    ("topk", (0,), lambda x: _with_size(x, 2, x.number(1)) * (x.size(0) + _INDEX)),
     ("sort", (0,), lambda x: x.elements(0) * (x.size(0) + _INDEX)),
     # softmax, losses, pooling: of some inputs of a backward the shape alone counts
     ("_softmax _log_softmax", (0,), lambda x: x.elements(0) * (_FLOAT if x.flag(2) else x.size(0))),
@@ -604,17 +603,17 @@ _OF_THE_HOST = re.compile(
 
 
 def moves_nothing(name: str) -> bool:
-    """Whether an op of this name moves nothing itself: a view, an allocation, or one that only calls others."""
+    """Return whether an op of this name moves nothing itself: a view, an allocation, or one that only calls others."""
     return name in _MOVES_NOTHING or _OF_THE_HOST.match(name) is not None
 
 
 def calls_known_ops(name: str) -> bool:
-    """Whether an op of this name, where it holds one with a rule, leaves all work to it: lists, one by one."""
+    """Return whether an op of this name, where it holds one with a rule, leaves all work to it: lists, one by one."""
     return name.startswith(_FOREACH) or name in (*CALLERS, *_CALLS_ITSELF)
 
 
 def has_rule(name: str) -> bool:
-    """Whether shapes of ops of this name give bytes: their own, or those of an op that calls them."""
+    """Return whether shapes of ops of this name give bytes: their own, or those of an op that calls them."""
     return name in INDEXING or name in SHOWS_INDICES or _rule_of(name) is not None
 
 
@@ -626,7 +625,7 @@ def _rule_of(name: str) -> _Rule | None:
 
 
 def moved_by(name: str, shapes: OpShapes, *, element_size: int | None = None) -> Moved | None:
-    """What one call of the op `name` reads and writes; None where its shapes do not tell, or it has no rule."""
+    """Return what one call of the op `name` reads and writes; None where its shapes do not tell, or it has no rule."""
     rule = _rule_of(name)
     try:
         return rule(Operands(name, shapes, element_size)) if rule is not None else None
@@ -639,7 +638,7 @@ _VIEWED, _PLACES, _MASK = SHOWS_INDICES = ("aten::as_strided", "aten::reshape", 
 
 
 def indexed(name: str, shapes: OpShapes, inside: Iterable[tuple[str, OpShapes]]) -> Moved | None:
-    """One call of an op of `INDEXING`, whose indices no trace has: None where what it calls does not show them.
+    """Return what one call of an op of `INDEXING` moves; None where the ops that it calls do not show its indices.
 
     It views its first input in the shape of the result (`as_strided`), reshapes each tensor of indices, and looks for
     what is true in a mask (`nonzero`). `inside`: the ops of `SHOWS_INDICES` that it calls itself.

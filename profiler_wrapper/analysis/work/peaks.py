@@ -49,7 +49,7 @@ class Peaks:
     source: str  # document of the maker, "measured ...", "given ..."
 
     def flops(self, dtype: str) -> float | None:
-        """FLOP/s of matmuls whose operands are of this type, by torch's name; None: not known.
+        """Return the FLOP/s of matmuls whose operands are of this type, by torch's name; None: not known.
 
         `"float8_e4m3fn"` and its like are float8. A type that is not known (`""`) has the peak that all types have
         where one number was given for all.
@@ -62,7 +62,7 @@ class Peaks:
 
 
 def type_of(dtype: str) -> str | None:
-    """The entry of TYPES that a type of torch counts as; None for one that has no peak of its own."""
+    """Return the entry of TYPES that a type of torch counts as; None for one that has no peak of its own."""
     name = dtype.strip().lower().removeprefix("torch.")
     name = _ALIASES.get(name, name)
     if name in TYPES:
@@ -87,7 +87,7 @@ Given = float | Mapping[str, float] | str | os.PathLike[str] | Peaks
 def find_peaks(
     device_name: str | None, *, given: Given | None = None, environment: Mapping[str, str] | None = None
 ) -> tuple[Peaks | None, str | None]:
-    """The roof to measure against, and a warning: what is `given`, else PROFILER_WRAPPER_PEAK_TFLOPS, else the table.
+    """Return the roof to measure against, and a warning: `given`, else PROFILER_WRAPPER_PEAK_TFLOPS, else the table.
 
     Args:
         device_name: as torch and traces name it; None: a CPU, or not known.

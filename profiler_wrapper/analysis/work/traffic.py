@@ -92,11 +92,11 @@ class Traffic:
         return units
 
     def _named(self, chosen: Callable[[str], bool]) -> Bool:
-        """True for ops that ran and whose name is chosen."""
+        """Return True for ops that ran and whose name is chosen."""
         return self._is_op & self._ran & self._recording.named(chosen)
 
     def _batched(self, units: Bool) -> Int64:
-        """Ops that `torch.vmap` runs for a whole batch: the same op in them has the batch, and writes more."""
+        """Find ops that `torch.vmap` runs for a whole batch: the same op in them has the batch, and writes more."""
         above = nearest_above(self._parent, nearest(self._parent, units))
         inner = np.flatnonzero(units & (above >= 0))
         outer = above[inner]
@@ -109,7 +109,7 @@ class Traffic:
         return found
 
     def _handing(self, chosen: Bool) -> Bool:
-        """What lies around a handler that a chosen one lies in."""
+        """Return True for ops around a handler that a chosen op lies in."""
         return ancestors_of(self._parent, self._handlers & ancestors_of(self._parent, chosen))
 
     def _evaluate(self) -> Bool:
@@ -133,7 +133,7 @@ class Traffic:
         return known
 
     def _evaluate_indexing(self, known: Bool) -> None:
-        """Works out ops that index by tensors, from what they call."""
+        """Work out ops that index by tensors, from the ops that they call."""
         indexing = self._named(INDEXING.__contains__)
         telling = np.flatnonzero(self._named(SHOWS_INDICES.__contains__) & (self._parent >= 0))
         telling = telling[indexing[self._parent[telling]]]
@@ -149,7 +149,7 @@ class Traffic:
                 self._read[span], self._written[span] = moved
 
     def _element_sizes(self, span: Int64) -> Int64:
-        """Per op, the bytes of one element of the tensors in its lists, whose types are not recorded; 0: not known.
+        """Return per op the element size of the tensors in its lists, whose types are not recorded; 0: not known.
 
         The kernel that an op launched names the type that it works on, where all of its kernels agree; an op that
         gives one new tensor allocates it; states of a fused optimizer are of their parameters' type.
@@ -172,7 +172,7 @@ class Traffic:
         return size
 
     def _leave_out_the_host(self, is_unit: Bool) -> None:
-        """A copy from or to the host uses the memory of the device on one side only."""
+        """Leave out the host's side of copies: they use the memory of the device on one side only."""
         charges, spans = self._found.charges, self._recording.spans
         unit = at(nearest(self._parent, is_unit), charges.cpu_span, -1)
         is_copy = (unit >= 0) & (spans.category[charges.span] == Category.MEMCPY)
@@ -180,7 +180,7 @@ class Traffic:
             moved[unit[is_copy & self._recording.named(pattern.search)[charges.span]]] = 0
 
     def _coverage(self) -> tuple[Bool, Bool]:
-        """Per charge, whether it counts, and whether its bytes are known."""
+        """Return per charge whether it counts, and whether its bytes are known."""
         charges = self._found.charges
         counts: Bool = at(self._ran, charges.cpu_span, False) & (charges.work != classes.COMMUNICATION)
         known: Bool = at(self.unit_of, charges.cpu_span, -1) >= 0
@@ -189,7 +189,7 @@ class Traffic:
         return counts, known
 
     def _moves_nothing(self) -> Bool:
-        """Ops whose self time on a CPU is no work on memory: views, autograd nodes, what is known to only call others.
+        """Find ops whose self time on a CPU is no work on memory: views, autograd nodes, ops that only call others.
 
         Not the call of a compiled graph, whose generated kernels are no events, nor an unknown op that calls known
         ones: it may do work beside.
@@ -208,7 +208,7 @@ class Traffic:
         return result
 
     def unknown(self, steps: int) -> tuple[UncountedRow, ...]:
-        """Ops (or kernels that no op launched) that took time and whose bytes are not known, the longest first."""
+        """Return ops (or kernels that no op launched) that took time and whose bytes are unknown, the longest first."""
         found, charges, spans = self._found, self._found.charges, self._recording.spans
         missing = np.flatnonzero(self.counts & ~self.has_bytes)
         op = nearest(self._parent, self._is_op & ~self._is_mark)[charges.cpu_span[missing]]
@@ -234,7 +234,7 @@ _CPU = 0
 
 
 def element_size_of_kernel(name: str) -> int | None:
-    """Bytes of one element by the name of a kernel over lists; None where the name has no type."""
+    """Return the element size by the name of a kernel over lists; None where the name has no type."""
     if (opaque := _OPAQUE.search(name)) is not None:
         return int(opaque[1])
     known = _FUNCTOR.search(name) or _CAT.search(name)
@@ -242,7 +242,7 @@ def element_size_of_kernel(name: str) -> int | None:
 
 
 def _size_by_allocation(recording: Recording, span: int, inputs: OpShapes) -> int:
-    """Of a `cat` that allocated its output, and nothing else; 0 for others."""
+    """Return the element size of a `cat` that allocated its output, and nothing else; 0 for others."""
     joined = recording.name_of(span) == "aten::cat" and inputs.types[:1] == ("TensorList",)
     sizes_of_list = inputs.dims[0] if joined and inputs.dims else []
     if not all(isinstance(size, list) for size in sizes_of_list):  # a trace may say anything
