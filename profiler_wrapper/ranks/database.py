@@ -316,7 +316,7 @@ def read_table(
         root=path.parent,
         missing=tuple(gaps),
         world_size=world_size or len(known),
-        notes=tuple(note for told, note in notes if told),
+        notes=tuple(note for occurs, note in notes if occurs),
         has_clocks=not begins_anew,
     )
 
