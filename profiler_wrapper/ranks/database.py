@@ -18,11 +18,7 @@ from profiler_wrapper.analysis.statistics import grouped
 from profiler_wrapper.errors import WrongUse, imported, listed, shown
 from profiler_wrapper.ranks.model import Int
 from profiler_wrapper.trace.spans import (
-    ALL,
-    EMBEDDING,
     KINDS,
-    OWN,
-    PAIR,
     RANK_COLUMNS,
     SPAN_COLUMNS,
     Gap,
@@ -32,8 +28,6 @@ from profiler_wrapper.trace.spans import (
     parts_of,
     ranges,
     rank_gaps,
-    receives,
-    sends_forward,
 )
 
 # By the packages' own names: that works from a clone, from a wheel and where nothing of ours is installed.
@@ -406,7 +400,7 @@ def write_ranks(database: Database, places: Iterable[Mapping[str, Any]]) -> None
 
 
 def _read_rows(database: Database, relation: str, found: Mapping[str, Column], *, has_headers: bool) -> tuple[int, int]:
-    """The table `foreign_rows`, with our names and units; how many rows there were, and how many say too little."""
+    """Make the table `foreign_rows`, with our names and units; return the counts of all rows and of dropped ones."""
 
     def value(name: str, kind: str = "BIGINT") -> str:
         if name not in found:
@@ -437,22 +431,11 @@ def _read_rows(database: Database, relation: str, found: Mapping[str, Column], *
     count = f"SELECT count(*), count(*) FILTER (NOT {usable}) FROM foreign_rows"
     total, bad = database.execute(count).fetchone()
     database.execute(f"DELETE FROM foreign_rows WHERE NOT {usable}")
-    # What kind each name is of: as the table says, where it says one of ours, else as the name tells.
-    names = database.execute("SELECT DISTINCT name, kind FROM foreign_rows").fetchall()
-    database.execute(
-        "CREATE OR REPLACE TABLE foreign_names "
-        "(name VARCHAR, theirs VARCHAR, kind VARCHAR, of VARCHAR, forward BOOLEAN, receives BOOLEAN)"
-    )
-    named = (
-        (name, of, of if of in KINDS else kind_of_span(name), group_of_span(name), sends_forward(name), receives(name))
-        for name, of in names
-    )
-    insert(database, "foreign_names", named)
     return total, bad
 
 
 def _lay_end_to_end(database: Database) -> bool:
-    """Adds to starts that begin anew in each step the length of the steps before; whether they do.
+    """Add to starts that begin anew in each step the length of the steps before; return whether they do.
 
     They do where most steps begin before the step before them is half done, which no job does. Steps of one rank are
     compared with one another: clocks of two may be hours apart.
@@ -477,9 +460,19 @@ def _lay_end_to_end(database: Database) -> bool:
 
 
 def _make_spans(database: Database, found: Mapping[str, Column], ranks: Iterable[int] | None) -> None:
-    """Make the table `spans` of the rows of these ranks, with what their names tell."""
+    """Make the table `spans` of the rows of these ranks, with what their names tell where columns do not."""
     (stages,) = database.execute("SELECT coalesce(max(stage), 0) + 1 FROM foreign_rows").fetchone()
-    group = f"""coalesce(nullif("group", ''), {_group(stages)})""" if "group" in found else _group(stages)
+    names = database.execute("SELECT DISTINCT name, kind, rank, dp, stage, tp FROM foreign_rows").fetchall()
+    database.execute(
+        "CREATE OR REPLACE TABLE foreign_names (name VARCHAR, theirs VARCHAR, rank INTEGER, dp INTEGER, "
+        'stage INTEGER, tp INTEGER, kind VARCHAR, "group" VARCHAR)'
+    )
+    named = (
+        (name, kind, *place, kind if kind in KINDS else kind_of_span(name), group_of_span(name, *place, stages=stages))
+        for name, kind, *place in names
+    )
+    insert(database, "foreign_names", named)
+    group = """coalesce(nullif(f."group", ''), n."group")"""
     ours = {name: f"f.{quoted(name)}" for name in SPAN_COLUMNS if name != "overlapped_ns"}
     made = {
         "sequence": f"row_number() OVER (PARTITION BY f.rank, f.step, f.name, {group} ORDER BY f.start_ns) - 1",
@@ -490,22 +483,10 @@ def _make_spans(database: Database, found: Mapping[str, Column], ranks: Iterable
     }
     expressions = {**ours, **{name: how for name, how in made.items() if name not in found}}
     expressions |= {"kind": "n.kind", "group": f"CASE WHEN {_COMMUNICATES} THEN {group} END"}
-    select = span_select(
-        "foreign_rows f JOIN foreign_names n ON n.name = f.name AND n.theirs IS NOT DISTINCT FROM f.kind", expressions
-    )
+    same_place = " AND ".join(f"n.{name} IS NOT DISTINCT FROM f.{name}" for name in ("rank", "dp", "stage", "tp"))
+    relation = "foreign_rows f JOIN foreign_names n ON n.name = f.name AND n.theirs IS NOT DISTINCT FROM f.kind"
+    select = span_select(f"{relation} AND {same_place}", expressions)
     database.execute(f"CREATE OR REPLACE TABLE spans AS SELECT * FROM ({select}) WHERE {of_ranks(ranks)}")
-
-
-def _group(stages: int) -> str:
-    """Who takes part in a communication, by its name, where the table does not tell."""
-    dp, stage, tensor = "coalesce(f.dp, 0)", "coalesce(f.stage, 0)", "coalesce(' tp' || f.tp, '')"
-    sender = f"CASE WHEN n.receives = n.forward THEN ({stage} + {stages} - 1) % {stages} ELSE {stage} END"
-    return (
-        f"CASE n.of WHEN {literal(ALL)} THEN 'all' WHEN {literal(OWN)} THEN 'rank ' || f.rank "
-        f"WHEN {literal(EMBEDDING)} THEN 'embedding dp' || {dp} || {tensor} "
-        f"WHEN {literal(PAIR)} THEN 'dp' || {dp} || {tensor} || ' stage ' || ({sender}) || '-' || "
-        f"((({sender}) + 1) % {stages}) ELSE 'stage ' || {stage} || {tensor} END"
-    )
 
 
 # 1 for what lies within a longer span of its rank and thread, else 0; what communicates lies in nothing.

@@ -160,18 +160,6 @@ _BY_PRIORITY: Final = tuple(
 _BETWEEN_WORDS = re.compile(r"[^a-z0-9]+")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
-# Of a name in a table that has no groups: who takes part.
-ALL, STAGE, EMBEDDING, OWN, PAIR = "all", "stage", "embedding", "own", "pair"
-_GROUPS = tuple(
-    (group, re.compile(pattern))
-    for group, pattern in (
-        (PAIR, r"\b(i?send|i?recv|receive)\b"),
-        (ALL, r"\b(clip|grad ?norm)\b"),  # the norm of all gradients
-        (EMBEDDING, r"\bembedding\b"),  # of the first and the last stage
-        (OWN, r"\blayer ?norm\b"),  # of tensor parallel ranks, which share a rank here
-    )
-)
-
 
 @lru_cache(maxsize=4096)
 def words_of(name: str) -> str:
@@ -186,10 +174,20 @@ def kind_of_span(name: str) -> str:
     return next((kind for kind, pattern in _BY_PRIORITY if pattern.search(words)), "other")
 
 
-def group_of_span(name: str) -> str:
-    """Return who takes part in a communication of this name in Megatron: ranks of one stage, if nothing else."""
-    words = words_of(name)
-    return next((group for group, pattern in _GROUPS if pattern.search(words)), STAGE)
+def group_of_span(name: str, rank: int, dp: int | None, stage: int | None, tp: int | None, *, stages: int) -> str:
+    """Return who takes part in a communication of this name, for tables without groups, by the names of Megatron.
+
+    The ranks of a stage, if nothing else; `tp` is null where tensor parallel ranks share a rank.
+    """
+    words, tensor, stage = words_of(name), "" if tp is None else f" tp{tp}", stage or 0
+    if re.search(r"\b(i?send|i?recv|receive)\b", words):
+        sender = (stage - 1) % stages if receives(name) == sends_forward(name) else stage
+        return f"dp{dp or 0}{tensor} stage {sender}-{(sender + 1) % stages}"
+    if re.search(r"\b(clip|grad ?norm)\b", words):  # the norm of all gradients
+        return "all"
+    if re.search(r"\bembedding\b", words):  # of the first and the last stage
+        return f"embedding dp{dp or 0}{tensor}"
+    return f"rank {rank}" if re.search(r"\blayer ?norm\b", words) else f"stage {stage}{tensor}"
 
 
 def sends_forward(name: str) -> bool | None:
