@@ -105,7 +105,6 @@ def check_run(run: Mapping[str, Any]) -> None:
     msgspec.convert({key: value for key, value in run.items() if value is not None}, Run)
 
 
-# --------------------------------------------------------------------------------------------------
 # `held`: the tensors that the model and its optimizers own.
 #
 #     [{"time_ns": unix time, "tensors": {device: [[address, bytes, category, name], ...]}}, ...]

@@ -100,11 +100,10 @@ class Traffic:
         above = nearest_above(self._parent, nearest(self._parent, units))
         inner = np.flatnonzero(units & (above >= 0))
         outer = above[inner]
-        names, written = self._recording.names, self._written
-        index = {name: i for i, name in enumerate(names)}
-        called = np.array([index.get(_OF_A_BATCH.get(name, ""), -1) for name in names], dtype=np.int64)
-        name = self._recording.spans.name
-        same = (name[inner] == name[outer]) | (name[inner] == called[name[outer]])
+        named, name, written = self._recording.named, self._recording.spans.name, self._written
+        same = name[inner] == name[outer]
+        for single, batched in _OF_A_BATCH.items():
+            same |= named(single.__eq__)[outer] & named(batched.__eq__)[inner]
         found: Int64 = outer[same & (written[inner] > written[outer])].astype(np.int64)
         return found
 
