@@ -199,6 +199,11 @@ _ALIASES: Final = {
     "pp": "pp_rank stage",
     "host": "hostname",
 }
+# (name of a column, which of ours it is), those that count first at the front.
+_NAMES: Final = (
+    *zip(_OURS, _OURS, strict=True),
+    *((name, ours) for ours, names in _ALIASES.items() for name in names.split()),
+)
 _COMMUNICATES: Final = "n.kind = 'communication'"
 
 
@@ -235,21 +240,15 @@ def find_columns(there: Iterable[str], mapping: Mapping[str, str], *, table: str
     """
     there = list(there)
     of_name = {name.lower(): name for name in reversed(there)} | {name: name for name in there}
+    if unknown := [theirs for theirs in mapping if theirs not in of_name]:
+        raise WrongUse(f"{table}: no column {shown(unknown[0])}, which --columns names. There are: {listed(there)}")
     found: dict[str, Column] = {}
-    for theirs, ours in mapping.items():
-        if theirs not in of_name:
-            raise WrongUse(f"{table}: no column {shown(theirs)}, which --columns names. There are: {listed(there)}")
+    by_name = ((name, ours) for name, ours in _NAMES if name in of_name and name not in mapping)
+    for theirs, ours in (*list(mapping.items())[::-1], *by_name):  # the last one named counts
         target, unit_ns = _OURS[ours]
-        found[target] = Column(of_name[theirs], unit_ns)
-    names = [*zip(_OURS, _OURS, strict=True)]
-    names += [(name, ours) for ours, others in _ALIASES.items() for name in others.split()]
-    for name, ours in names:
-        if name in of_name and name not in mapping:
-            target, unit_ns = _OURS[ours]
-            found.setdefault(target, Column(of_name[name], unit_ns))
-    lacking = [name for name in ("rank", "step", "start") if name not in found]
-    lacking += ["name"] if not {"name", "kind"} & found.keys() else []
-    lacking += ["duration"] if not {"duration", "end"} & found.keys() else []
+        found.setdefault(target, Column(of_name[theirs], unit_ns))
+    needed = (("rank",), ("step",), ("start",), ("name", "kind"), ("duration", "end"))
+    lacking = [names[0] for names in needed if not found.keys() & set(names)]
     if lacking:
         raise WrongUse(
             f"{table}: cannot be read as a table of spans: no column for {', '.join(lacking)}. "
@@ -413,7 +412,7 @@ def _read_rows(database: Database, relation: str, found: Mapping[str, Column], *
 
     columns = {name: value(name, kind) for name, kind in _COLUMNS.items()} | {
         "name": value("name" if "name" in found else "kind", "VARCHAR"),
-        "start_ns": value("start") if "start" in found else f"({value('end')} - {value('duration')})",
+        "start_ns": value("start"),
         "duration_ns": value("duration") if "duration" in found else f"({value('end')} - {value('start')})",
         "device_ns": value("device"),
         "waiting_ns": value("waiting"),
