@@ -40,13 +40,14 @@ def _number_after(word: str, path: Path) -> int:
     return int(match[1]) if (match := re.match(rf"{word}(\d+)", path.name)) else 0
 
 
-def _attempts(path: Path, *patterns: str) -> dict[int, Path]:
-    """Return the directories that hold those of ranks (or of timers) which match, by their attempts, of one run.
+def _attempts(path: Path, above: Iterable[str], names: Iterable[str] = ("rank*", TIMERS)) -> dict[int, Path]:
+    """Return the directories that hold directories of ranks or timers, by their attempts, of one run.
 
-    Raises BrokenTrace: they are of several runs, of which `path` is none.
+    `above`: patterns of places below `path`. Raises BrokenTrace: they are of several runs, of which `path` is none.
     """
+    found = (place for outer in above for name in names for place in path.glob(f"{outer}{name}/"))
     runs: dict[Path, dict[int, Path]] = {}
-    for root in sorted({place.parent for pattern in patterns for place in path.glob(pattern) if _is_of_ranks(place)}):
+    for root in sorted({place.parent for place in found if _is_of_ranks(place)}):
         attempt = _number_after("attempt", root)
         runs.setdefault(root.parent if attempt and root != path else root, {})[attempt] = root
     if path not in runs and len(runs) > 1:
@@ -91,7 +92,7 @@ def find_result(path: Path, *, rank: int | None = None, with_trace: bool = False
         if rank is not None:
             raise WrongUse(f"{path}: is no directory of a run, so it has no rank {rank}. Give the run's directory.")
         return path
-    roots = [root for _, root in sorted(_attempts(path, "**/rank*/").items(), reverse=True)]
+    roots = [root for _, root in sorted(_attempts(path, ["**/"], ["rank*"]).items(), reverse=True)]
     ranks = [(number, place) for root in roots for number, place in _rank_directories(root)]
     places = [path, *(place for _, place in ranks)]
     if rank is not None:
@@ -159,8 +160,7 @@ def find_sources(path: Path) -> SpanSources:
     if not path.is_dir():
         path.stat()  # raises where there is none
         return _of_files(SpanSources(path.parent), [path])
-    above = ("", "attempt*/", "*/", "*/attempt*/")
-    attempts = _attempts(path, *(f"{place}{name}/" for place in above for name in ("rank*", TIMERS)))
+    attempts = _attempts(path, ["", "attempt*/"]) or _attempts(path, ["*/", "*/attempt*/"])
     if not attempts:
         files = [file for file in sorted(path.iterdir()) if _may_be_trace(file) or _TIMER_LOG.match(file.name)]
         if not files:
