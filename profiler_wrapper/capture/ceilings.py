@@ -87,15 +87,14 @@ def _plain_matmuls(device: torch.device) -> Iterator[None]:
                 (matmul, "allow_fp16_accumulation", False)]  # fmt: skip
     there = torch.accelerator.device_index(None if device.type == "cpu" else device.index)
     with torch.no_grad(), torch.autocast(device.type, enabled=False), there, ExitStack() as afterwards:
-        for holder, name, _ in settings:
-            afterwards.callback(setattr, holder, name, getattr(holder, name))
         for holder, name, value in settings:
+            afterwards.callback(setattr, holder, name, getattr(holder, name))
             setattr(holder, name, value)
         yield
 
 
 def _check_type(kind: str, device: torch.device) -> None:
-    """Raises NotImplementedError with the reason why a type is not measured."""
+    """Raise NotImplementedError with the reason why a type is not measured."""
     cuda, hip = device.type == "cuda", torch.version.hip is not None
     old = cuda and not hip and torch.cuda.get_device_capability(device) < (8, 0)
     if kind == "tfloat32" and (not cuda or hip or old):
