@@ -31,8 +31,9 @@ from profiler_wrapper.reports.table import console_table
 from profiler_wrapper.terminal import unicode_terminal
 from profiler_wrapper.trace.atomic import check_path
 from profiler_wrapper.trace.events import Progress, no_garbage_collection
+from profiler_wrapper.trace.rank_files import find_result
 from profiler_wrapper.trace.reader import read, read_with_shapes
-from profiler_wrapper.trace.run_directory import RESULT_FILE, find_result
+from profiler_wrapper.trace.run_directory import RESULT_FILE
 from profiler_wrapper.trace.run_file import read_json, run_beside, trace_beside, trace_with_shapes
 from profiler_wrapper.units import file_size
 

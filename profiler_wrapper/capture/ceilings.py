@@ -24,7 +24,7 @@ _TYPES = ("float64", "float32", "tfloat32", "float16", "bfloat16", "float8", "in
 
 
 def measure_ceilings(device: torch.device, *, seconds: float) -> MeasuredPeaks:
-    """Best matmul rate per type and best copy rate of a device, in about `seconds`.
+    """Measure the best matmul rate per type and the best copy rate of a device, in about `seconds`.
 
     Square matmuls of growing size, as torch runs them, on normally distributed numbers; FLOPs are 2 n^3. A copy of n
     bytes counts 2 n: read once, written once. On a CPU with the threads that torch's ops use. Types that the device
@@ -58,7 +58,7 @@ def measure_ceilings(device: torch.device, *, seconds: float) -> MeasuredPeaks:
 
 
 def device_name(device: torch.device) -> str:
-    """The name that tables and traces have: `"NVIDIA H100 80GB HBM3"`; of a CPU with its threads."""
+    """Return the name that tables and traces have: `"NVIDIA H100 80GB HBM3"`; of a CPU with its threads."""
     if device.type == "cpu":
         return run_info().cpu_name
     named = getattr(getattr(torch, device.type, None), "get_device_name", None)
@@ -66,7 +66,7 @@ def device_name(device: torch.device) -> str:
 
 
 def find_device(device: str | None) -> torch.device:
-    """The device that is meant; None: torch's accelerator here, else the CPU. Raises WrongUse: it is not there."""
+    """Return the device of that name; None: torch's accelerator, else the CPU. Raises WrongUse: it is not there."""
     if device is None:
         current = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         return torch.device(current.type, torch.accelerator.current_device_index()) if current else torch.device("cpu")
@@ -80,22 +80,21 @@ def find_device(device: str | None) -> torch.device:
 
 @contextmanager
 def _plain_matmuls(device: torch.device) -> Iterator[None]:
-    """No autograd, no autocast, float32 as it is, on this device; afterwards all is as it was."""
+    """Turn off autograd, autocast and smaller types for float32 on this device; restore the settings afterwards."""
     matmul: Any = torch.backends.cuda.matmul
     mkldnn: Any = torch.backends.mkldnn
     settings = [(mkldnn.matmul, "fp32_precision", "ieee"), (matmul, "fp32_precision", "ieee"),
                 (matmul, "allow_fp16_accumulation", False)]  # fmt: skip
     there = torch.accelerator.device_index(None if device.type == "cpu" else device.index)
     with torch.no_grad(), torch.autocast(device.type, enabled=False), there, ExitStack() as afterwards:
-        for holder, name, _ in settings:
-            afterwards.callback(setattr, holder, name, getattr(holder, name))
         for holder, name, value in settings:
+            afterwards.callback(setattr, holder, name, getattr(holder, name))
             setattr(holder, name, value)
         yield
 
 
 def _check_type(kind: str, device: torch.device) -> None:
-    """Raises NotImplementedError with the reason why a type is not measured."""
+    """Raise NotImplementedError with the reason why a type is not measured."""
     cuda, hip = device.type == "cuda", torch.version.hip is not None
     old = cuda and not hip and torch.cuda.get_device_capability(device) < (8, 0)
     if kind == "tfloat32" and (not cuda or hip or old):
@@ -107,7 +106,7 @@ def _check_type(kind: str, device: torch.device) -> None:
 
 
 def _best_matmul(kind: str, device: torch.device, seconds: float) -> Ceiling:
-    """The size with the highest rate, of those that there is time and memory for."""
+    """Return the highest rate over the sizes that there is time and memory for."""
     _check_type(kind, device)
     end = time.perf_counter() + seconds
     matmul: Any = torch.backends.cuda.matmul
@@ -129,7 +128,7 @@ def _best_matmul(kind: str, device: torch.device, seconds: float) -> Ceiling:
 
 
 def _matmul(kind: str, size: int, device: torch.device) -> Callable[[], torch.Tensor]:
-    """A call that multiplies two (size, size) matrices: zeros would let a device clock higher than real numbers do."""
+    """Return a call that multiplies two (size, size) matrices of random numbers: zeros let a device clock higher."""
     generator = torch.Generator(device=device).manual_seed(0)
     left, right = (torch.randn(size, size, generator=generator, device=device, dtype=torch.float32) for _ in range(2))
     if kind == "int8":
@@ -148,13 +147,13 @@ def _matmul(kind: str, size: int, device: torch.device) -> Callable[[], torch.Te
 
 
 def _float8(device: torch.device) -> torch.dtype:
-    """MI300 multiplies the variant without negative zero."""
+    """Return the device's float8 type: MI300 multiplies the variant without negative zero."""
     architecture = getattr(torch.cuda.get_device_properties(device), "gcnArchName", "") if torch.version.hip else ""
     return torch.float8_e4m3fnuz if architecture.startswith("gfx94") else torch.float8_e4m3fn
 
 
 def _best_copy(device: torch.device, seconds: float) -> Ceiling | None:
-    """Between two buffers, each at most an eighth of the memory that is free; None: there is none for them."""
+    """Measure copies between two buffers, each at most an eighth of the free memory; None: there is none for them."""
     most, free = _DEVICE_COPY_BYTES // 4, None
     if device.type == "cpu":
         most, free = _CPU_COPY_BYTES, free_bytes()
@@ -170,7 +169,7 @@ def _best_copy(device: torch.device, seconds: float) -> Ceiling | None:
 
 
 def _rate(work: Callable[[], object], amount: int, size: str, seconds: float) -> Ceiling:
-    """In blocks of calls, between which the device is waited for: neither launches nor waiting count."""
+    """Time blocks of calls, between which the device is waited for: neither launches nor waiting count."""
     timer = Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads())
     measured = timer.blocked_autorange(min_run_time=max(seconds, 0.0))
     return Ceiling(per_s=amount / min(measured.times), median_per_s=amount / measured.median, size=size)

@@ -18,11 +18,7 @@ from profiler_wrapper.analysis.statistics import grouped
 from profiler_wrapper.errors import WrongUse, imported, listed, shown
 from profiler_wrapper.ranks.model import Int
 from profiler_wrapper.trace.spans import (
-    ALL,
-    EMBEDDING,
     KINDS,
-    OWN,
-    PAIR,
     RANK_COLUMNS,
     SPAN_COLUMNS,
     Gap,
@@ -32,8 +28,6 @@ from profiler_wrapper.trace.spans import (
     parts_of,
     ranges,
     rank_gaps,
-    receives,
-    sends_forward,
 )
 
 # By the packages' own names: that works from a clone, from a wheel and where nothing of ours is installed.
@@ -205,6 +199,11 @@ _ALIASES: Final = {
     "pp": "pp_rank stage",
     "host": "hostname",
 }
+# (name of a column, which of ours it is), those that count first at the front.
+_NAMES: Final = (
+    *zip(_OURS, _OURS, strict=True),
+    *((name, ours) for ours, names in _ALIASES.items() for name in names.split()),
+)
 _COMMUNICATES: Final = "n.kind = 'communication'"
 
 
@@ -241,21 +240,15 @@ def find_columns(there: Iterable[str], mapping: Mapping[str, str], *, table: str
     """
     there = list(there)
     of_name = {name.lower(): name for name in reversed(there)} | {name: name for name in there}
+    if unknown := [theirs for theirs in mapping if theirs not in of_name]:
+        raise WrongUse(f"{table}: no column {shown(unknown[0])}, which --columns names. There are: {listed(there)}")
     found: dict[str, Column] = {}
-    for theirs, ours in mapping.items():
-        if theirs not in of_name:
-            raise WrongUse(f"{table}: no column {shown(theirs)}, which --columns names. There are: {listed(there)}")
+    by_name = ((name, ours) for name, ours in _NAMES if name in of_name and name not in mapping)
+    for theirs, ours in (*list(mapping.items())[::-1], *by_name):  # the last one named counts
         target, unit_ns = _OURS[ours]
-        found[target] = Column(of_name[theirs], unit_ns)
-    names = [*zip(_OURS, _OURS, strict=True)]
-    names += [(name, ours) for ours, others in _ALIASES.items() for name in others.split()]
-    for name, ours in names:
-        if name in of_name and name not in mapping:
-            target, unit_ns = _OURS[ours]
-            found.setdefault(target, Column(of_name[name], unit_ns))
-    lacking = [name for name in ("rank", "step", "start") if name not in found]
-    lacking += ["name"] if not {"name", "kind"} & found.keys() else []
-    lacking += ["duration"] if not {"duration", "end"} & found.keys() else []
+        found.setdefault(target, Column(of_name[theirs], unit_ns))
+    needed = (("rank",), ("step",), ("start",), ("name", "kind"), ("duration", "end"))
+    lacking = [names[0] for names in needed if not found.keys() & set(names)]
     if lacking:
         raise WrongUse(
             f"{table}: cannot be read as a table of spans: no column for {', '.join(lacking)}. "
@@ -280,9 +273,7 @@ def read_table(
     files = _tables_in(path)
     reader, *options = _READERS[_ending(files[0])]
     relation = read(reader, files, "union_by_name = true", *options)
-    notes: list[str] = []
-    laid_end_to_end, several = False, 0
-    problem = "cannot be read as a table"
+    begins_anew, problem = False, "cannot be read as a table"
     try:
         there = columns_of(database, relation)
         # Without threads nothing tells what runs beside what, as in tables of others.
@@ -293,23 +284,21 @@ def read_table(
             found = find_columns(there, columns, table=str(path))
             problem = "is no table of spans"
             rows, bad = _read_rows(database, relation, found, has_headers="header" in there)
-            laid_end_to_end = _lay_end_to_end(database)
-            _make_spans(database, found)
-            database.execute(f"CREATE OR REPLACE VIEW spans AS SELECT * FROM foreign_spans WHERE {of_ranks(ranks)}")
+            begins_anew = _lay_end_to_end(database)
+            _make_spans(database, found, ranks)
             places = _places(database, "foreign_rows", RANK_COLUMNS, ranks)
-            several = sum(place["stages"] > 1 for place in places)
             database.execute("DROP TABLE foreign_rows")
     except import_duckdb().Error as error:
         first_line = str(error).strip().split("\n")[0]
         raise WrongUse(f"{path}: {problem}: {first_line}") from error
     if rows == bad:
         raise WrongUse(f"{path}: {rows} rows, and none has a rank, a step, a name, a start and a duration")
-    if bad:
-        notes.append(f"{bad} of {rows} rows left out: they lack a rank, step, name, start or a duration of 0 on")
-    if laid_end_to_end:
-        notes.append("starts begin anew in each step: steps are laid end to end, what was between them is not known")
-    if several:
-        notes.append(f"{several} ranks are said to be in several stages: each is taken to be in its first")
+    several = sum(place.get("stages", 1) > 1 for place in places)
+    notes = (
+        (bad, f"{bad} of {rows} rows left out: they lack a rank, step, name, start or a duration of 0 on"),
+        (begins_anew, "starts begin anew in each step: steps are laid end to end, what was between them is not known"),
+        (several, f"{several} ranks are said to be in several stages: each is taken to be in its first"),
+    )
     write_ranks(database, places)
     known = {place["rank"] for place in places}
     world_size = max((place.get("world_size") or 0 for place in places), default=0)
@@ -320,8 +309,8 @@ def read_table(
         root=path.parent,
         missing=tuple(gaps),
         world_size=world_size or len(known),
-        notes=tuple(notes),
-        has_clocks=not laid_end_to_end,
+        notes=tuple(note for occurs, note in notes if occurs),
+        has_clocks=not begins_anew,
     )
 
 
@@ -410,7 +399,7 @@ def write_ranks(database: Database, places: Iterable[Mapping[str, Any]]) -> None
 
 
 def _read_rows(database: Database, relation: str, found: Mapping[str, Column], *, has_headers: bool) -> tuple[int, int]:
-    """The table `foreign_rows`, with our names and units; how many rows there were, and how many say too little."""
+    """Make the table `foreign_rows`, with our names and units; return the counts of all rows and of dropped ones."""
 
     def value(name: str, kind: str = "BIGINT") -> str:
         if name not in found:
@@ -423,40 +412,29 @@ def _read_rows(database: Database, relation: str, found: Mapping[str, Column], *
 
     columns = {name: value(name, kind) for name, kind in _COLUMNS.items()} | {
         "name": value("name" if "name" in found else "kind", "VARCHAR"),
-        "start_ns": value("start") if "start" in found else f"({value('end')} - {value('duration')})",
+        "start_ns": value("start"),
         "duration_ns": value("duration") if "duration" in found else f"({value('end')} - {value('start')})",
         "device_ns": value("device"),
         "waiting_ns": value("waiting"),
     }
-    if relation.startswith("read_csv("):
-        # A cast of a file's texts would be made while it is read, which fails at the first one that is no number.
-        database.execute(f"CREATE OR REPLACE TEMP TABLE foreign_texts AS SELECT * FROM {relation}")
-        relation = "foreign_texts"
     select = ", ".join(f"{expression} AS {quoted(name)}" for name, expression in columns.items())
+    # A cast of a file's texts would be made while it is read, which fails at the first one that is no number.
+    how = "MATERIALIZED" if relation.startswith("read_csv(") else "NOT MATERIALIZED"
     # Lines of a timer's log that are no spans have this one column.
-    rows = f"{relation} WHERE header IS NULL OR {quoted(found['rank'].theirs)} IS NOT NULL" if has_headers else relation
-    database.execute(f"CREATE OR REPLACE TABLE foreign_rows AS SELECT {select} FROM {rows}")
-    database.execute("DROP TABLE IF EXISTS foreign_texts")
+    where = f"WHERE header IS NULL OR {quoted(found['rank'].theirs)} IS NOT NULL" if has_headers else ""
+    database.execute(
+        f"CREATE OR REPLACE TABLE foreign_rows AS WITH theirs AS {how} (SELECT * FROM {relation} {where}) "
+        f"SELECT {select} FROM theirs"
+    )
     usable = f"coalesce(step IS NOT NULL AND {USABLE.replace('kind', 'name')}, false)"
     count = f"SELECT count(*), count(*) FILTER (NOT {usable}) FROM foreign_rows"
     total, bad = database.execute(count).fetchone()
     database.execute(f"DELETE FROM foreign_rows WHERE NOT {usable}")
-    # What kind each name is of: as the table says, where it says one of ours, else as the name tells.
-    names = database.execute("SELECT DISTINCT name, kind FROM foreign_rows").fetchall()
-    database.execute(
-        "CREATE OR REPLACE TABLE foreign_names "
-        "(name VARCHAR, theirs VARCHAR, kind VARCHAR, of VARCHAR, forward BOOLEAN, receives BOOLEAN)"
-    )
-    named = (
-        (name, of, of if of in KINDS else kind_of_span(name), group_of_span(name), sends_forward(name), receives(name))
-        for name, of in names
-    )
-    insert(database, "foreign_names", named)
     return total, bad
 
 
 def _lay_end_to_end(database: Database) -> bool:
-    """Adds to starts that begin anew in each step the length of the steps before; whether they do.
+    """Add to starts that begin anew in each step the length of the steps before; return whether they do.
 
     They do where most steps begin before the step before them is half done, which no job does. Steps of one rank are
     compared with one another: clocks of two may be hours apart.
@@ -480,9 +458,20 @@ def _lay_end_to_end(database: Database) -> bool:
     return True
 
 
-def _make_spans(database: Database, found: Mapping[str, Column]) -> None:
+def _make_spans(database: Database, found: Mapping[str, Column], ranks: Iterable[int] | None) -> None:
+    """Make the table `spans` of the rows of these ranks, with what their names tell where columns do not."""
     (stages,) = database.execute("SELECT coalesce(max(stage), 0) + 1 FROM foreign_rows").fetchone()
-    group = f"""coalesce(nullif("group", ''), {_group(stages)})""" if "group" in found else _group(stages)
+    names = database.execute("SELECT DISTINCT name, kind, rank, dp, stage, tp FROM foreign_rows").fetchall()
+    database.execute(
+        "CREATE OR REPLACE TABLE foreign_names (name VARCHAR, theirs VARCHAR, rank INTEGER, dp INTEGER, "
+        'stage INTEGER, tp INTEGER, kind VARCHAR, "group" VARCHAR)'
+    )
+    named = (
+        (name, kind, *place, kind if kind in KINDS else kind_of_span(name), group_of_span(name, *place, stages=stages))
+        for name, kind, *place in names
+    )
+    insert(database, "foreign_names", named)
+    group = """coalesce(nullif(f."group", ''), n."group")"""
     ours = {name: f"f.{quoted(name)}" for name in SPAN_COLUMNS if name != "overlapped_ns"}
     made = {
         "sequence": f"row_number() OVER (PARTITION BY f.rank, f.step, f.name, {group} ORDER BY f.start_ns) - 1",
@@ -493,22 +482,10 @@ def _make_spans(database: Database, found: Mapping[str, Column]) -> None:
     }
     expressions = {**ours, **{name: how for name, how in made.items() if name not in found}}
     expressions |= {"kind": "n.kind", "group": f"CASE WHEN {_COMMUNICATES} THEN {group} END"}
-    select = span_select(
-        "foreign_rows f JOIN foreign_names n ON n.name = f.name AND n.theirs IS NOT DISTINCT FROM f.kind", expressions
-    )
-    database.execute(f"CREATE OR REPLACE TABLE foreign_spans AS {select}")
-
-
-def _group(stages: int) -> str:
-    """Who takes part in a communication, by its name, where the table does not tell."""
-    dp, stage, tensor = "coalesce(f.dp, 0)", "coalesce(f.stage, 0)", "coalesce(' tp' || f.tp, '')"
-    sender = f"CASE WHEN n.receives = n.forward THEN ({stage} + {stages} - 1) % {stages} ELSE {stage} END"
-    return (
-        f"CASE n.of WHEN {literal(ALL)} THEN 'all' WHEN {literal(OWN)} THEN 'rank ' || f.rank "
-        f"WHEN {literal(EMBEDDING)} THEN 'embedding dp' || {dp} || {tensor} "
-        f"WHEN {literal(PAIR)} THEN 'dp' || {dp} || {tensor} || ' stage ' || ({sender}) || '-' || "
-        f"((({sender}) + 1) % {stages}) ELSE 'stage ' || {stage} || {tensor} END"
-    )
+    same_place = " AND ".join(f"n.{name} IS NOT DISTINCT FROM f.{name}" for name in ("rank", "dp", "stage", "tp"))
+    relation = "foreign_rows f JOIN foreign_names n ON n.name = f.name AND n.theirs IS NOT DISTINCT FROM f.kind"
+    select = span_select(f"{relation} AND {same_place}", expressions)
+    database.execute(f"CREATE OR REPLACE TABLE spans AS SELECT * FROM ({select}) WHERE {of_ranks(ranks)}")
 
 
 # 1 for what lies within a longer span of its rank and thread, else 0; what communicates lies in nothing.

@@ -343,7 +343,7 @@ def _state_of(log: Path) -> str:
 
 
 def _find_steps(database: Database) -> str | None:
-    """Gives the view `spans` steps where they can be found: how they were.
+    """Give the view `spans` steps where they can be found; return how they were.
 
     A step begins where the first of the outermost names that come again comes again. Where that comes several times
     before the optimizer does, as with accumulated gradients, a step begins with the first of them after the optimizer.

@@ -39,7 +39,8 @@ from profiler_wrapper.ranks.question import ask
 from profiler_wrapper.ranks.replay import what_if
 from profiler_wrapper.ranks.verdict import OUTSIDE, unknown, verdict_of
 from profiler_wrapper.trace.atomic import finite
-from profiler_wrapper.trace.run_directory import RESULT_FILE, rank_number
+from profiler_wrapper.trace.rank_files import rank_of_directory
+from profiler_wrapper.trace.run_directory import RESULT_FILE
 from profiler_wrapper.trace.spans import Gap, ranges
 
 _COORDINATES = ("dp", "tp", "cp", "ep", "pp")
@@ -300,7 +301,7 @@ def results_of(root: Path, ranks: Int) -> dict[str, Any]:
 
     None where none says anything. What is wrong with a file is a reason, and no error.
     """
-    files = {rank_number(file.parent.name): file for file in root.glob(f"rank*/{RESULT_FILE}")}
+    files = {rank_of_directory(file.parent): file for file in root.glob(f"rank*/{RESULT_FILE}")}
     found: dict[str, Any] = {}
     of_ranks = zip(*(_read(files.get(rank)) for rank in ranks.tolist()), strict=True)
     for name, values in zip(("peak_bytes", "mfu"), of_ranks, strict=True):

@@ -17,7 +17,7 @@ _NOISY = 0.8  # a median below this share of the best
 
 
 def peaks_text(device: str, peaks: Peaks | None, warning: str | None, *, width: int) -> str:
-    """What is known of one device, or what to do where nothing is."""
+    """Return the peaks of one device as text, or what to do where none are known."""
     lines = [clean(device)]
     if peaks is not None:
         rows = [(kind, _flops(peaks.flops_per_s[kind])) for kind in TYPES if kind in peaks.flops_per_s]
@@ -30,7 +30,7 @@ def peaks_text(device: str, peaks: Peaks | None, warning: str | None, *, width: 
 
 
 def all_peaks_text(known: Sequence[Peaks], *, width: int) -> str:
-    """The whole table: dense TFLOP/s by type, GB/s, and the number of the source below."""
+    """Return the whole table as text: dense TFLOP/s by type, GB/s, and the number of the source below."""
     sources = list(dict.fromkeys(peaks.source for peaks in known))
     rows = [
         [
@@ -57,7 +57,7 @@ def all_peaks_text(known: Sequence[Peaks], *, width: int) -> str:
 
 
 def measured_text(measured: MeasuredPeaks, maker: Peaks | None, *, width: int) -> str:
-    """The best of each type, how far the median was from it, and the maker's figure where there is one."""
+    """Return a measurement as text: the best and the median of each type, and the maker's figure where there is one."""
     ceilings = {**measured.flops, **({"copy": measured.copy} if measured.copy else {})}
     of_maker = {**maker.flops_per_s, "copy": maker.bandwidth_bytes_per_s} if maker else {}
     rows = []

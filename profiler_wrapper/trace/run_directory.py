@@ -1,4 +1,4 @@
-"""A run on disk: where its files go, and which of them is meant.
+"""A run on disk: where its files go.
 
     <output_dir>/<run>/[attempt<N>/]<rank>/[steps_<first>-<last>/]<file>
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from profiler_wrapper.errors import BrokenTrace, WrongUse, first_few, shown
+from profiler_wrapper.errors import WrongUse, shown
 from profiler_wrapper.trace.atomic import check_path, json_bytes, replacing
 from profiler_wrapper.trace.launch import attempt_number, claim, find_launch, launch_name
 
@@ -28,7 +27,6 @@ RUN_FILE = "run.json"
 RESULT_FILE = "result.json"
 PAGE_FILE = "report.html"
 RUN_NAME_VARIABLE = "PROFILER_WRAPPER_RUN"
-_TRACES = ("*_trace.json", "*_trace.json.gz", "*.pt.trace.json", "*.pt.trace.json.gz")
 _LONGEST_NAME_BYTES = 120  # leaves room in the 255 bytes that a file name may have
 
 
@@ -51,20 +49,20 @@ class RunDirectory:
 
     @property
     def directory(self) -> Path:
-        """Where this rank's files of this window lie."""
+        """Return the directory of this rank's files of this window."""
         return self.root / self.rank_name / self.window
 
     @property
     def page(self) -> Path:
-        """Where the page goes: that of the first window into the run's directory, a later one beside its files."""
+        """Return the path of the page: of the first window in the run's directory, of a later one with its files."""
         return (self.directory if self.window else self.root) / PAGE_FILE
 
     def path(self, name: str) -> Path:
-        """The path of a file: `path("<prefix>_rank_<r>.log")`."""
+        """Return the path of a file: `path("<prefix>_rank_<r>.log")`."""
         return self.directory / name.replace("<prefix>", self.prefix).replace("<r>", str(self.rank))
 
     def write_run(self, info: Mapping[str, Any], *, complete: bool) -> Path:
-        """Writes run.json: what is known of the run, and whether its files are all there. Raises OSError."""
+        """Write run.json: the run's description, and whether its files are all there. Raises OSError."""
         path = self.path(RUN_FILE)
         with replacing(path) as beside:
             beside.write_bytes(json_bytes({**info, "complete": complete}))
@@ -81,7 +79,7 @@ def open_run(
     run_name: str | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> RunDirectory:
-    """The directory for this rank's files, made now.
+    """Make the directory for this rank's files.
 
     The run is named by PROFILER_WRAPPER_RUN or `run_name`, else by the job's id, so that all ranks
     meet in it; else by the time: of the launcher's start if there are several ranks, of now if there
@@ -109,7 +107,7 @@ def run_roots(
     run_name: str | None,
     environment: Mapping[str, str],
 ) -> Iterator[tuple[Path, Path]]:
-    """Runs in which this process may write, and where in each, the first place first, without end; made, if need be.
+    """Yield runs in which this process may write, and where in each, the first place first, without end.
 
     `<run>/[attempt<N>]`, then `<run>-2/[attempt<N>]` ...: all ranks of a launch find the same, those of another
     launch of the same name others. A process that is alone, without a name, has a run of its own, named by the time.
@@ -138,7 +136,7 @@ def run_roots(
 
 
 def safe_name(text: str, default: str) -> str:
-    """`text` as one harmless file name of at most 120 bytes; different texts stay different."""
+    """Return `text` as one harmless file name of at most 120 bytes; different texts stay different."""
     kept = "".join(letter if letter.isalnum() or letter in "._+=@-" else "_" for letter in text).lstrip(".-")
     kept = kept if kept.strip("._") else default
     if kept == text and len(kept.encode()) <= _LONGEST_NAME_BYTES:
@@ -148,7 +146,7 @@ def safe_name(text: str, default: str) -> str:
 
 
 def given_directory(path: object, parameter: str) -> Path:
-    """A directory as a user gives it, `~` resolved. Raises WrongUse: it can be none."""
+    """Return a directory as a user gives it, with `~` resolved. Raises WrongUse: it is no path."""
     try:
         found = Path(path).expanduser()  # type: ignore[arg-type]
     except TypeError:
@@ -160,62 +158,9 @@ def given_directory(path: object, parameter: str) -> Path:
 
 
 def href(file: Path, *, page: Path) -> str:
-    """The link from a page to a file: relative, so that both can be moved together, where a path leads there."""
+    """Return the link from a page to a file: relative where possible, so that both can be moved together."""
     try:
         relative = os.path.relpath(file.resolve(), page.parent.resolve())
     except ValueError:  # on another drive
         return file.resolve().as_uri()
     return quote(Path(relative).as_posix())
-
-
-# --- Which file of a run or a directory is meant: its result, its trace ---
-
-
-def find_result(path: Path, *, rank: int | None = None, with_trace: bool = False) -> Path:
-    """The file to read for `path`: itself, or of a directory its result, else its trace, else those of its first rank.
-
-    Of a job that was started again the last attempt counts. `rank`: of a run, that rank's. `with_trace`: a trace, if
-    there is any.
-
-    Raises:
-        BrokenTrace: the directory holds no result and no trace, or several runs.
-        WrongUse: it holds nothing of `rank`, `path` is no directory, or `rank` is below 0.
-    """
-    if rank is not None and rank < 0:
-        raise WrongUse(f"rank {rank}: ranks are numbered from 0.")
-    if not path.is_dir():
-        if rank is not None:
-            raise WrongUse(f"{path}: is no directory of a run, so it has no rank {rank}. Give the run's directory.")
-        return path
-    ranks = sorted(path.glob("**/rank*/"), key=lambda p: (-_attempt(p, path), len(p.parts), rank_number(p.name)))
-    above = [place.relative_to(path).parts[:-1] for place in ranks]
-    runs = sorted({parts[0] for parts in above if parts and not parts[0].startswith("attempt")})
-    if len(runs) > 1 and all(above):
-        raise BrokenTrace(f"{path}: {len(runs)} runs are in it; name one: {first_few(runs, 8)}")
-    places = [path, *ranks]
-    if rank is not None:
-        places = [place for place in (*ranks, path.resolve()) if rank_number(place.name) == rank]
-        if not places:
-            known = ", ".join(dict.fromkeys(str(rank_number(place.name)) for place in ranks)) or "none"
-            raise WrongUse(f"{path}: nothing of rank {rank} is in it; ranks: {known}")
-    for place in places:
-        order = [sorted(place.glob(pattern), key=lambda p: ("_full_trace" in p.name, p.name)) for pattern in _TRACES]
-        traces = [trace for traces in order for trace in traces]
-        result = [place / RESULT_FILE] if (place / RESULT_FILE).is_file() else []
-        if found := (traces + result if with_trace else result + traces):
-            return found[0]
-    timers = any(path.glob("**/timer_rank*.jsonl"))
-    instead = "; its timers are read by `profiler-wrapper ranks`, or pw.load_ranks(path)" if timers else ""
-    raise BrokenTrace(f"{path}: no {RESULT_FILE} and no trace in it{instead}")
-
-
-def rank_number(name: str) -> int:
-    """`"rank3_dp1"` -> 3; -1 for what is no rank's directory."""
-    number = re.match(r"rank(\d+)(_|\Z)", name)
-    return int(number[1]) if number else -1
-
-
-def _attempt(place: Path, run: Path) -> int:
-    """Which start of the job a rank's directory is of."""
-    numbers = (re.fullmatch(r"attempt(\d+)", part) for part in place.relative_to(run).parts)
-    return max((int(number[1]) for number in numbers if number), default=0)

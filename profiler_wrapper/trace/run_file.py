@@ -101,11 +101,10 @@ class Run(TypedDict, total=False):
 
 
 def check_run(run: Mapping[str, Any]) -> None:
-    """Raises ValueError or msgspec's ValidationError, with the key, where a run is not what was written."""
+    """Raise ValueError or msgspec's ValidationError, with the key, where a run is not what was written."""
     msgspec.convert({key: value for key, value in run.items() if value is not None}, Run)
 
 
-# --------------------------------------------------------------------------------------------------
 # `held`: the tensors that the model and its optimizers own.
 #
 #     [{"time_ns": unix time, "tensors": {device: [[address, bytes, category, name], ...]}}, ...]
@@ -137,28 +136,31 @@ class Holding:
 
 
 def read_holdings(held: object) -> tuple[Holding, ...]:
-    """What a run says of it; empty where it says nothing. Raises ValueError: it is not what was written."""
+    """Return the holdings in a run's `held`, if there are any. Raises ValueError: it is not what was written."""
     try:
         return msgspec.convert(() if held is None else held, tuple[Holding, ...])
     except (msgspec.ValidationError, OverflowError) as error:
         raise ValueError(f"held: {error}") from error
 
 
-# --- The run that a trace is from, and its traces ---
+def file_named(directory: Path, name: object) -> Path | None:
+    """Return the file that a run's description names, packed since or not; None: it names none, or it is gone."""
+    stem = Path(name).name.removesuffix(".gz") if isinstance(name, str) else ""
+    return next((path for path in (directory / stem, directory / f"{stem}.gz") if path.is_file()), None)
 
 
 def trace_beside(directory: Path, run: Mapping[str, Any]) -> Path | None:
-    """The timed trace that a run's description names; None where it names none, or it is gone."""
-    return _file_named(directory, run.get("trace"))
+    """Return the timed trace that a run's description names; None where it names none, or it is gone."""
+    return file_named(directory, run.get("trace"))
 
 
 def trace_with_shapes(trace: Path, run: Mapping[str, Any]) -> Path | None:
-    """The trace with shapes that goes with the timed one; None where the run names none, or it is gone."""
-    return _file_named(trace.parent, run.get("full_trace")) if _is_timed_trace(trace, run) else None
+    """Return the trace with shapes that goes with the timed one; None where the run names none, or it is gone."""
+    return file_named(trace.parent, run.get("full_trace")) if _is_timed_trace(trace, run) else None
 
 
 def run_beside(trace: Path) -> dict[str, Any] | None:
-    """What the run.json beside a trace says of it; what was held, only of the trace that it names. None without one.
+    """Return the run.json in a trace's directory, with `held` only for the trace that it names; None without one.
 
     Raises BrokenTrace: it is not what was written.
     """
@@ -177,7 +179,7 @@ def run_beside(trace: Path) -> dict[str, Any] | None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """An object. Raises BrokenTrace: the file holds none."""
+    """Read a file that holds a JSON object. Raises BrokenTrace: it holds none."""
     try:
         data = json.loads(path.read_bytes(), parse_int=_whole_number)
     except (ValueError, RecursionError) as error:
@@ -193,11 +195,6 @@ def _whole_number(digits: str) -> int:
     return int(digits)
 
 
-def _file_named(directory: Path, name: object) -> Path | None:
-    path = directory / Path(name).name if isinstance(name, str) else directory
-    return path if path.is_file() else None
-
-
 def _is_timed_trace(trace: Path, run: Mapping[str, Any]) -> bool:
-    """Whether it is the one that the run names; either may have been packed since."""
+    """Return whether the trace is the one that the run names; either may have been packed since."""
     return str(run.get("trace")).removesuffix(".gz") == trace.name.removesuffix(".gz")

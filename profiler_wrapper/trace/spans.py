@@ -23,38 +23,30 @@ class Gap(NamedTuple):
 
 
 def rank_gaps(ranks: Iterable[int], reason: str) -> list[Gap]:
-    """Ranks that are missing for one reason: one by one, or together where they are many."""
-    ranks = sorted(ranks)
-    if len(ranks) <= _AT_MOST_NAMED:
-        return [Gap(f"rank {rank}", reason, rank) for rank in ranks]
-    return [Gap(f"{len(ranks)} ranks: {ranges(ranks)}", reason)]
+    """Return ranks that are missing for one reason: one by one, or together where they are many."""
+    return _gaps((parts_of(ranks), reason, reason))
 
 
 def absent_ranks(there: Iterable[int], world_size: int | None, ranks: Iterable[int] = ()) -> list[Gap]:
-    """The ranks of the job that `there` lacks; of those among `ranks` something else is there."""
-    there, known = set(there), set(ranks)
-    described = sorted(known - there)
-    without = _between(there | known, world_size or 0)
-    if len(described) + sum(map(len, without)) <= _AT_MOST_NAMED:
-        reasons = {rank: "no file of it is there" for part in without for rank in part}
-        reasons |= dict.fromkeys(described, "it left no trace and no timer's log, only its description")
+    """Return the ranks of the job that `there` lacks; of those among `ranks` something else is there."""
+    described, end = {*ranks} - {*there}, world_size or 0  # the end may be any number that a file tells
+    known = parts_of(rank for rank in {*there, *described} if 0 <= rank < end)
+    between = zip([0, *(part.stop for part in known)], [*(part.start for part in known), end], strict=True)
+    without = [range(begin, stop) for begin, stop in between if begin < stop]
+    left = "left no trace and no timer's log"
+    return _gaps(
+        (without, "no file of it is there", "no file of theirs is there"),
+        (parts_of(described), f"it {left}, only its description", f"they {left}"),
+    )
+
+
+def _gaps(*groups: tuple[list[range], str, str]) -> list[Gap]:
+    """Return gaps of groups of (ranks, the reason of one rank, the reason of all where there are many)."""
+    if sum(len(part) for parts, _, _ in groups for part in parts) <= _AT_MOST_NAMED:
+        reasons = {rank: reason for parts, reason, _ in groups for part in parts for rank in part}
         return [Gap(f"rank {rank}", reasons[rank], rank) for rank in sorted(reasons)]
-    found = []
-    if without:
-        found.append(Gap(f"{sum(map(len, without))} ranks: {_ranges_text(without)}", "no file of theirs is there"))
-    if described:
-        found.append(Gap(f"{len(described)} ranks: {ranges(described)}", "they left no trace and no timer's log"))
-    return found
-
-
-def _between(numbers: Iterable[int], end: int) -> list[range]:
-    """What is not among `numbers`, from 0 up to `end`, which may be any number that a file tells."""
-    found, begin = [], 0
-    for number in [*sorted(number for number in set(numbers) if 0 <= number < end), end]:
-        if number > begin:
-            found.append(range(begin, number))
-        begin = number + 1
-    return found
+    counts = [(sum(map(len, parts)), parts, reason) for parts, _, reason in groups if parts]
+    return [Gap(f"{count} ranks: {_ranges_text(parts)}", reason) for count, parts, reason in counts]
 
 
 def ranges(numbers: Iterable[int]) -> str:
@@ -63,7 +55,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def rank_list_text(ranks: Iterable[int]) -> str:
-    """Who takes part, as groups are named: `(0, 1, 2, 5)` -> `"0-2,5"`."""
+    """Return the name of a group of ranks: `(0, 1, 2, 5)` -> `"0-2,5"`."""
     return ",".join(map(_part_text, parts_of(ranks)))
 
 
@@ -168,18 +160,6 @@ _BY_PRIORITY: Final = tuple(
 _BETWEEN_WORDS = re.compile(r"[^a-z0-9]+")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
-# Of a name in a table that has no groups: who takes part.
-ALL, STAGE, EMBEDDING, OWN, PAIR = "all", "stage", "embedding", "own", "pair"
-_GROUPS = tuple(
-    (group, re.compile(pattern))
-    for group, pattern in (
-        (PAIR, r"\b(i?send|i?recv|receive)\b"),
-        (ALL, r"\b(clip|grad ?norm)\b"),  # the norm of all gradients
-        (EMBEDDING, r"\bembedding\b"),  # of the first and the last stage
-        (OWN, r"\blayer ?norm\b"),  # of tensor parallel ranks, which share a rank here
-    )
-)
-
 
 @lru_cache(maxsize=4096)
 def words_of(name: str) -> str:
@@ -189,19 +169,29 @@ def words_of(name: str) -> str:
 
 @lru_cache(maxsize=4096)
 def kind_of_span(name: str) -> str:
-    """One of `KINDS`, as the name tells; "other" where it does not."""
+    """Return the kind of a span by its name: one of `KINDS`, "other" where the name does not say."""
     words = words_of(name)
     return next((kind for kind, pattern in _BY_PRIORITY if pattern.search(words)), "other")
 
 
-def group_of_span(name: str) -> str:
-    """Who takes part in a communication of this name, by Megatron's custom: ranks of one stage, if nothing else."""
-    words = words_of(name)
-    return next((group for group, pattern in _GROUPS if pattern.search(words)), STAGE)
+def group_of_span(name: str, rank: int, dp: int | None, stage: int | None, tp: int | None, *, stages: int) -> str:
+    """Return who takes part in a communication of this name, for tables without groups, by the names of Megatron.
+
+    The ranks of a stage, if nothing else; `tp` is null where tensor parallel ranks share a rank.
+    """
+    words, tensor, stage = words_of(name), "" if tp is None else f" tp{tp}", stage or 0
+    if re.search(r"\b(i?send|i?recv|receive)\b", words):
+        sender = (stage - 1) % stages if receives(name) == sends_forward(name) else stage
+        return f"dp{dp or 0}{tensor} stage {sender}-{(sender + 1) % stages}"
+    if re.search(r"\b(clip|grad ?norm)\b", words):  # the norm of all gradients
+        return "all"
+    if re.search(r"\bembedding\b", words):  # of the first and the last stage
+        return f"embedding dp{dp or 0}{tensor}"
+    return f"rank {rank}" if re.search(r"\blayer ?norm\b", words) else f"stage {stage}{tensor}"
 
 
 def sends_forward(name: str) -> bool | None:
-    """Whether a send or receive carries activations from a stage to the next; None: gradients the other way."""
+    """Return whether a send or receive carries activations forward, or gradients backward; None: not known."""
     words = words_of(name)
     if "backward" in words or "grad" in words:
         return False
@@ -209,7 +199,7 @@ def sends_forward(name: str) -> bool | None:
 
 
 def receives(name: str) -> bool:
-    """Whether a span of this name waits for what another rank sends."""
+    """Return whether a span of this name waits for data that another rank sends."""
     return re.search(r"\b(i?recv|receive)\b", words_of(name)) is not None
 
 
@@ -258,5 +248,5 @@ _GREATEST = 2**31 - 1  # that a column of RANK_COLUMNS holds
 
 
 def place_number(value: object) -> int | None:
-    """A number as a column of `RANK_COLUMNS` holds it, if it is one."""
+    """Return a number that a column of `RANK_COLUMNS` can hold; None for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _GREATEST else None

@@ -12,7 +12,7 @@ pytest.importorskip("duckdb")
 
 from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.ranks.database import Column, find_columns, open_database, parse_mapping, read_table, to_rows
-from profiler_wrapper.trace.spans import kind_of_span, receives, sends_forward
+from profiler_wrapper.trace.spans import group_of_span, kind_of_span, receives, sends_forward
 from shared_traces import TRACES
 
 STRAGGLERS = TRACES.parent / "stragglers" / "trace-ST.parquet"
@@ -255,6 +255,25 @@ def test_directions_of_sends() -> None:
     assert (sends_forward("forward-recv"), receives("forward-recv")) == (True, True)
     assert (sends_forward("backward-send"), receives("backward-send")) == (False, False)
     assert sends_forward("p2p send") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "tp", "group"),
+    [
+        ("forward-send", 1, None, "dp1 stage 1-2"),
+        ("forward-recv", 2, None, "dp1 stage 1-2"),
+        ("backward-send", 2, None, "dp1 stage 1-2"),
+        ("backward-recv", 1, 0, "dp1 tp0 stage 1-2"),
+        ("forward-recv", 0, None, "dp1 stage 3-0"),  # of virtual stages
+        ("optimizer-clip-main-grad", 1, 0, "all"),
+        ("embedding-grads-all-reduce", 1, 3, "embedding dp1 tp3"),
+        ("layernorm-grads-all-reduce", 1, None, "rank 5"),
+        ("grads-reduce-scatter", None, None, "stage 0"),
+        ("params-all-gather", 3, 1, "stage 3 tp1"),
+    ],
+)
+def test_groups_by_name(name: str, stage: int | None, tp: int | None, group: str) -> None:
+    assert group_of_span(name, 5, 1, stage, tp, stages=4) == group
 
 
 @pytest.mark.skipif(not STRAGGLERS.is_file(), reason=f"no recorded job at {STRAGGLERS}")

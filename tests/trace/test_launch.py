@@ -15,7 +15,8 @@ import pytest
 
 from profiler_wrapper.trace import run_directory
 from profiler_wrapper.trace.launch import LAUNCH_FILE, Launch, attempt_number, claim, find_launch, launch_name
-from profiler_wrapper.trace.run_directory import find_result, open_run
+from profiler_wrapper.trace.rank_files import find_result
+from profiler_wrapper.trace.run_directory import open_run
 
 HERE = Launch(meeting="a:1", host="h", started_s=1000.0)
 TORCHRUN = Launch(meeting="a:1", host="h", launcher="/tmp/x1", started_s=1000.0)

@@ -10,7 +10,7 @@ import pytest
 
 from profiler_wrapper.errors import BrokenTrace, WrongUse
 from profiler_wrapper.ranks.load import load_ranks
-from profiler_wrapper.trace.rank_files import find_sources, rank_in_name
+from profiler_wrapper.trace.rank_files import find_result, find_sources, rank_in_name
 from profiler_wrapper.trace.spans import absent_ranks, parse_ranks, ranges
 
 
@@ -64,6 +64,12 @@ def test_a_log_that_is_not_closed_is_said(header: dict[str, Any], end: str, is_o
     assert [gap.what for gap in load_ranks(tmp_path).missing] == ["end of rank 0"] * is_open
 
 
+def test_the_directory_of_the_logs_alone(tmp_path: Path) -> None:
+    timer(tmp_path, 1)
+    timer(tmp_path, 0)
+    assert [log.rank for log in find_sources(tmp_path / "timers").logs] == [0, 1]
+
+
 def test_the_timed_trace_of_each_rank_and_of_later_windows(tmp_path: Path) -> None:
     traced(tmp_path, "rank0_dp0_tp1_pp0")
     last = traced(tmp_path, "rank10_dp1_tp0_pp1", coordinates={"dp": 1, "tp": 0, "pp": 1})
@@ -80,6 +86,22 @@ def test_a_gzipped_trace_takes_the_place_of_the_plain_one(tmp_path: Path) -> Non
     directory = traced(tmp_path, "rank0", trace=False)
     (directory / "profile_trace.json.gz").write_bytes(b"")
     assert find_sources(tmp_path).traces[0].path.name == "profile_trace.json.gz"
+
+
+def test_a_packed_timed_trace_comes_before_a_plain_one_with_shapes(tmp_path: Path) -> None:
+    directory = traced(tmp_path, "rank0", trace=False)
+    for name in ("profile_full_trace.json", "profile_trace.json.gz", "profile_timeline_trace.json"):
+        (directory / name).write_bytes(b"")
+    assert find_result(tmp_path, with_trace=True).name == "profile_trace.json.gz"
+    assert find_result(tmp_path) == directory / "result.json"
+
+
+def test_runs_below_one_directory_must_be_named(tmp_path: Path) -> None:
+    traced(tmp_path / "job" / "a", "rank0")
+    assert find_result(tmp_path, rank=0) == tmp_path / "job" / "a" / "rank0" / "result.json"
+    traced(tmp_path / "job" / "b" / "attempt1", "rank0")
+    with pytest.raises(BrokenTrace, match="2 runs are in it; name one: job/a, job/b"):
+        find_result(tmp_path)
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:

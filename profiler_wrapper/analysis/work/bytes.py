@@ -38,8 +38,6 @@ from profiler_wrapper.analysis.work.formulas import (
 )
 from profiler_wrapper.trace.recording import OpShapes
 
-# --- what an op was called with -----------------------------------------------------------------
-
 BOOL, INTEGER, FLOATING, COMPLEX = range(4)  # kinds of types, in the order in which they promote
 # Kind, bytes of one element, torch's numbers of these types (as `dtype` arguments are recorded), their names in a
 # trace. Two numbers of four bits share one byte, and count as one element.
@@ -81,12 +79,12 @@ class Operands:
         return place < self.count and self.types[place] in SIZE_OF_TYPE
 
     def is_list(self, place: int) -> bool:
-        """Whether a list of tensors was given there."""
+        """Return whether a list of tensors was given there."""
         return place < self.count and self.types[place] == "TensorList"
 
     def is_wrapped_number(self, place: int) -> bool:
-        """A Python number that was made a tensor of no dimensions: it comes with the call, not from memory."""
-        return self.is_tensor(place) and not self.dims(place) and self.types[place] in _WRAPPED_NUMBERS
+        """Return whether it is a Python number made a tensor without dimensions, which is not read from memory."""
+        return self.types[place] in _WRAPPED_NUMBERS and not self.dims(place)
 
     def dims(self, place: int) -> list[int]:
         if not self.is_tensor(place):
@@ -94,11 +92,11 @@ class Operands:
         return list(self._shapes.dims[place])
 
     def kind(self, place: int) -> int:
-        """Bool, integer, floating or complex."""
+        """Return BOOL, INTEGER, FLOATING or COMPLEX."""
         return _KIND_OF_TYPE[self.types[place]]
 
     def size(self, place: int) -> int:
-        """Bytes of one element of a tensor, or of the tensors of a list."""
+        """Return the bytes of one element of a tensor, or of the tensors of a list."""
         if self.is_list(place):
             if self._element_size is None:
                 raise ValueError("types of tensors in lists are not recorded")
@@ -109,7 +107,7 @@ class Operands:
         return prod(self.dims(place))
 
     def each(self, place: int) -> list[tuple[Sizes, Sizes]]:
-        """Sizes and strides (empty where not recorded) of the tensor there, or of all in a list."""
+        """Return sizes and strides (empty where not recorded) of the tensor there, or of all in a list."""
         strides = self._shapes.strides[place] if place < len(self._shapes.strides) else []
         if not self.is_list(place):
             return [(self.dims(place), strides)]
@@ -117,16 +115,16 @@ class Operands:
         return list(zip(dims, strides if len(strides) == len(dims) else [[]] * len(dims), strict=True))
 
     def full(self, *places: int) -> int:
-        """Bytes of dense tensors of these shapes."""
+        """Return the bytes of dense tensors of these shapes."""
         return sum(self.size(place) * sum(prod(dims) for dims, _ in self.each(place)) for place in places)
 
     def read(self, *places: int) -> int:
-        """Bytes of the different elements of the tensors there: what is expanded counts once, what is absent is 0."""
+        """Return the bytes of the tensors' different elements: what is expanded counts once, an absent tensor as 0."""
         given = [place for place in places if self.is_tensor(place) or self.is_list(place)]
         return sum(self.size(i) * sum(_different_elements(*one) for one in self.each(i)) for i in given)
 
     def text(self, place: int) -> str:
-        """The value of an input that is no tensor; "" for none."""
+        """Return the value of an input that is no tensor; "" for none."""
         return self._shapes.concrete[place] if place < len(self._shapes.concrete) else ""
 
     def number(self, place: int) -> int:
@@ -142,42 +140,43 @@ class Operands:
         return numbers_in(self.text(place))
 
     def type_size(self, place: int, *, sums: bool = False) -> int:
-        """Bytes of one element of the `dtype` there, else of the first input; `sums` of whole numbers are int64."""
+        """Return the element size of the `dtype` there, else of the first input; `sums` of whole numbers are int64."""
         if text := self.text(place):
             return _SIZE_OF_NUMBER[text]
         return 8 if sums and self.kind(0) < FLOATING else self.size(0)
 
     def product(self, first: int = 0) -> Product:
-        """The one product of matrices that the op makes, of the tensors at the place `first` and after it."""
+        """Return the one product of matrices that the op makes, of the tensors at the place `first` and after it."""
         self.dims(first), self.dims(first + 1)
         (product,) = products_of(self.name, self._shapes)
         return product
 
     def left(self, place: int) -> int:
-        """Elements that are left of the first input when the dimensions named there are reduced; none named: all."""
+        """Return the elements of the first input that are left by reducing the dimensions named there; none: all."""
         dims = self.dims(0)
         reduced = {d % max(1, len(dims)) for d in self.numbers(place)}
         return prod(size for i, size in enumerate(dims) if i not in reduced) if reduced else 1
 
     def promoted(self, places: Iterable[int]) -> int:
-        """Bytes of one element of what tensors there give together.
+        """Return the element size of the result of an elementwise op on the tensors there, by torch's promotion.
 
         Tensors with dimensions decide before those without, unless the latter are of a higher kind; then the
         largest of the kind.
         """
         given = [place for place in places if self.is_tensor(place)]
-        arrays = [place for place in given if self.dims(place)]
         kind = max(map(self.kind, given), default=BOOL)
-        deciding = arrays if kind in map(self.kind, arrays) else [place for place in given if place not in arrays]
-        if arrays and deciding and all(map(self.is_wrapped_number, deciding)):
+        arrays = [place for place in given if self.dims(place)]
+        deciding = [place for place in arrays if self.kind(place) == kind]
+        if arrays and not deciding and all(self.dims(place) or self.is_wrapped_number(place) for place in given):
             return (1, 8, 4, 8)[kind]  # a number beside tensors of a lower kind: the default type
+        deciding = deciding or [place for place in given if self.kind(place) == kind]
         if {"c10::Half", "c10::BFloat16"} <= {self.types[place] for place in deciding}:
             return 4
-        return max(self.size(place) for place in deciding if self.kind(place) == kind)
+        return max(map(self.size, deciding))
 
 
 def _different_elements(dims: Sizes, strides: Sizes) -> int:
-    """How many elements a tensor has of its own: along an expanded dimension they are the same."""
+    """Return how many different elements a tensor has: along an expanded dimension they are the same."""
     if len(strides) != len(dims) or 0 in dims:
         return prod(dims)
     columns = list(zip(dims, strides, strict=True))
@@ -200,8 +199,6 @@ _WHOLE = ("long int", "long", "long long", "__int64", "int")
 _FLOATING_NUMBER = re.compile(r"-?(\d+\.\d*(e[+-]?\d+)?|\d+e[+-]?\d+|inf|nan)")
 
 
-# --- elementwise --------------------------------------------------------------------------------
-
 # What whole numbers give, how many inputs the op declares, its names. Each has a form in place (`add_`), which writes
 # its first input, and one with `out=`, an input more at the end.
 _SAME, _FLOAT32, _TRUTH = "whole numbers", "float32", "truth values"
@@ -212,10 +209,10 @@ _ELEMENTWISE = (
     (_SAME, 2, "__or__ bitwise_left_shift bitwise_right_shift floor_divide gelu clamp_min clamp_max leaky_relu prelu"),
     (_SAME, 2, "_prelu_kernel hardshrink softshrink sigmoid_backward tanh_backward silu_backward mish_backward round"),
     (_SAME, 2, "hardswish_backward hardsigmoid_backward heaviside"),
-    (_SAME, 3, "add sub subtract rsub lerp clamp hardtanh threshold softplus masked_fill threshold_backward elu"),
+    (_SAME, 3, "add sub subtract rsub lerp clamp hardtanh threshold softplus masked_fill threshold_backward"),
     (_SAME, 3, "gelu_backward native_dropout_backward _conj_copy logit_backward where"),
     (_SAME, 4, "addcmul addcdiv nan_to_num hardtanh_backward leaky_relu_backward softplus_backward mse_loss_backward"),
-    (_SAME, 4, "l1_loss_backward"),
+    (_SAME, 4, "l1_loss_backward elu"),
     (_SAME, 5, "huber_loss_backward smooth_l1_loss_backward"),
     (_SAME, 6, "elu_backward"),
     (_FLOAT32, 1, "exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh"),
@@ -227,19 +224,18 @@ _ELEMENTWISE = (
 
 
 def _elementwise(op: str, gives: str, declared: int, *, in_place: bool) -> _Rule:
-    """All that is given is read, and what it gives together is written."""
+    """Make the rule of an elementwise op: all inputs are read, the broadcast result is written."""
 
     def rule(x: Operands) -> Moved:
-        how_it_rounds = op == "div" and x.count > 2 and not x.is_tensor(2)
-        count = declared + 1 if how_it_rounds else declared
-        inputs = [place for place in range(count) if x.is_tensor(place)]
+        inputs = [place for place in range(declared) if x.is_tensor(place)]
         read = x.read(*(place for place in inputs if not x.is_wrapped_number(place) or len(inputs) == 1))
         if in_place:
             return Moved(read, _first(x))
+        given = [place for place in range(declared, x.count) if x.is_tensor(place)]  # as `out=`
         elements = prod(broadcast(map(x.dims, inputs)))
-        return Moved(read, elements * (x.size(count) if x.is_tensor(count) else element(x, inputs, count)))
+        return Moved(read, elements * (x.size(given[0]) if given else element(x, inputs)))
 
-    def element(x: Operands, inputs: list[int], count: int) -> int:
+    def element(x: Operands, inputs: list[int]) -> int:
         if gives == _TRUTH:
             return 1
         if op == "abs" and x.kind(0) == COMPLEX:
@@ -249,13 +245,12 @@ def _elementwise(op: str, gives: str, declared: int, *, in_place: bool) -> _Rule
         if op == "where":
             return x.promoted(place for place in inputs if place)  # not the condition
         kind = max(map(x.kind, inputs))
-        # same: one beyond is the output, without text
-        numbers = [x.text(place) for place in range(min(count, x.count)) if place not in inputs]
+        numbers = [x.text(place) for place in range(declared) if place not in inputs]
         if kind < FLOATING and (gives == _FLOAT32 or any(map(_FLOATING_NUMBER.fullmatch, numbers))):
-            if count > declared:
+            if op == "div" and x.count > 2 and not x.is_tensor(2):
                 raise ValueError("how it rounds is not recorded, and whether whole numbers stay whole")
             return _FLOAT
-        if kind == BOOL and len(inputs) < min(count, 2):
+        if kind == BOOL and len(inputs) < min(declared, 2):
             raise ValueError("a truth value and a number")
         return x.promoted(inputs)
 
@@ -263,24 +258,21 @@ def _elementwise(op: str, gives: str, declared: int, *, in_place: bool) -> _Rule
 
 
 def _first(x: Operands) -> int:
-    """Different bytes of the first input, which has to be a tensor."""
+    """Return the different bytes of the first input, which has to be a tensor."""
     x.dims(0)
     return x.read(0)
 
 
-# --- matrix products, convolutions, attention ---------------------------------------------------
-
-
 def _added(x: Operands) -> int:
-    """c, a, b, beta, alpha: with a beta of zero c is not read."""
+    """Return the bytes read of c, a, b, beta, alpha: with a beta of zero c is not read."""
     return x.read(1, 2) + (0 if x.text(3) in ("0", "0.", "False") else x.read(0))
 
 
 def _convolution(x: Operands) -> int:
-    """Image, weight, bias, stride, padding, dilation, transposed, output padding, groups."""
-    image, weight = x.dims(0), x.dims(1)
+    """Return the bytes written; inputs: image, weight, bias, stride, padding, dilation, transposed, more, groups."""
     if not x.flag(6):
         return x.product().elements * x.size(0)
+    image, weight = x.dims(0), x.dims(1)
     taps = weight[2:]
     if len(image) != len(weight) or not taps:
         raise ValueError("no convolution")
@@ -292,13 +284,14 @@ def _convolution(x: Operands) -> int:
 
 
 def _asked(x: Operands, mask: int, *sizes: int) -> int:
-    """The sum of those of the sizes that the mask asks for."""
+    """Return the sum of those of the sizes that the mask asks for."""
     return sum(size for size, asked in zip(sizes, x.flags(mask), strict=True) if asked)
 
 
 def _attention(x: Operands) -> Moved:
-    """Forward: q, k, v and a mask are read, the output and a sum of exponentials per query and head written.
+    """Return what attention moves.
 
+    Forward: q, k, v and a mask are read, the output and a sum of exponentials per query and head written.
     Backward: these and the gradient of the output are read, the gradients of q, k and v written. Of the keys and
     values of a cache in pages it is not recorded how much is used.
     """
@@ -319,16 +312,13 @@ def _attention(x: Operands) -> Moved:
     return Moved(x.read(q, k, v, *mask), written)
 
 
-# --- reductions, norms, losses, pooling ---------------------------------------------------------
-
-
 def _reduced(x: Operands) -> int:
-    """Elements that are left: input, dimensions, ...; of an input without dimensions given, one."""
+    """Return how many elements are left, of input, dimensions, ...; where no dimensions are given, one."""
     return x.left(1) if x.count > 2 else 1
 
 
 def _extreme(x: Operands) -> int:
-    """Input [, dimension, whether it is kept]: `max` with indices where it has a dimension; or of two inputs."""
+    """Return the bytes that `max` writes: with indices where it has a dimension, or elementwise of two inputs."""
     if x.is_tensor(1) and x.count == 2:
         return max(x.elements(0), x.elements(1)) * x.promoted((0, 1))
     if x.count < 3:
@@ -337,20 +327,13 @@ def _extreme(x: Operands) -> int:
     return x.left(1) * (x.size(0) + _INDEX)
 
 
-def _top(x: Operands) -> int:
-    """Input, how many, dimension: values and indices."""
-    dims = x.dims(0)
-    along = dims[x.number(2)] if dims else 1
-    return (x.elements(0) // along * x.number(1) if along else 0) * (x.size(0) + _INDEX)
-
-
 def _loss(x: Operands, inputs: tuple[int, ...], reduction: int) -> int:
-    """Elements of the loss: one for each of the inputs' without a reduction."""
+    """Return the elements of the loss: without a reduction as many as the inputs have."""
     return max(map(x.elements, inputs)) if x.number(reduction) == 0 else 1
 
 
 def _pooled(x: Operands, *, indices: bool) -> int:
-    """Input, kernel, stride, padding, dilation (of maxima), rounding."""
+    """Return the bytes written; inputs: image, kernel, stride, padding, dilation (of maxima), rounding."""
     dims, taps = x.dims(0), x.numbers(1)
     dilation = x.numbers(4) if indices else [1] * len(taps)
     if x.flag(5 if indices else 4) or not taps:
@@ -360,27 +343,24 @@ def _pooled(x: Operands, *, indices: bool) -> int:
 
 
 def _statistic(x: Operands, place: int = 0) -> int:
-    """Bytes of a mean or deviation: at least float32, as on a device; on a CPU that of a half may be a half."""
+    """Return the element size of a mean or deviation: at least float32, as on a device; on a CPU a half may stay."""
     return max(_FLOAT, x.size(place))
 
 
 def _rows(x: Operands) -> int:
-    """Of an input whose last dimensions, named second, are normalised."""
+    """Return the rows of an input whose last dimensions, named second, are normalised."""
     width = prod(x.numbers(1))
     return x.elements(0) // width if width else 0
 
 
-# --- copies, pieces, rows of tables -------------------------------------------------------------
-
-
 def _padded(x: Operands) -> int:
-    """Input, (before, after) for each dimension from the last on."""
+    """Return the bytes written; inputs: tensor, (before, after) for each dimension from the last on."""
     pads = x.numbers(1)
     return prod(size + sum(pads[2 * i : 2 * i + 2]) for i, size in enumerate(reversed(x.dims(0)))) * x.size(0)
 
 
 def _resized(x: Operands, place: int = 1) -> int:
-    """Bytes of the first input when its last dimensions, or all, have the sizes at that place."""
+    """Return the bytes of the first input when its last dimensions, or all, have the sizes at that place."""
     sizes = x.numbers(place)
     if not sizes:
         raise ValueError("by factors")
@@ -388,30 +368,40 @@ def _resized(x: Operands, place: int = 1) -> int:
 
 
 def _counted_up(x: Operands) -> int:
-    """Start, end, step, the output, which is there already and may be too small yet: `arange`."""
+    """Return the bytes of `arange` of start, end, step, and the output, which may be too small yet."""
     start, end, step = (float(x.text(place)) for place in range(3))
     return max(0, ceil((end - start) / step)) * x.size(3)
 
 
-def _from_table(rows: _Bytes, indices: int) -> _Rule:
-    """As many bytes as the rows asked for have are read, and at most all of the table; these are written."""
-    return lambda x: Moved(min(rows(x), x.read(0)) + x.read(indices), rows(x))
+def _of_table(x: Operands, rows: int, indices: int) -> int:
+    """Return the bytes read of a table: those of the rows asked for, at most all of it, and the indices."""
+    return min(rows, x.read(0)) + x.read(indices)
+
+
+def _looked_up(x: Operands) -> int:
+    """Return the bytes of the rows that are looked up, of table, indices."""
+    return x.elements(1) * x.dims(0)[-1] * x.size(0)
+
+
+def _with_size(x: Operands, place: int, size: int) -> int:
+    """Return the elements of the first input when the dimension named at that place has another size."""
+    if dims := x.dims(0):
+        dims[x.number(place)] = size
+    return prod(dims)
 
 
 def _selected(x: Operands) -> int:
-    """Table, dimension, indices: bytes of its rows that they name."""
-    if dims := x.dims(0):
-        dims[x.number(1)] = x.elements(2)
-    return prod(dims) * x.size(0)
+    """Return the bytes of the rows that are selected, of table, dimension, indices."""
+    return _with_size(x, 1, x.elements(2)) * x.size(0)
 
 
 def _one_for_each(x: Operands) -> int:
-    """Self, dimension, indices: bytes of a number for each index."""
+    """Return the bytes of a number for each index, of self, dimension, indices."""
     return x.elements(2) * x.size(0)
 
 
 def _scattered(x: Operands) -> int:
-    """Self, dimension, indices, values or one: what is read to write one number for each index."""
+    """Return the bytes read to write one number for each index, of self, dimension, indices, values or one."""
     return x.read(2) + (_one_for_each(x) if x.is_tensor(3) and x.dims(3) else 0)
 
 
@@ -419,7 +409,7 @@ _PARTS_OF_TENSORS = re.compile(r"embedding|index|gather|scatter|nll_loss|slice|s
 
 
 def _fused_kernel(x: Operands) -> Moved:
-    """A kernel that a compiler wrote, which is given all that it reads and writes.
+    """Return what a kernel moves that a compiler wrote, which is given all that it reads and writes.
 
     Each tensor counts once, as read; one that is both read and written (it is not recorded which are) counts
     once too few. Of kernels that name an op on parts of tensors nothing is known.
@@ -434,7 +424,7 @@ _FOREACH = "aten::_foreach_"
 
 
 def _foreach(x: Operands) -> Moved:
-    """Lists [, lists, numbers]: all are read; the first, or one like it, is written."""
+    """Return what an op on lists [, lists, numbers] moves: all are read; the first, or one like it, is written."""
     given = [place for place in range(x.count) if x.is_list(place) or (x.is_tensor(place) and x.dims(place))]
     read, first = x.read(*given), x.full(0)
     op = x.name.removeprefix(_FOREACH).removesuffix("_")
@@ -443,11 +433,10 @@ def _foreach(x: Operands) -> Moved:
     return Moved({"copy": read - first, "zero": 0}.get(op, read), first)
 
 
-# --- the rules ----------------------------------------------------------------------------------
-
 _ALL = tuple(range(16))
-# Names of ops (aten's without their namespace), the places (or bytes) of what they read, the bytes of what they write.
-_READ_AND_WRITTEN: tuple[tuple[str, Sequence[int] | _Bytes, _Bytes], ...] = (
+# Names of ops (aten's without their namespace), the places (or bytes) of what they read, the bytes of what they write:
+# a number is the place of an input that it is as large as.
+_READ_AND_WRITTEN: tuple[tuple[str, Sequence[int] | _Bytes, int | _Bytes], ...] = (
     # products
     ("mm bmm mv dot vdot matmul", (0, 1), lambda x: x.product().elements * x.size(0)),
     ("linear mkldnn::_linear_pointwise", (0, 1, 2), lambda x: x.product().elements * x.size(0)),
@@ -466,15 +455,14 @@ _READ_AND_WRITTEN: tuple[tuple[str, Sequence[int] | _Bytes, _Bytes], ...] = (
     ("convolution_backward", lambda x: x.read(0) + _asked(x, 10, x.read(2), x.read(1), 0),
      lambda x: _asked(x, 10, x.full(1), x.full(2), sum(x.numbers(3)) * x.size(0))),
     # elementwise, but for what `_ELEMENTWISE` has; where dropout does not train it copies, and has nothing to mask
-    ("copy_ fill_ zero_ normal_ uniform_ bernoulli_ random_ exponential_ geometric_ cauchy_", _ALL[1:], _first),
-    ("log_normal_ trunc_normal_ eye_", _ALL[1:], _first),
+    ("copy_ fill_ zero_ normal_ uniform_ bernoulli_ random_ exponential_ geometric_ cauchy_ log_normal_ trunc_normal_ "
+     "eye_", _ALL[1:], _first),
     ("native_dropout", (0,), lambda x: x.full(0) + x.elements(0)),
     ("glu", (0,), lambda x: x.full(0) // 2),
-    ("glu_backward", (0, 1), lambda x: x.full(1)),
+    ("glu_backward", (0, 1), 1),
     ("complex polar", (0, 1), lambda x: 2 * x.size(0) * prod(broadcast((x.dims(0), x.dims(1))))),
     # reductions and scans
-    ("sum prod", (0,), lambda x: _reduced(x) * x.type_size(3 if x.count > 2 else 1, sums=True)),
-    ("mean", (0,), lambda x: _reduced(x) * x.type_size(3 if x.count > 2 else 1)),
+    ("sum prod mean", (0,), lambda x: _reduced(x) * x.type_size(3 if x.count > 2 else 1, sums=True)),
     ("linalg_vector_norm", (0,), lambda x: x.left(2) * x.type_size(4)),
     ("std var", (0,), lambda x: _reduced(x) * x.size(0)),
     ("std_mean var_mean", (0,), lambda x: 2 * _reduced(x) * x.size(0)),
@@ -483,7 +471,7 @@ _READ_AND_WRITTEN: tuple[tuple[str, Sequence[int] | _Bytes, _Bytes], ...] = (
     ("amax amin logsumexp", (0,), lambda x: x.left(1) * x.size(0)),
     ("argmax argmin", (0,), lambda x: x.left(1) * _INDEX),
     ("cumsum cumprod", (0,), lambda x: x.elements(0) * x.type_size(2, sums=True)),
-    ("topk", (0,), _top),
+    ("topk", (0,), lambda x: _with_size(x, 2, x.number(1)) * (x.size(0) + _INDEX)),
     ("sort", (0,), lambda x: x.elements(0) * (x.size(0) + _INDEX)),
     # softmax, losses, pooling: of some inputs of a backward the shape alone counts
     ("_softmax _log_softmax", (0,), lambda x: x.elements(0) * (_FLOAT if x.flag(2) else x.size(0))),
@@ -492,15 +480,13 @@ _READ_AND_WRITTEN: tuple[tuple[str, Sequence[int] | _Bytes, _Bytes], ...] = (
     # log-probabilities, targets, weights, reduction: of each row one number is read; a loss and a sum are written
     ("nll_loss_forward nll_loss2d_forward", lambda x: x.elements(1) * x.size(0) + x.read(1, 2),
      lambda x: (_loss(x, (1,), 3) + 1) * x.size(0)),
-    ("nll_loss_backward nll_loss2d_backward", (0, 2, 3, 6), lambda x: x.full(1)),
+    ("nll_loss_backward nll_loss2d_backward", (0, 2, 3, 6), 1),
     ("mse_loss smooth_l1_loss huber_loss", (0, 1), lambda x: _loss(x, (0, 1), 2) * x.promoted((0, 1))),
     ("binary_cross_entropy binary_cross_entropy_with_logits", _ALL, lambda x: _loss(x, (0,), x.count - 1) * x.size(0)),
     ("max_pool2d_with_indices max_pool3d_with_indices", (0,), lambda x: _pooled(x, indices=True)),
-    ("max_pool2d_with_indices_backward max_pool3d_with_indices_backward", (0, 7), lambda x: x.full(1)),
+    ("max_pool2d_with_indices_backward max_pool3d_with_indices_backward", (0, 7), 1),
     ("avg_pool2d avg_pool3d", (0,), lambda x: _pooled(x, indices=False)),
-    ("_adaptive_avg_pool2d _adaptive_avg_pool3d", (0,), _resized),
-    ("_adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward", (0,), lambda x: x.full(1)),
-    ("avg_pool2d_backward avg_pool3d_backward", (0,), lambda x: x.full(1)),
+    ("_adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward avg_pool2d_backward avg_pool3d_backward", (0,), 1),
     # norms
     ("native_layer_norm", (0, 2, 3), lambda x: x.full(0) + 2 * _rows(x) * _statistic(x)),
     ("native_layer_norm_backward", (0, 1, 3, 4, 5), lambda x: _asked(x, 7, x.full(1), x.read(5), x.read(6))),
@@ -520,34 +506,35 @@ _READ_AND_WRITTEN: tuple[tuple[str, Sequence[int] | _Bytes, _Bytes], ...] = (
     ("cudnn_batch_norm_backward miopen_batch_norm_backward", (0, 1, 2, 5, 6), lambda x: x.full(0, 2, 2)),
     # copies and pieces
     ("_local_scalar_dense", lambda x: x.size(0), lambda x: 0),
-    ("clone flip roll _conj_physical tril triu tril_ triu_", (0,), lambda x: x.full(0)),
+    ("clone flip roll _conj_physical tril triu tril_ triu_ cat _amp_foreach_non_finite_check_and_unscale_", (0,), 0),
     ("_to_copy", (0,), lambda x: x.elements(0) * x.type_size(1)),
-    ("cat", (0,), lambda x: x.full(0)),
-    ("constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d", (0,), _padded),
-    ("replication_pad1d replication_pad2d replication_pad3d", (0,), _padded),
-    ("slice_backward select_backward diagonal_backward", (0,), _resized),
+    ("constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d "
+     "replication_pad3d", (0,), _padded),
     ("repeat", (0,), lambda x: prod(x.numbers(1)) * x.full(0)),
-    ("upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact2d", (0,), _resized),
-    ("upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d", (0,), _resized),
+    ("slice_backward select_backward diagonal_backward _adaptive_avg_pool2d _adaptive_avg_pool3d upsample_nearest1d "
+     "upsample_nearest2d upsample_nearest3d _upsample_nearest_exact2d upsample_linear1d upsample_bilinear2d "
+     "upsample_trilinear3d upsample_bicubic2d", (0,), _resized),
     ("upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward "
      "upsample_linear1d_backward upsample_bilinear2d_backward upsample_trilinear3d_backward "
      "upsample_bicubic2d_backward", (0,), lambda x: _resized(x, 2)),
     ("arange", (), _counted_up),
     ("linspace", (), lambda x: x.number(2) * x.size(3)),
     # rows of tables: self, dimension, indices, values
+    ("embedding", lambda x: _of_table(x, _looked_up(x), 1), _looked_up),
+    ("index_select", lambda x: _of_table(x, _selected(x), 2), _selected),
+    ("gather", lambda x: _of_table(x, _one_for_each(x), 2), _one_for_each),
     ("embedding_dense_backward", (0, 1), lambda x: x.number(2) * x.dims(0)[-1] * x.size(0)),
     ("scatter_", _scattered, _one_for_each),
     ("scatter_add_ scatter_reduce_", lambda x: _scattered(x) + _one_for_each(x), _one_for_each),
-    ("scatter scatter_add scatter_reduce", lambda x: x.read(0) + _scattered(x), lambda x: x.full(0)),
-    ("index_copy_", (2, 3), lambda x: x.full(3)),
-    ("index_add_", lambda x: x.read(2, 3) + x.full(3), lambda x: x.full(3)),
-    ("index_add", (0, 2, 3), lambda x: x.full(0)),
+    ("scatter scatter_add scatter_reduce", lambda x: x.read(0) + _scattered(x), 0),
+    ("index_copy_", (2, 3), 3),
+    ("index_add_", lambda x: x.read(2, 3) + x.full(3), 3),
+    ("index_add", (0, 2, 3), 0),
     ("index_fill_", (2,), _selected),
     # optimizers: parameters, gradients, states; step counts are read and, a few bytes, not counted as written
     ("_fused_adamw_ _fused_adam_", (0, 1, 2, 3, 4, 5), lambda x: x.full(0, 2, 3) + x.read(4)),
     ("_fused_sgd_", (0, 1, 2), lambda x: x.full(0) + x.read(2)),
     ("_fused_adagrad_", (0, 1, 2), lambda x: x.full(0, 2)),
-    ("_amp_foreach_non_finite_check_and_unscale_", (0,), lambda x: x.full(0)),
     # kernels of vLLM: a residual and its norm in place; keys and values into the slots of a cache; positions, query,
     # key, width of a head, and a table of sines and cosines, of which each token needs one row
     ("_C::rms_norm _C::static_scaled_fp8_quant _C::silu_and_mul _C::gelu_and_mul _C::gelu_tanh_and_mul", _ALL[1:],
@@ -560,10 +547,10 @@ _READ_AND_WRITTEN: tuple[tuple[str, Sequence[int] | _Bytes, _Bytes], ...] = (
 )  # fmt: skip
 
 
-def _moves(places: Sequence[int] | _Bytes, written: _Bytes) -> _Rule:
-    if callable(places):
-        return lambda x: Moved(places(x), written(x))
-    return lambda x: Moved(x.read(*places), written(x))
+def _moves(places: Sequence[int] | _Bytes, written: int | _Bytes) -> _Rule:
+    read = places if callable(places) else lambda x: x.read(*places)
+    writes = written if callable(written) else lambda x: x.full(written)
+    return lambda x: Moved(read(x), writes(x))
 
 
 def _qualified(names: str) -> list[str]:
@@ -579,28 +566,25 @@ _RULES: dict[str, _Rule] = {
     },
     **{name: _moves(places, written) for names, places, written in _READ_AND_WRITTEN for name in _qualified(names)},
     **{op: _attention for op in ATTENTIONS if not op.endswith("_for_mps")},  # that gives its weights
-    "aten::embedding": _from_table(lambda x: x.elements(1) * x.dims(0)[-1] * x.size(0), 1),
-    "aten::index_select": _from_table(_selected, 2),
-    "aten::gather": _from_table(_one_for_each, 2),
 }
 # They call an op with a rule wherever they can, and do the work themselves elsewhere.
 CALLERS = ("aten::linear", "aten::matmul")
 _FUSED_KERNEL = re.compile(r"triton_(poi|red|per|tem)_")
-_VIEWS = """
+# Views, allocations, looks at metadata, and ops that call others for all they do. Below autograd some views are
+# recorded without a namespace.
+_MOVES_NOTHING = frozenset(("detach", "detach_", "alias", *_qualified("""
     _conj _neg_view _reshape_alias _unsafe_view alias as_strided as_strided_ broadcast_tensors broadcast_to chunk
     conj detach detach_ diagonal expand expand_as flatten hsplit imag lift lift_fresh meshgrid movedim moveaxis
     narrow permute positive real reshape reshape_as resolve_conj resolve_neg select set_ slice split
     split_with_sizes squeeze squeeze_ swapaxes swapdims t t_ tensor_split transpose transpose_ unbind unflatten
     unflatten_dense_tensors unfold unsafe_chunk unsafe_split unsafe_split_with_sizes unsqueeze unsqueeze_ view
     view_as view_as_complex view_as_real vsplit
-"""
-_ALLOCATIONS = "empty empty_like empty_strided new_empty new_empty_strided resize_ resize_as_"
-_METADATA = """
+
+    empty empty_like empty_strided new_empty new_empty_strided resize_ resize_as_
+
     _assert_scalar _assert_tensor_metadata _version can_cast is_complex is_floating_point is_pinned is_same_size
     item is_nonzero numel output_nr record_stream requires_grad_ result_type size stride
-"""
-# What they call does the work.
-_COMPOSITES = """
+
     _batch_norm_impl_index _batch_norm_impl_index_backward _scaled_dot_product_attention_math adaptive_avg_pool2d
     allclose argsort batch_norm concat concatenate contiguous conv1d conv2d conv3d conv_transpose1d conv_transpose2d
     conv_transpose3d cross_entropy_loss diff dropout einsum embedding_backward feature_dropout flatten_dense_tensors
@@ -609,9 +593,7 @@ _COMPOSITES = """
     ones_like outer pad rand rand_like randint randn randn_like repeat_interleave rms_norm scalar_tensor
     scaled_dot_product_attention softmax stack sum_to_size tensordot to type_as value_selecting_reduction_backward
     vstack zeros zeros_like
-"""
-_UNQUALIFIED_VIEWS = ("detach", "detach_", "alias")  # below autograd they are recorded under these names
-_MOVES_NOTHING = frozenset((*_qualified(_VIEWS + _ALLOCATIONS + _METADATA + _COMPOSITES), *_UNQUALIFIED_VIEWS))
+""")))  # fmt: skip
 _CALLS_ITSELF = ("aten::arange", "aten::linspace")  # with a tensor to write to
 # Lookups of compiled code, what data-parallel training calls ops for, and the autograd functions of DTensor.
 _OF_THE_HOST = re.compile(
@@ -621,17 +603,17 @@ _OF_THE_HOST = re.compile(
 
 
 def moves_nothing(name: str) -> bool:
-    """Whether an op of this name moves nothing itself: a view, an allocation, or one that only calls others."""
+    """Return whether an op of this name moves nothing itself: a view, an allocation, or one that only calls others."""
     return name in _MOVES_NOTHING or _OF_THE_HOST.match(name) is not None
 
 
 def calls_known_ops(name: str) -> bool:
-    """Whether an op of this name, where it holds one with a rule, leaves all work to it: lists, one by one."""
+    """Return whether an op of this name, where it holds one with a rule, leaves all work to it: lists, one by one."""
     return name.startswith(_FOREACH) or name in (*CALLERS, *_CALLS_ITSELF)
 
 
 def has_rule(name: str) -> bool:
-    """Whether shapes of ops of this name give bytes: their own, or those of an op that calls them."""
+    """Return whether shapes of ops of this name give bytes: their own, or those of an op that calls them."""
     return name in INDEXING or name in SHOWS_INDICES or _rule_of(name) is not None
 
 
@@ -643,7 +625,7 @@ def _rule_of(name: str) -> _Rule | None:
 
 
 def moved_by(name: str, shapes: OpShapes, *, element_size: int | None = None) -> Moved | None:
-    """What one call of the op `name` reads and writes; None where its shapes do not tell, or it has no rule."""
+    """Return what one call of the op `name` reads and writes; None where its shapes do not tell, or it has no rule."""
     rule = _rule_of(name)
     try:
         return rule(Operands(name, shapes, element_size)) if rule is not None else None
@@ -651,14 +633,12 @@ def moved_by(name: str, shapes: OpShapes, *, element_size: int | None = None) ->
         return None
 
 
-# --- indexing by tensors ------------------------------------------------------------------------
-
 _GET, _PUT = INDEXING = ("aten::index", "aten::_index_put_impl_")
 _VIEWED, _PLACES, _MASK = SHOWS_INDICES = ("aten::as_strided", "aten::reshape", "aten::nonzero")
 
 
 def indexed(name: str, shapes: OpShapes, inside: Iterable[tuple[str, OpShapes]]) -> Moved | None:
-    """One call of an op of `INDEXING`, whose indices no trace has: None where what it calls does not show them.
+    """Return what one call of an op of `INDEXING` moves; None where the ops that it calls do not show its indices.
 
     It views its first input in the shape of the result (`as_strided`), reshapes each tensor of indices, and looks for
     what is true in a mask (`nonzero`). `inside`: the ops of `SHOWS_INDICES` that it calls itself.

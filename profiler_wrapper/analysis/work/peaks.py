@@ -18,7 +18,6 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from numbers import Real
 
 from profiler_wrapper.errors import WrongUse, shown
@@ -31,9 +30,8 @@ _ALIASES = {"fp64": "float64", "double": "float64", "fp32": "float32", "float": 
             "fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp8": "float8", "fp4": "float4",
             "uint8": "int8", "qint8": "int8", "quint8": "int8", "uint4": "int4"}  # fmt: skip
 _BANDWIDTH = "bandwidth"
-# A thousand times the fastest device: FLOP/s or bytes a second given in the place of TFLOP/s or GB/s.
-_LARGEST_TFLOPS = 1e7
-_LARGEST_GB_PER_S = 1e7
+# In TFLOP/s or GB/s a thousand times the fastest device: given were FLOP/s or bytes a second.
+_LARGEST = 1e7
 _ACCEPTED = (
     "It takes dense TFLOP/s (989), type=TFLOP/s pairs with bandwidth in GB/s "
     "(bfloat16=989,float8=1979,bandwidth=3350), "
@@ -51,7 +49,7 @@ class Peaks:
     source: str  # document of the maker, "measured ...", "given ..."
 
     def flops(self, dtype: str) -> float | None:
-        """FLOP/s of matmuls whose operands are of this type, by torch's name; None: not known.
+        """Return the FLOP/s of matmuls whose operands are of this type, by torch's name; None: not known.
 
         `"float8_e4m3fn"` and its like are float8. A type that is not known (`""`) has the peak that all types have
         where one number was given for all.
@@ -64,7 +62,7 @@ class Peaks:
 
 
 def type_of(dtype: str) -> str | None:
-    """The entry of TYPES that a type of torch counts as; None for one that has no peak of its own."""
+    """Return the entry of TYPES that a type of torch counts as; None for one that has no peak of its own."""
     name = dtype.strip().lower().removeprefix("torch.")
     name = _ALIASES.get(name, name)
     if name in TYPES:
@@ -73,27 +71,14 @@ def type_of(dtype: str) -> str | None:
     return f"float{small[1]}" if small else None
 
 
-@cache
-def _by_name() -> Mapping[str, Peaks]:
-    table: dict[str, Peaks] = {}
-    for figures, source, *names in _TABLE:
-        gb_per_s, *tflops = figures.split()
-        flops = {kind: float(round(float(t) * 1e12)) for kind, t in zip(_COLUMNS, tflops, strict=True) if t != "-"}
-        for name in names:
-            table[name] = Peaks(
-                device=name, flops_per_s=flops, bandwidth_bytes_per_s=float(gb_per_s) * 1e9, source=source
-            )
-    return table
-
-
 def known_peaks() -> tuple[Peaks, ...]:
-    """Every device of the table."""
-    return tuple(_by_name().values())
+    """Return the peaks of every device of the table."""
+    return tuple(_BY_NAME.values())
 
 
 def peaks_of(device_name: str | None) -> Peaks | None:
-    """What the maker says of the device of exactly this name; None: not in the table."""
-    return _by_name().get(device_name or "")
+    """Return what the maker says of the device of exactly this name; None: not in the table."""
+    return _BY_NAME.get(device_name or "")
 
 
 Given = float | Mapping[str, float] | str | os.PathLike[str] | Peaks
@@ -102,7 +87,7 @@ Given = float | Mapping[str, float] | str | os.PathLike[str] | Peaks
 def find_peaks(
     device_name: str | None, *, given: Given | None = None, environment: Mapping[str, str] | None = None
 ) -> tuple[Peaks | None, str | None]:
-    """The roof to measure against, and a warning: what is `given`, else PROFILER_WRAPPER_PEAK_TFLOPS, else the table.
+    """Return the roof to measure against, and a warning: `given`, else PROFILER_WRAPPER_PEAK_TFLOPS, else the table.
 
     Args:
         device_name: as torch and traces name it; None: a CPU, or not known.
@@ -149,12 +134,7 @@ def _unknown(device_name: str | None) -> str:
 
 
 def _peaks_from(given: Given, device_name: str | None, name: str) -> Peaks:
-    if isinstance(given, Peaks):
-        return _checked_peaks(given, name)
-    if isinstance(given, Mapping):
-        return _of_pairs({str(key): value for key, value in given.items()}, device_name, name)
-    if isinstance(given, os.PathLike):
-        return _of_file(given)
+    """Return what is given as peaks: themselves, a file's, by type, or one number. `name` is what errors name."""
     if isinstance(given, str):
         text = given.strip()
         if os.path.exists(text):  # unlike a Path's, false for what can be no path at all
@@ -167,49 +147,46 @@ def _peaks_from(given: Given, device_name: str | None, name: str) -> Peaks:
         except ValueError:
             wrong = f"{name} is {shown(given)}, which is no number, no pair and no file that is there. {_ACCEPTED}."
             raise WrongUse(wrong) from None
-    return _of_one_number(given, device_name, name)
-
-
-def _checked_peaks(given: Peaks, name: str) -> Peaks:
-    """Peaks that the caller made, in FLOP/s and bytes a second."""
-    for kind, value in given.flops_per_s.items():
-        if kind not in TYPES:
-            raise WrongUse(f"{name} has {shown(kind)}, which is none of {', '.join(TYPES)}.")
-        _checked(value, f"{name}: flops_per_s[{shown(kind)}]={shown(value)}", _LARGEST_TFLOPS * 1e12, "FLOP/s")
-    bandwidth = given.bandwidth_bytes_per_s
-    if bandwidth is not None:
-        _checked(bandwidth, f"{name}: bandwidth_bytes_per_s={shown(bandwidth)}", _LARGEST_GB_PER_S * 1e9, "bytes/s")
-    return given
-
-
-def _of_one_number(tflops: object, device_name: str | None, name: str) -> Peaks:
-    value = _checked(tflops, f"{name}={shown(tflops)}", _LARGEST_TFLOPS, "TFLOP/s")
+    if isinstance(given, os.PathLike):
+        return _of_file(given)
+    if isinstance(given, Mapping):
+        return _of_pairs({str(key): value for key, value in given.items()}, device_name, name)
+    if isinstance(given, Peaks):
+        for kind, per_s in given.flops_per_s.items():
+            if kind not in TYPES:
+                raise WrongUse(f"{name} has {shown(kind)}, which is none of {', '.join(TYPES)}.")
+            _checked(per_s, f"{name}: flops_per_s[{shown(kind)}]={shown(per_s)}", "FLOP/s", _LARGEST * 1e12)
+        if (bandwidth := given.bandwidth_bytes_per_s) is not None:
+            _checked(bandwidth, f"{name}: bandwidth_bytes_per_s={shown(bandwidth)}", "bytes/s", _LARGEST * 1e9)
+        return given
+    tflops = _checked(given, f"{name}={shown(given)}", "TFLOP/s")
     known = peaks_of(device_name)
     return Peaks(
         device=device_name or "",
-        flops_per_s=dict.fromkeys(TYPES, value * 1e12),
+        flops_per_s=dict.fromkeys(TYPES, tflops * 1e12),
         bandwidth_bytes_per_s=known.bandwidth_bytes_per_s if known else None,
-        source=f"given ({name}), {value:g} TFLOP/s for every type",
+        source=f"given ({name}), {tflops:g} TFLOP/s for every type",
     )
 
 
 def _of_pairs(pairs: Mapping[str, object], device_name: str | None, name: str) -> Peaks:
+    """Return the peaks of types in TFLOP/s and of the bandwidth in GB/s; what is not among them is the table's."""
+    if not pairs:
+        raise WrongUse(f"{name} is empty. {_ACCEPTED}.")
     known = peaks_of(device_name)
     flops = dict(known.flops_per_s) if known else {}
     bandwidth = known.bandwidth_bytes_per_s if known else None
-    if not pairs:
-        raise WrongUse(f"{name} is empty. {_ACCEPTED}.")
     stated: dict[str, float] = {}
     for key, value in pairs.items():
-        if key.strip().lower() == _BANDWIDTH:
-            stated[key] = _checked(value, f"{name}: {key}={shown(value)}", _LARGEST_GB_PER_S, "GB/s")
-            bandwidth = stated[key] * 1e9
-            continue
-        kind = type_of(key)
+        kind = _BANDWIDTH if key.strip().lower() == _BANDWIDTH else type_of(key)
         if kind is None:
             raise WrongUse(f"{name} has {shown(key)}, which is none of {', '.join(TYPES)} or {_BANDWIDTH}.")
-        stated[key] = _checked(value, f"{name}: {key}={shown(value)}", _LARGEST_TFLOPS, "TFLOP/s")
-        flops[kind] = stated[key] * 1e12
+        unit = "GB/s" if kind == _BANDWIDTH else "TFLOP/s"
+        stated[key] = _checked(value, f"{name}: {key}={shown(value)}", unit)
+        if kind == _BANDWIDTH:
+            bandwidth = stated[key] * 1e9
+        else:
+            flops[kind] = stated[key] * 1e12
     what = ", ".join(f"{key}={number:g}" for key, number in stated.items())
     rest = f"; the rest: {known.source}" if known else ""
     return Peaks(
@@ -220,7 +197,8 @@ def _of_pairs(pairs: Mapping[str, object], device_name: str | None, name: str) -
     )
 
 
-def _checked(value: object, what: str, largest: float, unit: str) -> float:
+def _checked(value: object, what: str, unit: str, largest: float = _LARGEST) -> float:
+    """Return a peak as a number. Raises WrongUse: `what` is none, or not above 0, or more than the `largest`."""
     try:
         if isinstance(value, bool) or not isinstance(value, (Real, str)):
             raise ValueError
@@ -247,8 +225,6 @@ def _of_file(path: str | os.PathLike[str]) -> Peaks:
         source=measured.source,
     )
 
-
-# --- what the makers say ------------------------------------------------------------------------
 
 _V100 = "NVIDIA V100 datasheet, January 2020 (nvidia.com/en-us/data-center/v100)"
 _A100 = "NVIDIA A100 datasheet (nvidia.com/en-us/data-center/a100)"
@@ -363,3 +339,20 @@ _TABLE: tuple[tuple[str, ...], ...] = (
     ("  8000  78.6 157.3      - 2516.6   2516.6 5033.2 5033.2      - 10066.3", _CDNA4, "AMD Instinct MI355X"),
 )
 # fmt: on
+
+
+def _read_table() -> dict[str, Peaks]:
+    """Return the table by the names of devices."""
+    found: dict[str, Peaks] = {}
+    for figures, source, *names in _TABLE:
+        gb_per_s, *tflops = figures.split()
+        flops = {kind: float(round(float(t) * 1e12)) for kind, t in zip(_COLUMNS, tflops, strict=True) if t != "-"}
+        bandwidth = float(gb_per_s) * 1e9
+        found |= {
+            name: Peaks(device=name, flops_per_s=flops, bandwidth_bytes_per_s=bandwidth, source=source)
+            for name in names
+        }
+    return found
+
+
+_BY_NAME = _read_table()

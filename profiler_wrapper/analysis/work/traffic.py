@@ -21,7 +21,6 @@ import numpy as np
 
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attributed import Attributed
-from profiler_wrapper.analysis.charges import Charges
 from profiler_wrapper.analysis.model import UncountedRow
 from profiler_wrapper.analysis.roles import Role, role_of
 from profiler_wrapper.analysis.statistics import at, marked
@@ -41,12 +40,11 @@ from profiler_wrapper.analysis.work.flops import FlopOps, UnknownCall, ancestors
 from profiler_wrapper.trace.nesting import nearest, nearest_above
 from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, OpShapes, Recording, Shapes
 
+_SIZES = 32  # more than an element has bytes
 _NODE = re.compile(r"\w+|torch::autograd::\w+")
 # What `torch.vmap` calls in their place.
 _OF_A_BATCH = {"aten::mm": "aten::bmm", "aten::addmm": "aten::baddbmm", "aten::relu": "aten::clamp_min"}
-_FROM_HOST = ("HtoD", "HostToDevice")
-_SIZES = 32  # more than an element has bytes
-_TO_HOST = ("DtoH", "DeviceToHost")
+_FROM_HOST, _TO_HOST = re.compile("HtoD|HostToDevice"), re.compile("DtoH|DeviceToHost")
 
 
 class Traffic:
@@ -81,7 +79,7 @@ class Traffic:
         self.counts, self.has_bytes = self._coverage()
 
     def _find_units(self, ops: FlopOps) -> Bool:
-        has_flops, known = ops.is_counted, self._evaluate(has_rule) & ~ops.of_other_layout
+        has_flops, known = ops.is_counted, self._evaluate() & ~ops.of_other_layout
         units: Bool = known & (has_flops | ~self._named(CALLERS.__contains__))
         if self._handlers.any():
             units &= has_flops | ~self._handing(units)
@@ -94,60 +92,48 @@ class Traffic:
         return units
 
     def _named(self, chosen: Callable[[str], bool]) -> Bool:
-        """True for ops that ran and whose name is chosen."""
+        """Return True for ops that ran and whose name is chosen."""
         return self._is_op & self._ran & self._recording.named(chosen)
 
     def _batched(self, units: Bool) -> Int64:
-        """Ops that `torch.vmap` runs for a whole batch: the same op in them has the batch, and writes more."""
+        """Find ops that `torch.vmap` runs for a whole batch: the same op in them has the batch, and writes more."""
         above = nearest_above(self._parent, nearest(self._parent, units))
         inner = np.flatnonzero(units & (above >= 0))
         outer = above[inner]
-        names, written = self._recording.names, self._written
-        index = {name: i for i, name in enumerate(names)}
-        called = np.array([index.get(_OF_A_BATCH.get(name, ""), -1) for name in names], dtype=np.int64)
-        name = self._recording.spans.name
-        same = (name[inner] == name[outer]) | (name[inner] == called[name[outer]])
+        named, name, written = self._recording.named, self._recording.spans.name, self._written
+        same = name[inner] == name[outer]
+        for single, batched in _OF_A_BATCH.items():
+            same |= named(single.__eq__)[outer] & named(batched.__eq__)[inner]
         found: Int64 = outer[same & (written[inner] > written[outer])].astype(np.int64)
         return found
 
     def _handing(self, chosen: Bool) -> Bool:
-        """What lies around a handler that a chosen one lies in."""
+        """Return True for ops around a handler that a chosen op lies in."""
         return ancestors_of(self._parent, self._handlers & ancestors_of(self._parent, chosen))
 
-    def _evaluate(self, rules: Callable[[str], bool]) -> Bool:
-        """Works out the bytes of all ops with a rule, each different call once; True for those that are known."""
+    def _evaluate(self) -> Bool:
+        """Work out the bytes of all ops with a rule, each different call once; True for those that are known."""
         names, spans = self._recording.names, self._recording.spans
         known = np.zeros(len(spans), dtype=np.bool_)
         span, number = self._shapes.arrays()
-        if not len(span):
-            return known
-        chosen = self._named(rules)[span]
+        chosen = self._named(has_rule)[span]
         span, number = span[chosen], number[chosen]
-        name = spans.name[span].astype(np.int64)
-        size = self._element_sizes(span)
-        # One number for each different call.
-        shapes = int(number.max(initial=0)) + 1
-        calls, which = np.unique((name * shapes + number) * _SIZES + size, return_inverse=True)
+        name, size = spans.name[span].astype(np.int64), self._element_sizes(span)
+        call = (name * (int(number.max(initial=0)) + 1) + number) * _SIZES + size
+        _, first, which = np.unique(call, return_index=True, return_inverse=True)
         moved = [
-            moved_by(
-                names[call // _SIZES // shapes],
-                self._shapes.numbered(call // _SIZES % shapes),
-                element_size=call % _SIZES or None,
-            )
-            for call in calls.tolist()
+            moved_by(names[name[i]], self._shapes.numbered(int(number[i])), element_size=int(size[i]) or None)
+            for i in first.tolist()
         ]
-        has_bytes = np.array([one is not None for one in moved], dtype=np.bool_)
+        known[span] = np.array([one is not None for one in moved], dtype=np.bool_)[which]
         values = np.array([one or Moved(0, 0) for one in moved], dtype=np.int64).reshape(-1, 2)
-        known[span] = has_bytes[which]
         self._read[span], self._written[span] = values[which].T
         self._evaluate_indexing(known)
         return known
 
     def _evaluate_indexing(self, known: Bool) -> None:
-        """Works out ops that index by tensors, from what they call."""
+        """Work out ops that index by tensors, from the ops that they call."""
         indexing = self._named(INDEXING.__contains__)
-        if not indexing.any():
-            return
         telling = np.flatnonzero(self._named(SHOWS_INDICES.__contains__) & (self._parent >= 0))
         telling = telling[indexing[self._parent[telling]]]
         inside: dict[int, list[tuple[str, OpShapes]]] = defaultdict(list)
@@ -162,29 +148,38 @@ class Traffic:
                 self._read[span], self._written[span] = moved
 
     def _element_sizes(self, span: Int64) -> Int64:
-        """Per op, the bytes of one element of the tensors in its lists; 0 where nothing tells."""
+        """Return per op the element size of the tensors in its lists, whose types are not recorded; 0: not known.
+
+        The kernel that an op launched names the type that it works on, where all of its kernels agree; an op that
+        gives one new tensor allocates it; states of a fused optimizer are of their parameters' type.
+        """
+        recording, charges = self._recording, self._found.charges
         size = np.zeros(len(span), dtype=np.int64)
-        among = np.flatnonzero(self._recording.named(_TAKES_LISTS.match)[span])
-        if len(among):
-            charges = self._found.charges
-            size[among] = element_sizes(self._recording, self._parent, charges, self._shapes, span[among])
-            fused = self._recording.named(lambda name: name.startswith("aten::_fused_"))[span] & (size == 0)
-            size[fused] = self._found.parameter_element_bytes  # its states are of their parameters' type
+        among = np.flatnonzero(recording.named(_TAKES_LISTS.match)[span])
+        by_kernel: dict[int, set[int]] = defaultdict(set)
+        if charges.basis == "device" and len(among):
+            op = at(nearest(self._parent, marked(len(self._parent), span[among])), charges.cpu_span, -1)
+            kernel = recording.spans.name[charges.span[op >= 0]]
+            size_of = {name: element_size_of_kernel(recording.names[name]) for name in set(kernel.tolist())}
+            for one, name in zip(op[op >= 0].tolist(), kernel.tolist(), strict=True):
+                by_kernel[one].add(size_of[name] or 0)
+        for place, one in zip(among.tolist(), span[among].tolist(), strict=True):
+            sizes = by_kernel[one] - {0} or {_size_by_allocation(recording, one, self._shapes[one])}
+            size[place] = sizes.pop() if len(sizes) == 1 else 0
+            if not size[place] and recording.name_of(one).startswith("aten::_fused_"):
+                size[place] = self._found.parameter_element_bytes
         return size
 
     def _leave_out_the_host(self, is_unit: Bool) -> None:
-        """A copy from or to the host uses the memory of the device on one side only."""
-        charges, spans, names = self._found.charges, self._recording.spans, self._recording.names
-        copies = np.flatnonzero((spans.category[charges.span] == Category.MEMCPY) & (charges.cpu_span >= 0))
-        unit = nearest(self._parent, is_unit)[charges.cpu_span[copies]]
-        for one, name in zip(unit.tolist(), spans.name[charges.span[copies]].tolist(), strict=True):
-            if one >= 0 and any(word in names[name] for word in _FROM_HOST):
-                self._read[one] = 0
-            elif one >= 0 and any(word in names[name] for word in _TO_HOST):
-                self._written[one] = 0
+        """Leave out the host's side of copies: they use the memory of the device on one side only."""
+        charges, spans = self._found.charges, self._recording.spans
+        unit = at(nearest(self._parent, is_unit), charges.cpu_span, -1)
+        is_copy = (unit >= 0) & (spans.category[charges.span] == Category.MEMCPY)
+        for pattern, moved in ((_FROM_HOST, self._read), (_TO_HOST, self._written)):
+            moved[unit[is_copy & self._recording.named(pattern.search)[charges.span]]] = 0
 
     def _coverage(self) -> tuple[Bool, Bool]:
-        """Per charge, whether it counts, and whether its bytes are known."""
+        """Return per charge whether it counts, and whether its bytes are known."""
         charges = self._found.charges
         counts: Bool = at(self._ran, charges.cpu_span, False) & (charges.work != classes.COMMUNICATION)
         known: Bool = at(self.unit_of, charges.cpu_span, -1) >= 0
@@ -193,7 +188,7 @@ class Traffic:
         return counts, known
 
     def _moves_nothing(self) -> Bool:
-        """Ops whose self time on a CPU is no work on memory: views, autograd nodes, what is known to only call others.
+        """Find ops whose self time on a CPU is no work on memory: views, autograd nodes, ops that only call others.
 
         Not the call of a compiled graph, whose generated kernels are no events, nor an unknown op that calls known
         ones: it may do work beside.
@@ -212,7 +207,7 @@ class Traffic:
         return result
 
     def unknown(self, steps: int) -> tuple[UncountedRow, ...]:
-        """Ops (or kernels that no op launched) that took time and whose bytes are not known, the longest first."""
+        """Return ops (or kernels that no op launched) that took time and whose bytes are unknown, the longest first."""
         found, charges, spans = self._found, self._found.charges, self._recording.spans
         missing = np.flatnonzero(self.counts & ~self.has_bytes)
         op = nearest(self._parent, self._is_op & ~self._is_mark)[charges.cpu_span[missing]]
@@ -229,8 +224,6 @@ class Traffic:
         return unknown_rows(found, calls, steps)
 
 
-# --- tensors in lists ---------------------------------------------------------------------------
-
 _TAKES_LISTS = re.compile(r"aten::(cat$|_foreach_|_fused_|_amp_foreach_)")
 _OPAQUE = re.compile(r"CatArrayBatchedCopy\w*<[^<]*OpaqueType<(\d+)u?>")
 _CAT = re.compile(r"CatArrayBatchedCopy\w*<(?P<type>[\w:]+(<\w+>)?),")
@@ -240,36 +233,15 @@ _CPU = 0
 
 
 def element_size_of_kernel(name: str) -> int | None:
-    """Bytes of one element by the name of a kernel over lists; None where the name has no type."""
+    """Return the element size by the name of a kernel over lists; None where the name has no type."""
     if (opaque := _OPAQUE.search(name)) is not None:
         return int(opaque[1])
     known = _FUNCTOR.search(name) or _CAT.search(name)
     return None if known is None else SIZE_OF_TYPE.get(known["type"])
 
 
-def element_sizes(recording: Recording, parent: Int32, charges: Charges, shapes: Shapes, spans: Int64) -> list[int]:
-    """Bytes of one element in the lists of tensors that each of these ops was given; 0 where that is not known.
-
-    Their types are not recorded. The kernel that an op launched names the type that it works on (where not all agree
-    it is not known); an op that gives one new tensor allocates it.
-    """
-    by_kernel: dict[int, set[int]] = defaultdict(set)
-    if charges.basis == "device":
-        op = at(nearest(parent, marked(len(parent), spans)), charges.cpu_span, -1)
-        kernel = recording.spans.name[charges.span[op >= 0]]
-        known = {name: element_size_of_kernel(recording.names[name]) for name in np.unique(kernel).tolist()}
-        for span, name in zip(op[op >= 0].tolist(), kernel.tolist(), strict=True):
-            if size := known[name]:
-                by_kernel[span].add(size)
-    found = []
-    for span in spans.tolist():
-        sizes = by_kernel.get(span) or {_size_by_allocation(recording, span, shapes[span])}
-        found.append(sizes.pop() if len(sizes) == 1 else 0)
-    return found
-
-
 def _size_by_allocation(recording: Recording, span: int, inputs: OpShapes) -> int:
-    """Of a `cat` that allocated its output, and nothing else; 0 for others."""
+    """Return the element size of a `cat` that allocated its output, and nothing else; 0 for others."""
     joined = recording.name_of(span) == "aten::cat" and inputs.types[:1] == ("TensorList",)
     sizes_of_list = inputs.dims[0] if joined and inputs.dims else []
     if not all(isinstance(size, list) for size in sizes_of_list):  # a trace may say anything
