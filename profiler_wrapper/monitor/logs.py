@@ -8,10 +8,9 @@ import math
 import os
 import re
 import shutil
-import sys
 import tempfile
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -24,10 +23,8 @@ from profiler_wrapper.monitor.config import MonitorConfig
 from profiler_wrapper.monitor.read import LogKind, StepLine, StepReader, kind_and_stamp, log_file, log_sessions
 from profiler_wrapper.monitor.records import GB, PERCENTILES, Interval, Row, RunStatistics, Session, StepRecord, times
 from profiler_wrapper.monitor.sinks import Console, Sink, TensorBoard, Wandb
+from profiler_wrapper.timer.line_file import LineFile, is_written
 from profiler_wrapper.trace.atomic import plain_data, replacing
-
-if sys.platform != "win32":  # there nothing is known to be written
-    import fcntl
 
 # --------------------------------------------------------------------------------------------------
 # Steps and rows as JSON, under the names of FlagScale's performance monitor and, where it has none, of our own.
@@ -201,61 +198,12 @@ def unfinished(directory: Path) -> list[Path]:
     return [
         files["steps"]
         for files in log_sessions(directory).values()
-        if "steps" in files and "summary" not in files and not any(map(is_locked, files.values()))
+        if "steps" in files and "summary" not in files and not any(map(is_written, files.values()))
     ]
 
 
 # --------------------------------------------------------------------------------------------------
-# Files of whole lines, those of a run named alike. The oldest go, but for those that are still written.
-
-
-def lock(descriptor: int) -> None:
-    """Marks an open file as being written, until it is closed or the process dies. It hinders nobody."""
-    if sys.platform != "win32":
-        with contextlib.suppress(OSError):  # some file systems have no locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def is_locked(path: Path) -> bool:
-    """Whether somebody has marked it by `lock`."""
-    if sys.platform == "win32":
-        return False  # same: on Windows
-    try:
-        with path.open("rb") as file:
-            fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
-class LineFile:
-    """Appends whole lines. Nothing is buffered in the process, so a fork repeats none and a kill loses none."""
-
-    def __init__(self, path: Path) -> None:
-        """Raises OSError: it cannot be opened."""
-        self.path = path
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed in close
-        lock(self._file.fileno())
-
-    def write(self, lines: bytes) -> None:
-        """Raises OSError: not all of it could be written."""
-        while lines:
-            lines = lines[self._file.write(lines) :]
-
-    def restart(self, lines: bytes) -> None:
-        """Put `lines` in the place of all that is there."""
-        self._file.truncate(0)
-        self.write(lines)
-
-    def check(self) -> None:
-        """Raises OSError: the file has been removed, so nobody would ever see what is written."""
-        if os.fstat(self._file.fileno()).st_nlink == 0:
-            raise FileNotFoundError(f"{self.path} was removed, or another monitor writes it now")
-
-    def close(self) -> None:
-        self._file.close()
+# The files of a run are named alike. The oldest go, but for those that are still written.
 
 
 _CLAIMING = Lock()  # each log opens its file in a thread of its own
@@ -296,7 +244,7 @@ class LogFiles:
 def remove_oldest(files: Sequence[Path], *, keep: int) -> None:
     """All but the last so many, and but for those that are still written."""
     for path in files[: max(0, len(files) - keep)]:
-        if not is_locked(path):
+        if not is_written(path):
             with contextlib.suppress(OSError):
                 path.unlink()
 
@@ -328,12 +276,12 @@ class JsonLog(Sink):
 
     def open(self, session: Session) -> None:
         self._file = self._files.open(session, "steps")
-        self._file.write(encode({"session": session.to_dict()}) + b"\n")
+        self._file.append(encode({"session": session.to_dict()}) + b"\n")
         self._summary = Summary(self._file.path.parent)
         self._start_time = session.stamp
 
     def write(self, record: StepRecord) -> None:
-        self._file.write(encode(_entry(record, record)) + b"\n")
+        self._file.append(encode(_entry(record, record)) + b"\n")
 
     def write_row(self, row: Row) -> None:
         self._summary.add(row)
@@ -363,6 +311,7 @@ _COLUMNS = (
     ("Memory(GB)", 10),
 )
 _RULE = 80
+_HEADING_LINES = 5
 
 
 class TextLog(Sink):
@@ -377,10 +326,10 @@ class TextLog(Sink):
 
     def open(self, session: Session) -> None:
         self._file = self._files.open(session, "text")
-        self._file.write(heading(session))
+        self._file.append(heading(session))
 
     def write_row(self, row: Row) -> None:
-        self._file.write(text_line(row))
+        self._file.append(text_line(row))
         self._file.check()
 
     def close(self, statistics: RunStatistics) -> None:
@@ -398,35 +347,23 @@ class RealtimeLog(TextLog):
     waited_for = False
 
     def __init__(self) -> None:
-        self._heading = b""
-        self._last: deque[bytes] = deque(maxlen=REALTIME_ROWS)
-        self._size_bytes = 0
+        self._file: LineFile
 
     def open(self, session: Session) -> None:
         path = log_directory(session) / "perf_realtime.log"
-        self._heading = heading(session)
         path.unlink(missing_ok=True)
         self._file = LineFile(path)
-        self._restart()
+        self._file.append(heading(session))
 
     def write_row(self, row: Row) -> None:
-        line = text_line(row)
-        self._last.append(line)
-        if self._size_bytes + len(line) > REALTIME_BYTES:
-            self._restart()
-        else:
-            self._file.write(line)
-            self._size_bytes += len(line)
-        self._file.check()
-
-    def _restart(self) -> None:
-        lines = b"".join([self._heading, *self._last])
-        self._file.restart(lines)
-        self._size_bytes = len(lines)
+        if self._file.tell() + len(text_line(row)) > REALTIME_BYTES:
+            lines = self._file.read().splitlines(keepends=True)
+            self._file.replace_end(0, b"".join(lines[:_HEADING_LINES] + lines[_HEADING_LINES:][1 - REALTIME_ROWS :]))
+        super().write_row(row)
 
 
 def heading(session: Session) -> bytes:
-    """The five lines at the top."""
+    """Return the lines at the top, `_HEADING_LINES` of them."""
     banner, names = "=" * _RULE, _in_columns([name for name, _ in _COLUMNS])
     started = f"Performance Monitor Session Started: {_second(session.start_time)}"
     return "\n".join([banner, started, banner, names, "-" * _RULE, ""]).encode()
@@ -472,9 +409,8 @@ class TrainingLog(Sink):
     def __init__(self, path: str | os.PathLike[str], *, max_files: int = 0) -> None:
         self._path = Path(path)
         self._max_files = max_files
-        self._file: IO[bytes]
+        self._file: LineFile
         self._end = 0  # where the last step in the file ends
-        self._tail = b""  # of the file, behind that
         self._waiting: list[bytes] = []
         self._empty = True
         self._epochs: dict[int, defaultdict[str, float]] = {}  # sums over their steps
@@ -491,11 +427,10 @@ class TrainingLog(Sink):
             ours = re.compile(rf"{re.escape(path.stem)}_\d{{8}}_\d{{6}}(_\d+)?{re.escape(path.suffix)}")
             found = [beside for beside in path.parent.iterdir() if ours.fullmatch(beside.name)]
             remove_oldest(sorted(found, key=lambda beside: beside.stem), keep=self._max_files - 1)
-        self._file = self._path.open("xb", buffering=0)
-        lock(self._file.fileno())
-        head = b'{"step_logs": ['
-        self._file.write(head)
-        self._end = len(head)
+        path.touch(exist_ok=False)
+        self._file = LineFile(path)
+        self._file.append(b'{"step_logs": [')
+        self._end = self._file.tell()
         self.flush()
 
     def write(self, record: StepRecord) -> None:
@@ -517,21 +452,8 @@ class TrainingLog(Sink):
         self._waiting.clear()
         epochs = b",\n".join(encode(_epoch_log(number, sums)) for number, sums in self._epochs.items())
         tail = b'\n],\n"epoch_logs": [\n%s\n],\n"total_training_time": %s\n}\n' % (epochs, encode(self._time_s))
-        try:
-            self._write_end(steps + tail)
-        except OSError:  # the disk is full: where the old end was, there is place for it
-            with contextlib.suppress(OSError):
-                self._write_end(self._tail)
-            raise
+        self._file.replace_end(self._end, steps + tail)
         self._end += len(steps)
-        self._tail = tail
-
-    def _write_end(self, unwritten: bytes) -> None:
-        """In the place of all behind the last step."""
-        self._file.seek(self._end)
-        while unwritten:
-            unwritten = unwritten[self._file.write(unwritten) :]
-        self._file.truncate()
 
     def close(self, statistics: RunStatistics) -> None:
         self._file.close()
