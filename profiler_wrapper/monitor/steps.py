@@ -395,26 +395,15 @@ class StepWatch:
         self._optimizers = find_optimizers(given.optimizer)
         self._breakdown: Breakdown | None = None
         self._layers: LayerWatch | None = None
+        listening: dict[str, Any] = {
+            "mark": self._clock.mark, "on_failure": on_failure, "optimizers": self._optimizers, "notices": notices
+        }  # fmt: skip
         if layers and given.model is not None:
-            self._layers = LayerWatch(
-                given.model,
-                SpanPlace(
-                    output_dir=given.output_dir,
-                    rank=given.rank,
-                    world_size=given.world_size,
-                    device_mesh=given.device_mesh,
-                ),
-                accelerator,
-                notices,
-                mark=self._clock.mark,
-                on_failure=on_failure,
-                optimizers=self._optimizers,
-            )
-            self._breakdown = self._layers.parts
+            job = {name: getattr(given, name) for name in ("output_dir", "rank", "world_size", "device_mesh")}
+            self._layers = LayerWatch(given.model, SpanPlace(**job), accelerator, **listening)
+            self._breakdown = self._layers.listener
         elif given.config.perf_breakdown:
-            self._breakdown = Breakdown(
-                self._clock.mark, on_failure, model=given.model, optimizers=self._optimizers, notices=notices
-            )
+            self._breakdown = Breakdown(model=given.model, **listening)
         self._calls = None if given.model is None else BatchCounter(given.model)
         self._compared = False  # a step has told whether they are as told
         self._job: Job | None = None
@@ -446,8 +435,6 @@ class StepWatch:
         if self._breakdown is not None:
             self._breakdown.start()
             self._breakdown.begin_step(begun.mark)
-        if self._layers is not None:
-            self._layers.layers.begin_step()
         if self._calls is not None:
             self._calls.start()
             self._calls.sizes.clear()  # of a step that was forgotten
@@ -461,8 +448,6 @@ class StepWatch:
             self._probe.cancel()
         if self._breakdown is not None:
             self._breakdown.end_step()
-        if self._layers is not None:
-            self._layers.layers.forget_step()
 
     def forget_time(self) -> None:
         """The step that was begun will end with its counts and no time."""
@@ -485,7 +470,6 @@ class StepWatch:
         begun, self._begun = self._begun, None
         begin = begun or self._last_end
         boundaries = None if self._breakdown is None else self._breakdown.end_step()
-        found = None if self._layers is None else self._layers.layers.end_step()
         recorded = begun is not None and begun.recorded
         if begin is not None and self._last_end is not None and not recorded:
             between_ns = begin.mark.host_ns - self._last_end.mark.host_ns
@@ -496,11 +480,8 @@ class StepWatch:
         given_step = self._scalars.whole("step", step)
         number = given_step if given_step is not None else begun.step if begun is not None else self._next_step
         profiled = recorded or end.profiled or (begin is not None and begin.profiled)
-        if self._layers is not None and found is not None:
-            if begun is None or profiled:  # nobody saw it, or it was slow for a reason of its own
-                self._layers.layers.give_back(found.events)
-            else:
-                self._layers.add(number, begun.mark, end.mark, boundaries or (), found)
+        if self._layers is not None and begun is not None and not profiled:  # that is slow for a reason of its own
+            self._layers.add(number, begun.mark, end.mark)
         batch = self._batches.of(samples, tokens, attention_mask, shapes)
         seen: Sequence[BatchSize] = ()
         if self._calls is not None and begun is not None:

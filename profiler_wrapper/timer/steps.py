@@ -338,7 +338,6 @@ class Breakdown(scopes.Listener):
         model: whose calls, and those of modules in it, are forward; None: the outermost modules that are called.
         optimizers: whose steps count; empty: those of all.
         notices: say once why parts are not known.
-        listener: who listens to calls of modules in the place of this, and passes them on to it.
 
     Attributes:
         entered: how often the step has come to each part.
@@ -347,15 +346,13 @@ class Breakdown(scopes.Listener):
 
     def __init__(
         self,
-        mark: Callable[[], Mark],
-        on_failure: Callable[[str, Exception], None],
         *,
         model: nn.Module | None,
+        mark: Callable[[], Mark],
+        on_failure: Callable[[str, Exception], None],
         optimizers: Sequence[Any],
         notices: Notices,
-        listener: scopes.Listener | None = None,
     ) -> None:
-        self._listener = self if listener is None else listener
         self._mark, self._on_failure, self._notices = mark, on_failure, notices
         self._model = None if model is None else weakref.ref(model)
         self._inside: set[int] = set()  # the ids of the modules in the model
@@ -373,7 +370,7 @@ class Breakdown(scopes.Listener):
         """Listen from now on."""
         if self._steps is not None:
             return
-        scopes.listen(self._listener)
+        scopes.listen(self)
         self._steps = OptimizerSteps(before=self._optimizer_begins, after=self._optimizer_ends)
         ENGINE.listen(self)
 
@@ -383,7 +380,7 @@ class Breakdown(scopes.Listener):
         if steps is None:
             return
         steps.remove()
-        scopes.stop_listening(self._listener)
+        scopes.stop_listening(self)
         ENGINE.stop_listening(self)
 
     def begin_step(self, mark: Mark) -> None:

@@ -15,8 +15,8 @@ from profiler_wrapper.errors import Notices
 from profiler_wrapper.timer import layer_spans
 from profiler_wrapper.timer import steps as listening
 from profiler_wrapper.timer.device_events import Mark
-from profiler_wrapper.timer.layer_spans import LayerSpans, Span, StepSpans, Wait
-from profiler_wrapper.timer.layer_timer import SeenStep, spans_of
+from profiler_wrapper.timer.layer_spans import LayerSpans, SeenStep, Span, Wait
+from profiler_wrapper.timer.layer_timer import spans_of
 from profiler_wrapper.timer.steps import Patch, Patches, WaitInfo
 
 MAIN, OTHER_THREAD = 7, 8
@@ -251,7 +251,7 @@ def seen(*waits: Wait, device: Device | None = None) -> SeenStep:
     ]
     parts = (("data", 0), ("forward", 10), ("other", 30), ("backward", 30), ("other", 60))
     boundaries = tuple((part, Mark(round(at * 1e6), None)) for part, at in parts)
-    return SeenStep(5, Mark(0, None), Mark(70_000_000, None), boundaries, StepSpans(spans, list(waits), [], []), MAIN)
+    return SeenStep(5, Mark(0, None), Mark(70_000_000, None), boundaries, spans, list(waits), [], [], MAIN)
 
 
 def moment(at_ms: float, device: Device | None = None) -> tuple[int, Any]:
@@ -328,17 +328,26 @@ def test_outside_of_a_step_nothing_is_kept_and_failures_are_told(monkeypatch: py
     clock = iter((1, 2, 3))
     monkeypatch.setattr(layer_spans, "perf_counter_ns", lambda: next(clock))
     model = torch.nn.Linear(2, 2)
-    spans = LayerSpans(model, None, lambda _, error: failures.append(error), Notices())
+    now = Mark(0, None)
+    spans = LayerSpans(
+        model,
+        (),
+        None,
+        mark=lambda: now,
+        on_failure=lambda _, error: failures.append(error),
+        optimizers=(),
+        notices=Notices(),
+    )
     assert spans.open_wait() is None
-    spans.begin_step()
+    spans.begin_step(now)
     opened = spans.open_wait()
     assert opened is not None
-    spans.forget_step()
+    spans.end_step()
     spans.close_wait(opened, WaitInfo())  # the step has ended in between
-    spans.begin_step()
+    spans.begin_step(now)
     opened = spans.open_wait()
     assert opened is not None
     spans.close_wait(opened, WaitInfo("send"))
-    waits = spans._take().waits
+    waits = spans.take(0, now, now).waits
     assert [(one.begin, one.end, one.info.name) for one in waits] == [((2, None), (3, None), "send")]
     assert spans.open_wait() is None and len(failures) == 1  # the clock has failed
