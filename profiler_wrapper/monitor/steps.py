@@ -455,17 +455,9 @@ class StepWatch:
         self._last_end = None  # else it would begin there
 
     def end(
-        self,
-        *,
-        step: Any,
-        epoch: Any,
-        samples: Any,
-        tokens: Any,
-        attention_mask: Any,
-        shapes: Any,
-        numbers: Mapping[str, Any],
-        skip: frozenset[str],
+        self, *, step: Any, epoch: Any, batch: Mapping[str, Any], numbers: Mapping[str, Any], skip: frozenset[str]
     ) -> None:
+        """The step ends; `batch`: as `Batches.of` takes it, `numbers`: loss, grad_norm, learning_rate."""
         end, timestamp = self._now(), time.time()
         begun, self._begun = self._begun, None
         begin = begun or self._last_end
@@ -482,30 +474,30 @@ class StepWatch:
         profiled = recorded or end.profiled or (begin is not None and begin.profiled)
         if self._layers is not None and begun is not None and not profiled:  # that is slow for a reason of its own
             self._layers.add(number, begun.mark, end.mark)
-        batch = self._batches.of(samples, tokens, attention_mask, shapes)
+        of_step = self._batches.of(**batch)
         seen: Sequence[BatchSize] = ()
         if self._calls is not None and begun is not None:
             seen = self._calls.take()
             if seen and not self._compared and (self._args.batch_size or self._args.seq_length):
-                self._batches.compare(number, batch.shapes, seen)
+                self._batches.compare(number, of_step.shapes, seen)
             self._compared |= bool(seen)
             # Further ones matter where FLOPs that were measured hold for like batches alone.
             if seen and not (self._calls.counts and self._probe.measures(self._known_otherwise(opened))):
                 self._calls.stop()
                 self._calls = None
-        key = batch.key(seen)
+        key = of_step.key(seen)
         logged = {name: self._scalars.number(name, value) for name, value in numbers.items()}
         if logged.get("learning_rate") is None and self._optimizers:
             rate = self._optimizers[0].param_groups[0].get("lr")
             logged["learning_rate"] = self._scalars.number("learning_rate", rate)
-        counts = [count[0] for count in (batch.samples, batch.tokens) if count is not None]
+        counts = [count[0] for count in (of_step.samples, of_step.tokens) if count is not None]
         copied = any(isinstance(value, torch.Tensor) for value in (*counts, *logged.values()))
         if recorded:
             self._recorded_key = key
         measurement = self._probe.finished()
         if measurement is not None:
             opened.works.take(measurement, self._recorded_key)
-        work = opened.works.of(batch.shapes, key)
+        work = opened.works.of(of_step.shapes, key)
         memory, peak = (None, None) if self._memory is None else self._memory.read()
         known = dict(
             step=number,
@@ -524,7 +516,7 @@ class StepWatch:
                 begin=None if begin is None else begin.mark,
                 end=end.mark,
                 read_after=self._clock.mark() if copied else end.mark,
-                batch=batch,
+                batch=of_step,
                 numbers=logged,
                 boundaries=boundaries if self._args.config.perf_breakdown else None,
                 skip=skip,
@@ -562,14 +554,8 @@ class StepWatch:
                 job = self._job = self._job or Job(self._args, self._notices)
                 occupy_closed_streams()
                 job.open(self._start_time, "" if self._memory is None else self._memory.kind)
-                self._batches = Batches(
-                    job.sizes,
-                    self._scalars,
-                    self._notices,
-                    batch_size=self._args.batch_size,
-                    seq_length=self._args.seq_length,
-                    counts=self._args.counts,
-                )
+                given = {name: getattr(self._args, name) for name in ("batch_size", "seq_length", "counts")}
+                self._batches = Batches(job.sizes, self._scalars, self._notices, **given)
                 self._opened = job
                 self.on_open()
             return self._opened

@@ -14,19 +14,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
-from profiler_wrapper.capture.layers import (
-    Layer,
-    RootLabels,
-    all_modules,
-    find_roots,
-    holders,
-    name_layers,
-)
+from profiler_wrapper.capture.layers import Layer, RootLabels, Stage, all_modules, find_roots, holders, name_layers
 from profiler_wrapper.capture.runinfo import is_in_pipeline
 from profiler_wrapper.capture.torch_state import in_backward, is_tracing, keep_dynamo_off
 from profiler_wrapper.timer import log
@@ -202,16 +195,7 @@ class Span:
     group: str | None = None
     bytes: int | None = None
     device_waiting_ns: int = 0  # no part of the span's time on the device
-
-
-class Wait(NamedTuple):
-    """A wait for other ranks. `in_graph`: the autograd engine ran on its thread."""
-
-    begin: Moment
-    end: Moment
-    info: WaitInfo
-    thread: int
-    in_graph: bool
+    in_graph: bool = False  # of a wait: the autograd engine ran on its thread
 
 
 @dataclass(slots=True)
@@ -223,7 +207,7 @@ class SeenStep:
     end: Mark
     boundaries: Boundaries  # of its parts
     spans: list[Span]  # of layers, by their begins
-    waits: list[Wait]  # by their begins
+    waits: list[Span]  # for other ranks, by their begins
     # when graphs had been run, and the ranks that their gradients are reduced over behind that
     ends: list[tuple[Moment, str | None]]
     events: list[Any]  # all on the device that these are made of, and others
@@ -347,7 +331,7 @@ class LayerSpans(Breakdown):
     def _reset(self) -> None:
         """As at the begin of a step."""
         self._calls: list[Call] = []  # forwards that have ended
-        self._waits: list[Wait] = []
+        self._waits: list[Span] = []
         self._ends: list[tuple[Moment, str | None]] = []
         self._recorded: list[Any] = []  # events
         self._runs: list[EngineRun] = []  # whatever threads these are on
@@ -567,7 +551,9 @@ class LayerSpans(Breakdown):
         """That one is over."""
         try:
             if self._times_layers and self._is_here():
-                self._waits.append(Wait(opened, self._moment(), info, threading.get_native_id(), in_backward()))
+                wait = Span("communication", info.name, opened, self._moment(), threading.get_native_id())
+                wait.group, wait.bytes, wait.in_graph = info.group, info.bytes, in_backward()
+                self._waits.append(wait)
         except Exception as error:
             self._fail(error)
 

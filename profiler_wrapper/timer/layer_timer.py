@@ -29,7 +29,7 @@ from profiler_wrapper.timer.device_events import (
     find_accelerator,
     nanoseconds_between,
 )
-from profiler_wrapper.timer.layer_spans import LayerSpans, SeenStep, Span, Wait
+from profiler_wrapper.timer.layer_spans import LayerSpans, SeenStep, Span
 from profiler_wrapper.timer.log import SpanLog, SpanPlace, span_log, text_line, text_name
 from profiler_wrapper.timer.spans import weakly
 from profiler_wrapper.timer.timer import harmless
@@ -94,7 +94,7 @@ def _waits(step: SeenStep, parts: list[Span], layers: list[Span]) -> Iterator[Sp
     backward_around = _finder(span for span in layers if span.kind != "forward")
     counts: Counter[tuple[str, str]] = Counter()
     for wait in step.waits:
-        (name, group, size), trains = wait.info, wait.in_graph or wait.thread == step.thread
+        trains = wait.in_graph or wait.thread == step.thread
         layer = backward_around(wait) if wait.in_graph else forward_around(wait)
         if layer is not None and not wait.in_graph and layer.thread != wait.thread:
             layer = None
@@ -105,21 +105,22 @@ def _waits(step: SeenStep, parts: list[Span], layers: list[Span]) -> Iterator[Sp
                 one.waiting_ns = (one.waiting_ns or 0) + wait.end[0] - wait.begin[0]
                 one.device_waiting_ns += device_ns
         around = layer or part
-        made = Span("communication", name, wait.begin, wait.end, step.thread if trains else wait.thread, bytes=size)
+        if trains:
+            wait.thread = step.thread
         if around is not None:
-            made.depth, made.parent = around.depth + 1, around.name
-        if group is not None:
-            made.group, made.sequence = group, counts[name, group]
-            counts[name, group] += 1
-        yield made
+            wait.depth, wait.parent = around.depth + 1, around.name
+        if wait.group is not None:
+            wait.sequence = counts[wait.name, wait.group]
+            counts[wait.name, wait.group] += 1
+        yield wait
 
 
-def _finder(spans: Iterable[Span]) -> Callable[[Wait], Span | None]:
+def _finder(spans: Iterable[Span]) -> Callable[[Span], Span | None]:
     """Which of these spans, of which none lies in another, a wait lies in."""
     in_order = sorted(spans, key=lambda span: span.begin[0])
     begins = [span.begin[0] for span in in_order]
 
-    def around(wait: Wait) -> Span | None:
+    def around(wait: Span) -> Span | None:
         place = bisect_right(begins, wait.begin[0]) - 1
         return in_order[place] if place >= 0 and wait.end[0] <= in_order[place].end[0] else None
 

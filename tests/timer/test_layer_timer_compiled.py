@@ -51,7 +51,7 @@ def test_a_wait_in_a_compiled_function(process_group: None, tmp_path: Path, monk
     model = nn.Linear(2, 2)
     with LayerTimer(model, tmp_path, device="cpu") as layers, frames_of_ours(monkeypatch) as seen:
         assert torch.equal(step(x, work), torch.full((3,), 4.0))
-        assert [wait.info.name for wait in layers._watch.listener._waits] == ["all_reduce"]
+        assert [wait.name for wait in layers._watch.listener._waits] == ["all_reduce"]
     assert not seen
 
 
