@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from threading import Lock
@@ -300,15 +300,15 @@ class JsonLog(Sink):
 REALTIME_BYTES = 1 << 20  # about 9,000 rows
 REALTIME_ROWS = 20  # that stay when the file begins again
 
-_COLUMNS = (
-    ("Timestamp", 20),
-    ("Step", 8),
-    ("TFLOPS/GPU", 12),
-    ("TFLOPS", 10),
-    ("Samples/s", 12),
-    ("Tokens/s", 12),
-    ("Time(ms)", 10),
-    ("Memory(GB)", 10),
+# Of each column of numbers its title, width, decimals, and what of a row it shows.
+_Column = tuple[str, int, int, Callable[[Row], "float | None"]]
+_COLUMNS: tuple[_Column, ...] = (
+    ("TFLOPS/GPU", 12, 2, lambda row: row.tflops_per_gpu),
+    ("TFLOPS", 10, 2, lambda row: row.tflops_total),
+    ("Samples/s", 12, 1, lambda row: row.samples_per_s),
+    ("Tokens/s", 12, 0, lambda row: row.tokens_per_s),
+    ("Time(ms)", 10, 1, lambda row: times(row.step_time_s, 1e3)),
+    ("Memory(GB)", 10, 2, lambda row: times(row.record.memory_bytes, 1 / GB)),
 )
 _RULE = 80
 _HEADING_LINES = 5
@@ -364,31 +364,25 @@ class RealtimeLog(TextLog):
 
 def heading(session: Session) -> bytes:
     """Return the lines at the top, `_HEADING_LINES` of them."""
-    banner, names = "=" * _RULE, _in_columns([name for name, _ in _COLUMNS])
+    banner, titles = "=" * _RULE, _in_columns("Timestamp", "Step", [title for title, *_ in _COLUMNS])
     started = f"Performance Monitor Session Started: {_second(session.start_time)}"
-    return "\n".join([banner, started, banner, names, "-" * _RULE, ""]).encode()
+    return "\n".join([banner, started, banner, titles, "-" * _RULE, ""]).encode()
 
 
 def text_line(row: Row) -> bytes:
-    """One line; what is not known is `-`."""
-    numbers = (
-        (row.tflops_per_gpu, 2),
-        (row.tflops_total, 2),
-        (row.samples_per_s, 1),
-        (row.tokens_per_s, 0),
-        (times(row.step_time_s, 1e3), 1),
-        (times(row.record.memory_bytes, 1 / GB), 2),
-    )
+    """Return a row as one line; what is not known is `-`."""
+    numbers = [(value_of(row), decimals) for _, _, decimals, value_of in _COLUMNS]
     cells = ["-" if value is None else f"{value:.{decimals}f}" for value, decimals in numbers]
-    return f"{_in_columns([_second(row.record.timestamp), str(row.record.step), *cells])}\n".encode()
+    return f"{_in_columns(_second(row.record.timestamp), str(row.record.step), cells)}\n".encode()
 
 
 def _second(timestamp: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(timestamp))
 
 
-def _in_columns(cells: list[str]) -> str:
-    return " ".join(f"{cell:<{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True)).rstrip()
+def _in_columns(timestamp: str, step: str, cells: list[str]) -> str:
+    numbers = " ".join(f"{cell:<{width}}" for cell, (_, width, *_) in zip(cells, _COLUMNS, strict=True))
+    return f"{timestamp:<20} {step:<8} {numbers}".rstrip()
 
 
 # --- `training_log.json`: `step_logs`, `epoch_logs` and `total_training_time`, valid JSON at any moment ---
@@ -496,12 +490,11 @@ def sinks_of(config: MonitorConfig, *, training_log: str | os.PathLike[str] | No
     Names, as `Sinks.write(skip=)` takes them: `text`, `realtime`, `json`, `training_log`, `console`, `tensorboard`,
     `wandb`.
     """
-    text, steps = config.perf_log_format in ("text", "both"), config.perf_log_format in ("json", "both")
-    of_steps: tuple[LogKind, ...] = ("steps", "summary")
-    kinds: list[LogKind] = [*(["text"] if text else ()), *(of_steps if steps else ())]
+    of_format: dict[str, list[LogKind]] = {"text": ["text"], "json": ["steps", "summary"]}
+    kinds = of_format.get(config.perf_log_format) or [kind for some in of_format.values() for kind in some]
     files = LogFiles(kinds, max_files=config.perf_max_log_files)
-    sinks: list[Sink] = [TextLog(files), RealtimeLog()] if text else []
-    if steps:
+    sinks: list[Sink] = [TextLog(files), RealtimeLog()] if "text" in kinds else []
+    if "steps" in kinds:
         sinks.append(JsonLog(files))
     if training_log is not None:
         sinks.append(TrainingLog(training_log, max_files=config.perf_max_log_files))

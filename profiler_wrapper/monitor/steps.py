@@ -400,8 +400,7 @@ class StepWatch:
         }  # fmt: skip
         if layers and given.model is not None:
             job = {name: getattr(given, name) for name in ("output_dir", "rank", "world_size", "device_mesh")}
-            self._layers = LayerWatch(given.model, SpanPlace(**job), accelerator, **listening)
-            self._breakdown = self._layers.listener
+            self._breakdown = self._layers = LayerWatch(given.model, SpanPlace(**job), accelerator, **listening)
         elif given.config.perf_breakdown:
             self._breakdown = Breakdown(model=given.model, **listening)
         self._calls = None if given.model is None else BatchCounter(given.model)

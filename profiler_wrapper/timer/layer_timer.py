@@ -172,15 +172,14 @@ def _fixed(kind: str, name: str, layer: str | None, depth: int, parent: str | No
 MOST_STEPS = 1024  # that the device may be behind
 
 
-class LayerWatch:
+class LayerWatch(LayerSpans):
     """Layers, parts and steps of a loop, as spans of the rank's timer files. Its methods may raise.
+
+    It is to be started, and told of the begin and end of each step.
 
     Args:
         model: as it is called in the loop, wrappers included, or a pipeline's schedule or stage.
         others: see `Breakdown`.
-
-    Attributes:
-        listener: is to be started, and told of the begin and end of each step.
     """
 
     def __init__(
@@ -188,14 +187,14 @@ class LayerWatch:
     ) -> None:
         stages = find_stages(model)
         events = None if accelerator is None else EventPool(accelerator, notices)
-        self.listener = LayerSpans(model, stages, events, notices=notices, **others)
+        super().__init__(model, stages, events, notices=notices, **others)
         self._waiting: deque[SeenStep] = deque()
         self._log = span_log(_with_coordinates(place, model, stages), notices)
         self._closed = False
 
     def add(self, number: int, begin: Mark, end: Mark) -> None:
         """Write the step that has just ended as soon as the device has come to its end."""
-        self._waiting.append(self.listener.take(number, begin, end))
+        self._waiting.append(self.take(number, begin, end))
         self.pass_on()
 
     def pass_on(self, *, everything: bool = False) -> None:
@@ -205,14 +204,14 @@ class LayerWatch:
             step = waiting.popleft()
             _write_step(self._log, step)
             if step.end.reached:
-                self.listener.give_back(step.events)
+                self.give_back(step.events)
 
     def close(self) -> None:
         """Write all there is, without waiting for the device, and let go of the files."""
         if self._closed:
             return
         self._closed = True  # same: closed once
-        self.listener.stop()
+        self.stop()
         self.pass_on(everything=True)
         self._log.flush()
         self._log.release()
@@ -341,7 +340,7 @@ class LayerTimer:
         """
         mark, begun = self._clock.mark(), self._begun
         if begun is not None:
-            self._watch.listener.end_step()
+            self._watch.end_step()
             ended = begun[0] if number is None else int(number)
             self._next = ended + 1
             self._watch.add(ended, begun[1], mark)
@@ -366,8 +365,8 @@ class LayerTimer:
         self.close()
 
     def _begin(self, mark: Mark) -> None:
-        self._watch.listener.start()
-        self._watch.listener.begin_step(mark)
+        self._watch.start()
+        self._watch.begin_step(mark)
         self._begun = self._next, mark
 
     def _failed(self, what: str, error: Exception) -> None:

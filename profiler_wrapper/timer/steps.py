@@ -371,7 +371,8 @@ class Breakdown(scopes.Listener):
         if self._steps is not None:
             return
         scopes.listen(self)
-        self._steps = OptimizerSteps(before=self._optimizer_begins, after=self._optimizer_ends)
+        before, after = (functools.partial(self._at_optimizer, then) for then in (self._enter, self._leave))
+        self._steps = OptimizerSteps(before=before, after=after)
         ENGINE.listen(self)
 
     def stop(self) -> None:
@@ -459,13 +460,9 @@ class Breakdown(scopes.Listener):
         """That run is over."""
         self._leave("backward")
 
-    def _optimizer_begins(self, optimizer: Callable[[], Any]) -> None:
+    def _at_optimizer(self, then: Callable[[str], object], optimizer: Callable[[], Any]) -> None:
         if not self._optimizers or id(optimizer()) in self._optimizers:
-            self._enter("optimizer")
-
-    def _optimizer_ends(self, optimizer: Callable[[], Any]) -> None:
-        if not self._optimizers or id(optimizer()) in self._optimizers:
-            self._leave("optimizer")
+            then("optimizer")
 
     def _may_enter(self) -> bool:
         """What lies within forward or backward is part of it; an optimizer may call both."""

@@ -126,7 +126,7 @@ def test_a_graph_that_is_run_any_number_of_times(tmp_path: Path, monkeypatch: py
         loss = model(X).sum()
         for _ in range(50):
             loss.backward(retain_graph=True)
-        spans = layers._watch.listener
+        spans = layers._watch
         kept = sum(len(run.records) for run in spans._runs)
         assert kept <= 60 and len(spans._runs) <= 30 and len(spans._ends) <= 30, "they grow with each run"
         layers.step()
@@ -144,7 +144,7 @@ def test_a_loop_that_never_says_that_a_step_ends(tmp_path: Path, monkeypatch: py
         def forget() -> None:
             for _ in range(50):
                 train(model)
-                assert len(layers._watch.listener._boundaries) <= 22, "it grows with each step"
+                assert len(layers._watch._boundaries) <= 22, "it grows with each step"
 
         (said,) = warned(forget)
         assert "told where its steps end" in said
