@@ -73,12 +73,6 @@ class SpanPlace:
         """Places with the same one have the same files."""
         return self.output_dir, self.run_name, self.prefix, self.rank, self.world_size
 
-    @property
-    def given_name(self) -> str | None:
-        """The name of the run, where the user gives one."""
-        named = self.environment.get(RUN_NAME_VARIABLE) or self.run_name
-        return safe_name(named, self.prefix) if named else None
-
     def claim(self, owner: Owner) -> TimerFiles:
         """Make and open the two files, where there are none of this rank: nothing is ever written over.
 
@@ -297,6 +291,7 @@ class TimerFiles(NamedTuple):
 # --- the log ---
 
 _logs: weakref.WeakValueDictionary[tuple[Any, ...], SpanLog] = weakref.WeakValueDictionary()
+_living: weakref.WeakSet[SpanLog] = weakref.WeakSet()
 
 
 def span_log(place: SpanPlace, notices: Notices) -> SpanLog:
@@ -323,12 +318,15 @@ class SpanLog:
         look_at: when by the monotonic clock `look` is due.
         owner: None: there are no files yet.
         users: timers that write here, and have not released it.
+        recorders: have a method `reset`, which is called in a forked child.
         lost: lines that could not be written.
     """
 
     def __init__(self, place: SpanPlace, notices: Notices) -> None:
         self.place, self._notices = place, notices
         self.users = 0
+        self.recorders: weakref.WeakSet[Any] = weakref.WeakSet()
+        _living.add(self)
         self._reset()
 
     def _reset(self, *, forked: bool = False) -> None:
@@ -357,6 +355,8 @@ class SpanLog:
         self._reset(forked=True)
         if files is not None:
             files.close()
+        for recorder in list(self.recorders):
+            recorder.reset()
 
     def write(
         self, texts: Sequence[bytes], lines: Sequence[bytes], *, pending: bool = False, is_header: bool = False
@@ -518,12 +518,12 @@ class SpanLog:
     def _warn_renamed(self) -> None:
         """Of a run that goes elsewhere than the user said, as its name is taken. One rank says it, once it is known
         to be that: until there is a process group, each process may take itself for rank 0."""
-        named, files, owner = self.place.given_name, self._files, self.owner
-        if named is None or files is None or owner is None or owner.info.rank or owner.worker:
+        place, files, owner = self.place, self._files, self.owner
+        named = place.environment.get(RUN_NAME_VARIABLE) or place.run_name
+        if not named or files is None or owner is None or owner.info.rank or owner.worker:
             return
-        where = files.root
-        if where.name != named:
-            taken = where.with_name(named)
+        where, taken = files.root, files.root.with_name(safe_name(named, place.prefix))
+        if where != taken:
             self._notices.warn_once("renamed", f"the timer writes to {where}: {taken} holds another run of that name")
 
 
@@ -532,7 +532,7 @@ def _after_fork() -> None:
     forks += 1
     distributed = torch.distributed
     _group_of_parent = distributed.is_available() and distributed.is_initialized()
-    for log in list(_logs.values()):
+    for log in list(_living):
         log.after_fork()
 
 

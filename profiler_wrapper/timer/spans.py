@@ -130,6 +130,7 @@ class SpanRecorder:
     def __init__(self, place: SpanPlace, notices: Notices, *, device: Any, watch_garbage: bool) -> None:
         self._notices, self._device, self._watch_garbage = notices, device, watch_garbage
         self.log = span_log(place, notices)
+        self.log.recorders.add(self)
         self._garbage: Any = None  # in gc.callbacks
         self.reset()
 
