@@ -176,6 +176,10 @@ class Call:
     end: Moment | None = None
     inputs: Known = field(default_factory=list)  # that have a gradient
 
+    def is_part_like(self, other: Call) -> bool:
+        """Both are modules in a block that are called one after the other for one node: one recompute of the block."""
+        return other.for_node is not None and (self.module, self.for_node) == (other.module, other.for_node)
+
 
 @dataclass(slots=True)
 class Span:
@@ -259,21 +263,6 @@ def _spans_of(records: list[_Record]) -> Iterator[Span]:
 def _span(kind: str, call: Call, begin: Moment, end: Moment, thread: int = 0) -> Span:
     name = call.module.name
     return Span(kind, f"{name} {kind}", begin, end, thread, name, microbatch=call.microbatch)
-
-
-def _joined(records: list[_Record]) -> list[_Record]:
-    """What modules in a block computed again one after the other, for one node of the graph, is one recompute of it."""
-    joined: list[_Record] = []
-    for record in records:
-        what, which, _ = record
-        if what == RECOMPUTE and which is not None and which.for_node is not None and joined:
-            what_before, before, _ = joined[-1]
-            is_same = before is not None and (before.module, before.for_node) == (which.module, which.for_node)
-            if what_before == RECOMPUTED and is_same:
-                joined.pop()
-                continue
-        joined.append(record)
-    return joined
 
 
 def _node_number() -> int:
@@ -375,7 +364,7 @@ class LayerSpans(Breakdown):
         spans = [_span("forward", call, call.begin, call.end, call.thread) for call in self._calls if call.end]
         for run in self._runs:
             run.finished = True
-            spans += _spans_of(_joined(run.records))
+            spans += _spans_of(run.records)
         spans.sort(key=lambda span: span.begin[0])
         self._waits.sort(key=lambda wait: wait.begin[0])
         noted = (self._last_boundaries, spans, self._waits, self._ends, self._recorded)
@@ -520,6 +509,11 @@ class LayerSpans(Breakdown):
                 self._runs.append(run)
             self._run_of_task[task] = run
             torch.autograd.Variable._execution_engine.queue_callback(partial(self._graph_ends, run, task))
+        if what == RECOMPUTE and run.records:
+            before, one, _ = run.records[-1]
+            if before == RECOMPUTED and one is not None and one.is_part_like(call):
+                run.records.pop()
+                return
         run.records.append((what, call, moment))
 
     def _graph_ends(self, run: EngineRun, task: int) -> None:
