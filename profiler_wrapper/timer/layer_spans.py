@@ -354,13 +354,13 @@ class LayerSpans(Breakdown):
     def end_step(self) -> Boundaries:
         """The step has ended: where its parts begin. Its layers are what `take` returns."""
         boundaries = self._last_boundaries = super().end_step()
-        was_open, self._times_layers = self._times_layers, False
-        if was_open and self._modules is not None and self.entered.get("forward"):
-            self._look_for_missed(self._modules)
+        self._times_layers = False
         return boundaries
 
     def take(self, number: int, begin: Mark, end: Mark) -> SeenStep:
         """Return the step that has just ended, whose events are to be given back."""
+        if self._modules is not None and self.entered.get("forward"):
+            self._look_for_missed(self._modules)
         spans = [_span("forward", call, call.begin, call.end, call.thread) for call in self._calls if call.end]
         for run in self._runs:
             run.finished = True

@@ -36,8 +36,9 @@ _ROOM_BYTES = len(b"null            ")
 _LONGEST_NAME = 512
 
 _LOCK_S = 2.0  # no thread waits longer for another to write: a training never hangs on its timer
-_LOOK_NS = 62_500_000  # between two looks whether the files are still there, and whether the rank has become known
-_CLOCK_NS = 60_000_000_000  # between two lines that say how the clocks stand
+_KNOWN_LOOK_NS = 1_000_000_000  # between two looks whether the files are still there
+_LOOK_NS = _KNOWN_LOOK_NS // 16  # while the rank may still become known
+_CLOCK_NS = 60 * _KNOWN_LOOK_NS  # between two lines that say how the clocks stand
 _MOST_NUMBERED_BYTES = 1 << 28  # that are read and written again, as the first step begins
 
 
@@ -423,7 +424,8 @@ class SpanLog:
         # same (and -> or): only slower
         if first or (not self.owner.known and has_process_group()):  # type: ignore[union-attr]
             self._become(find_owner(self.place, forked=self._forked))
-        self.look_at = now + _LOOK_NS  # same (+ -> -): only slower
+        # same (+ -> -): only slower
+        self.look_at = now + (_KNOWN_LOOK_NS if self.owner is not None and self.owner.known else _LOOK_NS)
         if first:  # same: only slower
             return
         try:
