@@ -228,7 +228,7 @@ class LogFiles:
                 others = [files for stamp, files in log_sessions(directory).items() if stamp != self.stamp]
                 for one in self._kinds if self._max_files else ():
                     remove_oldest([files[one] for files in others if one in files], keep=self._max_files - 1)
-        return LineFile(log_file(directory, kind, self.stamp))
+        return LineFile(log_file(directory, kind, self.stamp), marked=True)
 
     def _claim(self, directory: Path, stamp: str) -> str:
         for number in itertools.count(1):
@@ -352,7 +352,7 @@ class RealtimeLog(TextLog):
     def open(self, session: Session) -> None:
         path = log_directory(session) / "perf_realtime.log"
         path.unlink(missing_ok=True)
-        self._file = LineFile(path)
+        self._file = LineFile(path, marked=True)
         self._file.append(heading(session))
 
     def write_row(self, row: Row) -> None:
@@ -422,7 +422,7 @@ class TrainingLog(Sink):
             found = [beside for beside in path.parent.iterdir() if ours.fullmatch(beside.name)]
             remove_oldest(sorted(found, key=lambda beside: beside.stem), keep=self._max_files - 1)
         path.touch(exist_ok=False)
-        self._file = LineFile(path)
+        self._file = LineFile(path, marked=True)
         self._file.append(b'{"step_logs": [')
         self._end = self._file.tell()
         self.flush()

@@ -14,16 +14,19 @@ if sys.platform != "win32":  # there nothing is known to be written
 class LineFile:
     """Append whole lines to a file. Nothing is buffered in the process, so a fork repeats none and a kill loses none.
 
-    While it is open, `is_written` tells so. Every method raises OSError where the file cannot be written or read; then
-    nothing of what was to be written is in it.
+    Every method raises OSError where the file cannot be written or read; then nothing of what was to be written is in
+    it.
+
+    Args:
+        marked: `is_written` tells while it is open. A file system that is slow to lock makes this wait.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, marked: bool = False) -> None:
         self.path = path
         self._end = open(path, "ab", buffering=0)  # noqa: SIM115 - closed in close
         self._inside = open(path, "r+b", buffering=0)  # noqa: SIM115
         self._write = self._end.write
-        if sys.platform != "win32":
+        if marked and sys.platform != "win32":
             with contextlib.suppress(OSError):  # some file systems have no locks
                 fcntl.flock(self._end.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -86,7 +89,7 @@ class LineFile:
 
 
 def is_written(path: Path) -> bool:
-    """Return whether a process has it open as a `LineFile`; of one that died, and on Windows, False."""
+    """Return whether a process has it open as a marked `LineFile`; of one that died, and on Windows, False."""
     if sys.platform == "win32":
         return False  # same: on Windows
     try:

@@ -66,7 +66,9 @@ def test_a_line_is_filled_in_whole_while_a_signal_fills_in_another(tmp_path: Pat
 
 def test_what_is_written_is_known_until_it_is_closed(tmp_path: Path) -> None:
     path = tmp_path / "lines"
-    lines = LineFile(path)
+    plain, lines = LineFile(path), LineFile(path, marked=True)
+    assert is_written(path)
+    plain.close()
     assert is_written(path)
     lines.close()
     assert not is_written(path)
