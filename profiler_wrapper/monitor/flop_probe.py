@@ -101,7 +101,7 @@ class FlopProbe:
         self._counting: Counting | None = None
         self._counting_since_s = 0.0
         self._counted_step: int | None = None
-        self._any_begun = self._again = False
+        self._again = True  # the next step is to be measured
         self._left = False  # the recording's step has ended, and the recording not
         self._compilations = self._compiling_steps = self._evaluations = 0
         self._calls: dict[str, set[bool]] = {}  # of the step's roots: whether with gradients; False: evaluating
@@ -116,7 +116,7 @@ class FlopProbe:
         """
         if not self.measures(otherwise_known):
             return False
-        return self._again or not self._any_begun or step % (self._frequency or DEFAULT_FREQUENCY) == 0
+        return self._again or step % (self._frequency or DEFAULT_FREQUENCY) == 0
 
     def measures(self, otherwise_known: bool) -> bool:
         """Whether it measures any step."""
@@ -134,7 +134,7 @@ class FlopProbe:
                 "time; the next ones are tried again",
             )
             return False
-        self._any_begun, self._again, self._left, self._step = True, False, False, step
+        self._again, self._left, self._step = False, False, step
         self._compilations, self._thread, self._calls = compilations(), threading.get_ident(), {}
         session = Session(
             activities=machine_activities(),

@@ -8,11 +8,10 @@ import math
 import os
 import re
 import shutil
-import sys
 import tempfile
 import time
-from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from threading import Lock
@@ -24,10 +23,8 @@ from profiler_wrapper.monitor.config import MonitorConfig
 from profiler_wrapper.monitor.read import LogKind, StepLine, StepReader, kind_and_stamp, log_file, log_sessions
 from profiler_wrapper.monitor.records import GB, PERCENTILES, Interval, Row, RunStatistics, Session, StepRecord, times
 from profiler_wrapper.monitor.sinks import Console, Sink, TensorBoard, Wandb
+from profiler_wrapper.timer.line_file import LineFile, is_written
 from profiler_wrapper.trace.atomic import plain_data, replacing
-
-if sys.platform != "win32":  # there nothing is known to be written
-    import fcntl
 
 # --------------------------------------------------------------------------------------------------
 # Steps and rows as JSON, under the names of FlagScale's performance monitor and, where it has none, of our own.
@@ -201,61 +198,12 @@ def unfinished(directory: Path) -> list[Path]:
     return [
         files["steps"]
         for files in log_sessions(directory).values()
-        if "steps" in files and "summary" not in files and not any(map(is_locked, files.values()))
+        if "steps" in files and "summary" not in files and not any(map(is_written, files.values()))
     ]
 
 
 # --------------------------------------------------------------------------------------------------
-# Files of whole lines, those of a run named alike. The oldest go, but for those that are still written.
-
-
-def lock(descriptor: int) -> None:
-    """Marks an open file as being written, until it is closed or the process dies. It hinders nobody."""
-    if sys.platform != "win32":
-        with contextlib.suppress(OSError):  # some file systems have no locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def is_locked(path: Path) -> bool:
-    """Whether somebody has marked it by `lock`."""
-    if sys.platform == "win32":
-        return False  # same: on Windows
-    try:
-        with path.open("rb") as file:
-            fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
-class LineFile:
-    """Appends whole lines. Nothing is buffered in the process, so a fork repeats none and a kill loses none."""
-
-    def __init__(self, path: Path) -> None:
-        """Raises OSError: it cannot be opened."""
-        self.path = path
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed in close
-        lock(self._file.fileno())
-
-    def write(self, lines: bytes) -> None:
-        """Raises OSError: not all of it could be written."""
-        while lines:
-            lines = lines[self._file.write(lines) :]
-
-    def restart(self, lines: bytes) -> None:
-        """Put `lines` in the place of all that is there."""
-        self._file.truncate(0)
-        self.write(lines)
-
-    def check(self) -> None:
-        """Raises OSError: the file has been removed, so nobody would ever see what is written."""
-        if os.fstat(self._file.fileno()).st_nlink == 0:
-            raise FileNotFoundError(f"{self.path} was removed, or another monitor writes it now")
-
-    def close(self) -> None:
-        self._file.close()
+# The files of a run are named alike. The oldest go, but for those that are still written.
 
 
 _CLAIMING = Lock()  # each log opens its file in a thread of its own
@@ -280,7 +228,7 @@ class LogFiles:
                 others = [files for stamp, files in log_sessions(directory).items() if stamp != self.stamp]
                 for one in self._kinds if self._max_files else ():
                     remove_oldest([files[one] for files in others if one in files], keep=self._max_files - 1)
-        return LineFile(log_file(directory, kind, self.stamp))
+        return LineFile(log_file(directory, kind, self.stamp), marked=True)
 
     def _claim(self, directory: Path, stamp: str) -> str:
         for number in itertools.count(1):
@@ -296,7 +244,7 @@ class LogFiles:
 def remove_oldest(files: Sequence[Path], *, keep: int) -> None:
     """All but the last so many, and but for those that are still written."""
     for path in files[: max(0, len(files) - keep)]:
-        if not is_locked(path):
+        if not is_written(path):
             with contextlib.suppress(OSError):
                 path.unlink()
 
@@ -328,12 +276,12 @@ class JsonLog(Sink):
 
     def open(self, session: Session) -> None:
         self._file = self._files.open(session, "steps")
-        self._file.write(encode({"session": session.to_dict()}) + b"\n")
+        self._file.append(encode({"session": session.to_dict()}) + b"\n")
         self._summary = Summary(self._file.path.parent)
         self._start_time = session.stamp
 
     def write(self, record: StepRecord) -> None:
-        self._file.write(encode(_entry(record, record)) + b"\n")
+        self._file.append(encode(_entry(record, record)) + b"\n")
 
     def write_row(self, row: Row) -> None:
         self._summary.add(row)
@@ -352,17 +300,18 @@ class JsonLog(Sink):
 REALTIME_BYTES = 1 << 20  # about 9,000 rows
 REALTIME_ROWS = 20  # that stay when the file begins again
 
-_COLUMNS = (
-    ("Timestamp", 20),
-    ("Step", 8),
-    ("TFLOPS/GPU", 12),
-    ("TFLOPS", 10),
-    ("Samples/s", 12),
-    ("Tokens/s", 12),
-    ("Time(ms)", 10),
-    ("Memory(GB)", 10),
+# Of each column of numbers its title, width, decimals, and what of a row it shows.
+_Column = tuple[str, int, int, Callable[[Row], "float | None"]]
+_COLUMNS: tuple[_Column, ...] = (
+    ("TFLOPS/GPU", 12, 2, lambda row: row.tflops_per_gpu),
+    ("TFLOPS", 10, 2, lambda row: row.tflops_total),
+    ("Samples/s", 12, 1, lambda row: row.samples_per_s),
+    ("Tokens/s", 12, 0, lambda row: row.tokens_per_s),
+    ("Time(ms)", 10, 1, lambda row: times(row.step_time_s, 1e3)),
+    ("Memory(GB)", 10, 2, lambda row: times(row.record.memory_bytes, 1 / GB)),
 )
 _RULE = 80
+_HEADING_LINES = 5
 
 
 class TextLog(Sink):
@@ -377,10 +326,10 @@ class TextLog(Sink):
 
     def open(self, session: Session) -> None:
         self._file = self._files.open(session, "text")
-        self._file.write(heading(session))
+        self._file.append(heading(session))
 
     def write_row(self, row: Row) -> None:
-        self._file.write(text_line(row))
+        self._file.append(text_line(row))
         self._file.check()
 
     def close(self, statistics: RunStatistics) -> None:
@@ -398,60 +347,42 @@ class RealtimeLog(TextLog):
     waited_for = False
 
     def __init__(self) -> None:
-        self._heading = b""
-        self._last: deque[bytes] = deque(maxlen=REALTIME_ROWS)
-        self._size_bytes = 0
+        self._file: LineFile
 
     def open(self, session: Session) -> None:
         path = log_directory(session) / "perf_realtime.log"
-        self._heading = heading(session)
         path.unlink(missing_ok=True)
-        self._file = LineFile(path)
-        self._restart()
+        self._file = LineFile(path, marked=True)
+        self._file.append(heading(session))
 
     def write_row(self, row: Row) -> None:
-        line = text_line(row)
-        self._last.append(line)
-        if self._size_bytes + len(line) > REALTIME_BYTES:
-            self._restart()
-        else:
-            self._file.write(line)
-            self._size_bytes += len(line)
-        self._file.check()
-
-    def _restart(self) -> None:
-        lines = b"".join([self._heading, *self._last])
-        self._file.restart(lines)
-        self._size_bytes = len(lines)
+        if self._file.tell() + len(text_line(row)) > REALTIME_BYTES:
+            lines = self._file.read().splitlines(keepends=True)
+            self._file.replace_end(0, b"".join(lines[:_HEADING_LINES] + lines[_HEADING_LINES:][1 - REALTIME_ROWS :]))
+        super().write_row(row)
 
 
 def heading(session: Session) -> bytes:
-    """The five lines at the top."""
-    banner, names = "=" * _RULE, _in_columns([name for name, _ in _COLUMNS])
+    """Return the lines at the top, `_HEADING_LINES` of them."""
+    banner, titles = "=" * _RULE, _in_columns("Timestamp", "Step", [title for title, *_ in _COLUMNS])
     started = f"Performance Monitor Session Started: {_second(session.start_time)}"
-    return "\n".join([banner, started, banner, names, "-" * _RULE, ""]).encode()
+    return "\n".join([banner, started, banner, titles, "-" * _RULE, ""]).encode()
 
 
 def text_line(row: Row) -> bytes:
-    """One line; what is not known is `-`."""
-    numbers = (
-        (row.tflops_per_gpu, 2),
-        (row.tflops_total, 2),
-        (row.samples_per_s, 1),
-        (row.tokens_per_s, 0),
-        (times(row.step_time_s, 1e3), 1),
-        (times(row.record.memory_bytes, 1 / GB), 2),
-    )
+    """Return a row as one line; what is not known is `-`."""
+    numbers = [(value_of(row), decimals) for _, _, decimals, value_of in _COLUMNS]
     cells = ["-" if value is None else f"{value:.{decimals}f}" for value, decimals in numbers]
-    return f"{_in_columns([_second(row.record.timestamp), str(row.record.step), *cells])}\n".encode()
+    return f"{_in_columns(_second(row.record.timestamp), str(row.record.step), cells)}\n".encode()
 
 
 def _second(timestamp: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(timestamp))
 
 
-def _in_columns(cells: list[str]) -> str:
-    return " ".join(f"{cell:<{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True)).rstrip()
+def _in_columns(timestamp: str, step: str, cells: list[str]) -> str:
+    numbers = " ".join(f"{cell:<{width}}" for cell, (_, width, *_) in zip(cells, _COLUMNS, strict=True))
+    return f"{timestamp:<20} {step:<8} {numbers}".rstrip()
 
 
 # --- `training_log.json`: `step_logs`, `epoch_logs` and `total_training_time`, valid JSON at any moment ---
@@ -472,9 +403,8 @@ class TrainingLog(Sink):
     def __init__(self, path: str | os.PathLike[str], *, max_files: int = 0) -> None:
         self._path = Path(path)
         self._max_files = max_files
-        self._file: IO[bytes]
+        self._file: LineFile
         self._end = 0  # where the last step in the file ends
-        self._tail = b""  # of the file, behind that
         self._waiting: list[bytes] = []
         self._empty = True
         self._epochs: dict[int, defaultdict[str, float]] = {}  # sums over their steps
@@ -491,11 +421,10 @@ class TrainingLog(Sink):
             ours = re.compile(rf"{re.escape(path.stem)}_\d{{8}}_\d{{6}}(_\d+)?{re.escape(path.suffix)}")
             found = [beside for beside in path.parent.iterdir() if ours.fullmatch(beside.name)]
             remove_oldest(sorted(found, key=lambda beside: beside.stem), keep=self._max_files - 1)
-        self._file = self._path.open("xb", buffering=0)
-        lock(self._file.fileno())
-        head = b'{"step_logs": ['
-        self._file.write(head)
-        self._end = len(head)
+        path.touch(exist_ok=False)
+        self._file = LineFile(path, marked=True)
+        self._file.append(b'{"step_logs": [')
+        self._end = self._file.tell()
         self.flush()
 
     def write(self, record: StepRecord) -> None:
@@ -517,21 +446,8 @@ class TrainingLog(Sink):
         self._waiting.clear()
         epochs = b",\n".join(encode(_epoch_log(number, sums)) for number, sums in self._epochs.items())
         tail = b'\n],\n"epoch_logs": [\n%s\n],\n"total_training_time": %s\n}\n' % (epochs, encode(self._time_s))
-        try:
-            self._write_end(steps + tail)
-        except OSError:  # the disk is full: where the old end was, there is place for it
-            with contextlib.suppress(OSError):
-                self._write_end(self._tail)
-            raise
+        self._file.replace_end(self._end, steps + tail)
         self._end += len(steps)
-        self._tail = tail
-
-    def _write_end(self, unwritten: bytes) -> None:
-        """In the place of all behind the last step."""
-        self._file.seek(self._end)
-        while unwritten:
-            unwritten = unwritten[self._file.write(unwritten) :]
-        self._file.truncate()
 
     def close(self, statistics: RunStatistics) -> None:
         self._file.close()
@@ -574,12 +490,11 @@ def sinks_of(config: MonitorConfig, *, training_log: str | os.PathLike[str] | No
     Names, as `Sinks.write(skip=)` takes them: `text`, `realtime`, `json`, `training_log`, `console`, `tensorboard`,
     `wandb`.
     """
-    text, steps = config.perf_log_format in ("text", "both"), config.perf_log_format in ("json", "both")
-    of_steps: tuple[LogKind, ...] = ("steps", "summary")
-    kinds: list[LogKind] = [*(["text"] if text else ()), *(of_steps if steps else ())]
+    of_format: dict[str, list[LogKind]] = {"text": ["text"], "json": ["steps", "summary"]}
+    kinds = of_format.get(config.perf_log_format) or [kind for some in of_format.values() for kind in some]
     files = LogFiles(kinds, max_files=config.perf_max_log_files)
-    sinks: list[Sink] = [TextLog(files), RealtimeLog()] if text else []
-    if steps:
+    sinks: list[Sink] = [TextLog(files), RealtimeLog()] if "text" in kinds else []
+    if "steps" in kinds:
         sinks.append(JsonLog(files))
     if training_log is not None:
         sinks.append(TrainingLog(training_log, max_files=config.perf_max_log_files))

@@ -243,10 +243,7 @@ class TrainingMonitor:
         self._watch.end(
             step=step,
             epoch=epoch,
-            samples=samples,
-            tokens=tokens,
-            attention_mask=attention_mask,
-            shapes=shapes,
+            batch={"samples": samples, "tokens": tokens, "attention_mask": attention_mask, "shapes": shapes},
             numbers={"loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate},
             skip=frozenset(skip),
         )

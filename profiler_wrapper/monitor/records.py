@@ -168,24 +168,28 @@ _BUCKET_GROWTH = 1.01  # of a bucket of times over the one below it
 _LOG_GROWTH = math.log(_BUCKET_GROWTH)
 
 
-class Means(Rates):
-    """Sums of work over sums of time, so that a long step weighs what it took.
+class Row(Rates):
+    """Means of several steps, and the last of them: what a log shows of the steps since its last row.
 
-    Of a kind of work, only steps count where it and the time are known. Steps that were profiled count nowhere.
+    Sums of work over sums of time, so that a long step weighs what it took. Of a kind of work, only steps count where
+    it and the time are known. Steps that were profiled count nowhere.
     """
 
-    __slots__ = ("_sums", "_time_s", "steps", "world_size")
+    __slots__ = ("_broken_down", "_part_times_s", "_sums", "_time_s", "record", "steps", "world_size")
 
     def __init__(self) -> None:
+        self.record: StepRecord  # the last step; its numbers other than times, work and rates are the row's
         self.steps = 0  # those that count: undisturbed, with a time
         self.world_size = 1
         self._time_s = 0.0
         self._sums = {name: [0.0, 0.0, 0] for name in _WORK}  # the work, the time of its steps, their number
+        self._part_times_s: dict[str, float] = defaultdict(float)
+        self._broken_down = 0  # steps whose parts are known
 
     def add(self, record: StepRecord) -> bool:
         """Whether the step counts."""
         time_s = record.step_time_s
-        self.world_size = record.world_size
+        self.record, self.world_size = record, record.world_size
         if record.profiled or time_s is None or not 0.0 < time_s < math.inf:
             return False
         self.steps += 1
@@ -196,11 +200,22 @@ class Means(Rates):
                 sums[0] += work
                 sums[1] += time_s
                 sums[2] += 1
+        if record.breakdown_s is not None:
+            self._broken_down += 1
+            for part, part_time_s in record.breakdown_s.items():
+                self._part_times_s[part] += part_time_s
         return True
 
     @property
     def step_time_s(self) -> float | None:
         return self._time_s / self.steps if self.steps else None
+
+    @property
+    def breakdown_s(self) -> dict[str, float] | None:
+        """The parts of one step, which add up to `step_time_s`; None where one of the steps does not tell."""
+        if not 0 < self._broken_down == self.steps:
+            return None
+        return {part: time_s / self.steps for part, time_s in self._part_times_s.items()}
 
     def per_s(self, work: str) -> float | None:
         amount, time_s, _ = self._sums[work]
@@ -210,34 +225,6 @@ class Means(Rates):
         """Of the steps that tell it."""
         amount, _, steps = self._sums[work]
         return amount / steps if steps else None
-
-
-class Row(Means):
-    """What a log shows of the steps since its last row: their means, and the last of them."""
-
-    __slots__ = ("_broken_down", "_part_times_s", "record")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.record: StepRecord  # the last step; its numbers other than times, work and rates are the row's
-        self._part_times_s: dict[str, float] = defaultdict(float)
-        self._broken_down = 0  # steps whose parts are known
-
-    def add(self, record: StepRecord) -> bool:
-        self.record = record
-        counts = super().add(record)
-        if counts and record.breakdown_s is not None:
-            self._broken_down += 1
-            for part, time_s in record.breakdown_s.items():
-                self._part_times_s[part] += time_s
-        return counts
-
-    @property
-    def breakdown_s(self) -> dict[str, float] | None:
-        """The parts of one step, which add up to `step_time_s`; None where one of the steps does not tell."""
-        if not 0 < self._broken_down == self.steps:
-            return None
-        return {part: time_s / self.steps for part, time_s in self._part_times_s.items()}
 
 
 class Interval:
@@ -276,7 +263,7 @@ class RunStatistics:
 
     steps: int = 0  # all that were given
     profiled_steps: int = 0  # those under the profiler, which count only in `steps` and in the memory's peak
-    rates: Means = field(default_factory=Means)  # sums of work over sums of time, of the others
+    rates: Row = field(default_factory=Row)  # sums of work over sums of time, of the others
     step_time_s: Range | None = None  # of single steps, as the next
     tflops_per_gpu: Range | None = None
     first_step: int | None = None  # its number

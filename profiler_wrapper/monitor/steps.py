@@ -395,26 +395,14 @@ class StepWatch:
         self._optimizers = find_optimizers(given.optimizer)
         self._breakdown: Breakdown | None = None
         self._layers: LayerWatch | None = None
+        listening: dict[str, Any] = {
+            "mark": self._clock.mark, "on_failure": on_failure, "optimizers": self._optimizers, "notices": notices
+        }  # fmt: skip
         if layers and given.model is not None:
-            self._layers = LayerWatch(
-                given.model,
-                SpanPlace(
-                    output_dir=given.output_dir,
-                    rank=given.rank,
-                    world_size=given.world_size,
-                    device_mesh=given.device_mesh,
-                ),
-                accelerator,
-                notices,
-                mark=self._clock.mark,
-                on_failure=on_failure,
-                optimizers=self._optimizers,
-            )
-            self._breakdown = self._layers.parts
+            job = {name: getattr(given, name) for name in ("output_dir", "rank", "world_size", "device_mesh")}
+            self._breakdown = self._layers = LayerWatch(given.model, SpanPlace(**job), accelerator, **listening)
         elif given.config.perf_breakdown:
-            self._breakdown = Breakdown(
-                self._clock.mark, on_failure, model=given.model, optimizers=self._optimizers, notices=notices
-            )
+            self._breakdown = Breakdown(model=given.model, **listening)
         self._calls = None if given.model is None else BatchCounter(given.model)
         self._compared = False  # a step has told whether they are as told
         self._job: Job | None = None
@@ -446,8 +434,6 @@ class StepWatch:
         if self._breakdown is not None:
             self._breakdown.start()
             self._breakdown.begin_step(begun.mark)
-        if self._layers is not None:
-            self._layers.layers.begin_step()
         if self._calls is not None:
             self._calls.start()
             self._calls.sizes.clear()  # of a step that was forgotten
@@ -461,8 +447,6 @@ class StepWatch:
             self._probe.cancel()
         if self._breakdown is not None:
             self._breakdown.end_step()
-        if self._layers is not None:
-            self._layers.layers.forget_step()
 
     def forget_time(self) -> None:
         """The step that was begun will end with its counts and no time."""
@@ -470,22 +454,13 @@ class StepWatch:
         self._last_end = None  # else it would begin there
 
     def end(
-        self,
-        *,
-        step: Any,
-        epoch: Any,
-        samples: Any,
-        tokens: Any,
-        attention_mask: Any,
-        shapes: Any,
-        numbers: Mapping[str, Any],
-        skip: frozenset[str],
+        self, *, step: Any, epoch: Any, batch: Mapping[str, Any], numbers: Mapping[str, Any], skip: frozenset[str]
     ) -> None:
+        """The step ends; `batch`: as `Batches.of` takes it, `numbers`: loss, grad_norm, learning_rate."""
         end, timestamp = self._now(), time.time()
         begun, self._begun = self._begun, None
         begin = begun or self._last_end
         boundaries = None if self._breakdown is None else self._breakdown.end_step()
-        found = None if self._layers is None else self._layers.layers.end_step()
         recorded = begun is not None and begun.recorded
         if begin is not None and self._last_end is not None and not recorded:
             between_ns = begin.mark.host_ns - self._last_end.mark.host_ns
@@ -496,35 +471,32 @@ class StepWatch:
         given_step = self._scalars.whole("step", step)
         number = given_step if given_step is not None else begun.step if begun is not None else self._next_step
         profiled = recorded or end.profiled or (begin is not None and begin.profiled)
-        if self._layers is not None and found is not None:
-            if begun is None or profiled:  # nobody saw it, or it was slow for a reason of its own
-                self._layers.layers.give_back(found.events)
-            else:
-                self._layers.add(number, begun.mark, end.mark, boundaries or (), found)
-        batch = self._batches.of(samples, tokens, attention_mask, shapes)
+        if self._layers is not None and begun is not None and not profiled:  # that is slow for a reason of its own
+            self._layers.add(number, begun.mark, end.mark)
+        of_step = self._batches.of(**batch)
         seen: Sequence[BatchSize] = ()
         if self._calls is not None and begun is not None:
             seen = self._calls.take()
             if seen and not self._compared and (self._args.batch_size or self._args.seq_length):
-                self._batches.compare(number, batch.shapes, seen)
+                self._batches.compare(number, of_step.shapes, seen)
             self._compared |= bool(seen)
             # Further ones matter where FLOPs that were measured hold for like batches alone.
             if seen and not (self._calls.counts and self._probe.measures(self._known_otherwise(opened))):
                 self._calls.stop()
                 self._calls = None
-        key = batch.key(seen)
+        key = of_step.key(seen)
         logged = {name: self._scalars.number(name, value) for name, value in numbers.items()}
         if logged.get("learning_rate") is None and self._optimizers:
             rate = self._optimizers[0].param_groups[0].get("lr")
             logged["learning_rate"] = self._scalars.number("learning_rate", rate)
-        counts = [count[0] for count in (batch.samples, batch.tokens) if count is not None]
+        counts = [count[0] for count in (of_step.samples, of_step.tokens) if count is not None]
         copied = any(isinstance(value, torch.Tensor) for value in (*counts, *logged.values()))
         if recorded:
             self._recorded_key = key
         measurement = self._probe.finished()
         if measurement is not None:
             opened.works.take(measurement, self._recorded_key)
-        work = opened.works.of(batch.shapes, key)
+        work = opened.works.of(of_step.shapes, key)
         memory, peak = (None, None) if self._memory is None else self._memory.read()
         known = dict(
             step=number,
@@ -543,7 +515,7 @@ class StepWatch:
                 begin=None if begin is None else begin.mark,
                 end=end.mark,
                 read_after=self._clock.mark() if copied else end.mark,
-                batch=batch,
+                batch=of_step,
                 numbers=logged,
                 boundaries=boundaries if self._args.config.perf_breakdown else None,
                 skip=skip,
@@ -581,14 +553,8 @@ class StepWatch:
                 job = self._job = self._job or Job(self._args, self._notices)
                 occupy_closed_streams()
                 job.open(self._start_time, "" if self._memory is None else self._memory.kind)
-                self._batches = Batches(
-                    job.sizes,
-                    self._scalars,
-                    self._notices,
-                    batch_size=self._args.batch_size,
-                    seq_length=self._args.seq_length,
-                    counts=self._args.counts,
-                )
+                given = {name: getattr(self._args, name) for name in ("batch_size", "seq_length", "counts")}
+                self._batches = Batches(job.sizes, self._scalars, self._notices, **given)
                 self._opened = job
                 self.on_open()
             return self._opened

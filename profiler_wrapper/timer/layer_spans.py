@@ -9,24 +9,22 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
-from profiler_wrapper.capture.layers import Layer, RootLabels, all_modules, find_roots, holders, name_layers
+from profiler_wrapper.capture.layers import Layer, RootLabels, Stage, all_modules, find_roots, holders, name_layers
 from profiler_wrapper.capture.runinfo import is_in_pipeline
-from profiler_wrapper.capture.scopes import Listener
 from profiler_wrapper.capture.torch_state import in_backward, is_tracing, keep_dynamo_off
-from profiler_wrapper.errors import Notices
 from profiler_wrapper.timer import log
-from profiler_wrapper.timer.device_events import EventPool, Moment
-from profiler_wrapper.timer.steps import WAITS, Breakdown, WaitInfo
+from profiler_wrapper.timer.device_events import EventPool, Mark, Moment
+from profiler_wrapper.timer.steps import WAITS, Boundaries, Breakdown, WaitInfo
 from profiler_wrapper.trace.marks import ROOT_PATH
 from profiler_wrapper.trace.spans import rank_list_text
 
@@ -178,6 +176,10 @@ class Call:
     end: Moment | None = None
     inputs: Known = field(default_factory=list)  # that have a gradient
 
+    def is_part_like(self, other: Call) -> bool:
+        """Both are modules in a block that are called one after the other for one node: one recompute of the block."""
+        return other.for_node is not None and (self.module, self.for_node) == (other.module, other.for_node)
+
 
 @dataclass(slots=True)
 class Span:
@@ -197,26 +199,24 @@ class Span:
     group: str | None = None
     bytes: int | None = None
     device_waiting_ns: int = 0  # no part of the span's time on the device
+    in_graph: bool = False  # of a wait: the autograd engine ran on its thread
 
 
-class Wait(NamedTuple):
-    """A wait for other ranks. `in_graph`: the autograd engine ran on its thread."""
+@dataclass(slots=True)
+class SeenStep:
+    """A step that has ended on the host."""
 
-    begin: Moment
-    end: Moment
-    info: WaitInfo
-    thread: int
-    in_graph: bool
-
-
-class StepSpans(NamedTuple):
-    """What is known of the layers in a step."""
-
+    number: int
+    begin: Mark
+    end: Mark
+    boundaries: Boundaries  # of its parts
     spans: list[Span]  # of layers, by their begins
-    waits: list[Wait]  # by their begins
+    waits: list[Span]  # for other ranks, by their begins
     # when graphs had been run, and the ranks that their gradients are reduced over behind that
     ends: list[tuple[Moment, str | None]]
     events: list[Any]  # all on the device that these are made of, and others
+    thread: int  # of the training loop
+    stages: int = 1  # of a pipeline, so many are here
 
 
 # --- backward, by what the autograd engine comes past ---
@@ -265,21 +265,6 @@ def _span(kind: str, call: Call, begin: Moment, end: Moment, thread: int = 0) ->
     return Span(kind, f"{name} {kind}", begin, end, thread, name, microbatch=call.microbatch)
 
 
-def _joined(records: list[_Record]) -> list[_Record]:
-    """What modules in a block computed again one after the other, for one node of the graph, is one recompute of it."""
-    joined: list[_Record] = []
-    for record in records:
-        what, which, _ = record
-        if what == RECOMPUTE and which is not None and which.for_node is not None and joined:
-            what_before, before, _ = joined[-1]
-            is_same = before is not None and (before.module, before.for_node) == (which.module, which.for_node)
-            if what_before == RECOMPUTED and is_same:
-                joined.pop()
-                continue
-        joined.append(record)
-    return joined
-
-
 def _node_number() -> int:
     """Of the node that the autograd engine runs on this thread."""
     node = torch._C._current_autograd_node()
@@ -301,37 +286,41 @@ class _Here(threading.local):
         self.run: EngineRun | None = None
 
 
-class LayerSpans(Listener):
-    """Listens to calls of modules in the place of a `Breakdown`, and passes them on to it; and to waits for ranks.
+class LayerSpans(Breakdown):
+    """Listens to calls of modules, of the autograd engine and of optimizers, and to waits for other ranks.
 
-    Its own failures go to `on_failure`.
+    Beside the parts of a step this notes when the blocks of a model are called, and when their backward is run. Its own
+    failures go to `on_failure`.
 
     Args:
         model: as it is called in the loop, wrappers included, or a pipeline's schedule or stage.
+        stages: of the pipeline, those that are here.
         events: None: nothing is measured on a device.
-        notices: say once why layers are not known.
+        others: see `Breakdown`.
     """
 
-    def __init__(
-        self, model: object, events: EventPool | None, on_failure: Callable[[str, Exception], None], notices: Notices
-    ) -> None:
-        self.parts: Breakdown  # set right after, since each needs the other
+    def __init__(self, model: object, stages: Sequence[Stage], events: EventPool | None, **others: Any) -> None:
+        # What a schedule calls are its stages' modules; nobody else holds this list. A model is not held.
+        self._called = None if isinstance(model, nn.Module) else nn.ModuleList(stage.module for stage in stages)
+        super().__init__(model=model if isinstance(model, nn.Module) else self._called, **others)
+        self._stages = max(1, len(stages))
         self._events_out = 0  # that nobody has given back
-        self._model = weakref.ref(model)
-        self._events, self._on_failure, self._notices = events, on_failure, notices
+        self._timed = weakref.ref(model)
+        self._events = events
         self._modules: TimedModules | None = None
         self._look_again_in = 1  # steps that miss a module
         self._misses = 0
         self._here = _Here()
-        self._open = False
+        self._times_layers = False  # a step is open, and no failure was in it
         self._group: str | None = None  # that the gradients of the last forward are reduced over
         self._forks = log.forks
+        self._last_boundaries: Boundaries = ()
         self._reset()
 
     def _reset(self) -> None:
         """As at the begin of a step."""
         self._calls: list[Call] = []  # forwards that have ended
-        self._waits: list[Wait] = []
+        self._waits: list[Span] = []
         self._ends: list[tuple[Moment, str | None]] = []
         self._recorded: list[Any] = []  # events
         self._runs: list[EngineRun] = []  # whatever threads these are on
@@ -339,11 +328,12 @@ class LayerSpans(Listener):
         self._room = MOST_NOTED
         self._here.outputs = []
 
-    def begin_step(self) -> None:
+    def begin_step(self, mark: Mark) -> None:
         """A step begins. Looks for the modules in the first, and when some were missed."""
-        self.forget_step()
+        super().begin_step(mark)
+        self.forget_layers()
         if self._modules is None:
-            model = self._model()
+            model = self._timed()
             if model is None:
                 return
             self._modules = TimedModules(model)
@@ -351,25 +341,42 @@ class LayerSpans(Listener):
             timed.calls = 0
         if log.has_process_group():
             WAITS.listen(self)
-        self._open = True
+        self._times_layers = True
 
-    def forget_step(self) -> None:
-        """The step that was begun is none."""
-        self._open = False
-        self.give_back(self._take().events)
+    def forget_layers(self) -> None:
+        """What was noted of layers since `take` is of no step that is written."""
+        self._times_layers = False
+        self.give_back(self._recorded)
+        for run in self._runs:
+            run.finished = True
+        self._reset()
 
-    def end_step(self) -> StepSpans:
-        """The step has ended."""
-        was_open, self._open = self._open, False
-        taken = self._take()
-        if was_open and self._modules is not None and self.parts.entered.get("forward"):
+    def end_step(self) -> Boundaries:
+        """The step has ended: where its parts begin. Its layers are what `take` returns."""
+        boundaries = self._last_boundaries = super().end_step()
+        self._times_layers = False
+        return boundaries
+
+    def take(self, number: int, begin: Mark, end: Mark) -> SeenStep:
+        """Return the step that has just ended, whose events are to be given back."""
+        if self._modules is not None and self.entered.get("forward"):
             self._look_for_missed(self._modules)
-        return taken
+        spans = [_span("forward", call, call.begin, call.end, call.thread) for call in self._calls if call.end]
+        for run in self._runs:
+            run.finished = True
+            spans += _spans_of(run.records)
+        spans.sort(key=lambda span: span.begin[0])
+        self._waits.sort(key=lambda wait: wait.begin[0])
+        noted = (self._last_boundaries, spans, self._waits, self._ends, self._recorded)
+        step = SeenStep(number, begin, end, *noted, threading.get_native_id(), self._stages)
+        self._reset()
+        return step
 
     def stop(self) -> None:
-        """Listen to waits no more; the step that was begun is none."""
+        """Listen no more; the step that was begun is none."""
         WAITS.stop_listening(self)
-        self.forget_step()
+        super().stop()
+        self.forget_layers()
 
     def give_back(self, events: list[Any]) -> None:
         """Those of a step that nobody reads any more."""
@@ -384,12 +391,11 @@ class LayerSpans(Listener):
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], marked: set[str] | None = None
     ) -> object | None:
         """A module is called."""
-        here, parts = self._here, self.parts
-        if here.inside and self._open:
+        here, within = self._here, self.within
+        if here.inside and self._times_layers:
             return None  # most calls are
-        within = parts.within
-        phase = None if within and within[-1] != "optimizer" else parts.open_call(module, args, kwargs)
-        if not self._open or self._modules is None:
+        phase = None if within and within[-1] != "optimizer" else super().open_call(module, args, kwargs)
+        if not self._times_layers or self._modules is None:
             return phase
         try:
             if phase is not None:
@@ -399,7 +405,7 @@ class LayerSpans(Listener):
                 timed, for_node = self._modules.find(module, inside=True), _node_number()
             if timed is None or not self._is_here() or not self._has_room():
                 return phase
-            times = parts.entered.get("backward" if recomputed else "forward", 0)
+            times = self.entered.get("backward" if recomputed else "forward", 0)
             call = Call(timed, times - 1, phase, here.thread, recomputed, for_node)
             if not recomputed:
                 timed.calls += 1
@@ -420,7 +426,7 @@ class LayerSpans(Listener):
             return
         self._end(opened)
         try:
-            if self._open and opened.for_node is None:
+            if self._times_layers and opened.for_node is None:
                 self._hook_outputs(opened, result)
         except Exception as error:
             self._fail(error)
@@ -428,18 +434,18 @@ class LayerSpans(Listener):
     def close_call(self, opened: Any) -> None:
         """That call has returned or raised."""
         if type(opened) is not Call:
-            self.parts.close_call(opened)
+            super().close_call(opened)
             return
         self._end(opened)
         if opened.phase is not None:
-            self.parts.close_call(opened.phase)
+            super().close_call(opened.phase)
 
     def _end(self, call: Call) -> None:
         if call.end is not None:
             return
         call.end = call.begin  # where no step is open
         self._here.inside = False
-        if not self._open:
+        if not self._times_layers:
             return
         try:
             call.end = self._moment()
@@ -481,7 +487,7 @@ class LayerSpans(Listener):
 
     def _reached(self, what: int, call: Call, *_: Any) -> None:
         """The engine is about to run a node, or has run it."""
-        if self._open and not is_tracing():
+        if self._times_layers and not is_tracing():
             try:
                 self._note(what, call, self._moment())
             except Exception as error:
@@ -497,17 +503,22 @@ class LayerSpans(Listener):
         if run is None:
             if task == -1:
                 return
-            backward, run = self.parts.entered.get("backward", 0), self._here.run
+            backward, run = self.entered.get("backward", 0), self._here.run
             if run is None or run.finished or run.backward != backward:  # else a checkpoint runs its own graph
                 run = self._here.run = EngineRun(backward)
                 self._runs.append(run)
             self._run_of_task[task] = run
             torch.autograd.Variable._execution_engine.queue_callback(partial(self._graph_ends, run, task))
+        if what == RECOMPUTE and run.records:
+            before, one, _ = run.records[-1]
+            if before == RECOMPUTED and one is not None and one.is_part_like(call):
+                run.records.pop()
+                return
         run.records.append((what, call, moment))
 
     def _graph_ends(self, run: EngineRun, task: int) -> None:
         """All nodes of a graph have run; what others do at its end comes behind this."""
-        if not self._open:
+        if not self._times_layers:
             return
         try:
             moment = self._moment()
@@ -524,7 +535,7 @@ class LayerSpans(Listener):
     def open_wait(self) -> Moment | None:
         """A wait for other ranks begins."""
         try:
-            if self._open and self._is_here() and self._has_room():
+            if self._times_layers and self._is_here() and self._has_room():
                 return self._moment()
         except Exception as error:
             self._fail(error)
@@ -533,8 +544,10 @@ class LayerSpans(Listener):
     def close_wait(self, opened: Moment, info: WaitInfo) -> None:
         """That one is over."""
         try:
-            if self._open and self._is_here():
-                self._waits.append(Wait(opened, self._moment(), info, threading.get_native_id(), in_backward()))
+            if self._times_layers and self._is_here():
+                wait = Span("communication", info.name, opened, self._moment(), threading.get_native_id())
+                wait.group, wait.bytes, wait.in_graph = info.group, info.bytes, in_backward()
+                self._waits.append(wait)
         except Exception as error:
             self._fail(error)
 
@@ -564,17 +577,6 @@ class LayerSpans(Listener):
         """This is no fork of the process that it was made in."""
         return log.forks == self._forks
 
-    def _take(self) -> StepSpans:
-        spans = [_span("forward", call, call.begin, call.end, call.thread) for call in self._calls if call.end]
-        for run in self._runs:
-            run.finished = True
-            spans += _spans_of(_joined(run.records))
-        spans.sort(key=lambda span: span.begin[0])
-        self._waits.sort(key=lambda wait: wait.begin[0])
-        taken = StepSpans(spans, self._waits, self._ends, self._recorded)
-        self._reset()
-        return taken
-
     def _look_for_missed(self, modules: TimedModules) -> None:
         """Modules may have been put in others' place, or be compiled into something that calls no module."""
         missed = [timed for timed in modules.all if not timed.calls]
@@ -592,7 +594,7 @@ class LayerSpans(Listener):
             self._modules = None
 
     def _fail(self, error: Exception) -> None:
-        self._open = False
+        self._times_layers = False
         self._on_failure("timing layers", error)
 
 

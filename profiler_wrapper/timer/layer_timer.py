@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 import weakref
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import msgspec
 from torch import nn
 
-from profiler_wrapper.capture.layers import find_stages
+from profiler_wrapper.capture.layers import Stage, find_stages
 from profiler_wrapper.capture.owned_tensors import find_optimizers
 from profiler_wrapper.capture.runinfo import run_info
 from profiler_wrapper.capture.steps import is_off
@@ -30,10 +29,9 @@ from profiler_wrapper.timer.device_events import (
     find_accelerator,
     nanoseconds_between,
 )
-from profiler_wrapper.timer.layer_spans import LayerSpans, Span, StepSpans, Wait
+from profiler_wrapper.timer.layer_spans import LayerSpans, SeenStep, Span
 from profiler_wrapper.timer.log import SpanLog, SpanPlace, span_log, text_line, text_name
 from profiler_wrapper.timer.spans import weakly
-from profiler_wrapper.timer.steps import Boundaries, Breakdown
 from profiler_wrapper.timer.timer import harmless
 
 # --- a step as spans: the step, its parts, the layers in them, and the waits for other ranks in all of these ---
@@ -41,19 +39,6 @@ from profiler_wrapper.timer.timer import harmless
 _PARTS_AROUND = {"forward": "forward", "backward": "backward", "recompute": "backward"}
 AFTER_BACKWARD = "collectives after backward"  # until the engine returns: what DDP waits for
 _OPTIONAL = ("microbatch", "waiting_ns", "sequence", "group", "bytes")  # as JSON lines have them
-
-
-@dataclass(frozen=True, slots=True)
-class SeenStep:
-    """A step that has ended on the host. `stages`: of a pipeline, so many are here."""
-
-    number: int
-    begin: Mark
-    end: Mark
-    boundaries: Boundaries
-    seen: StepSpans
-    thread: int
-    stages: int = 1  # same (1 -> 2): its one maker says it
 
 
 def spans_of(step: SeenStep) -> list[Span]:
@@ -64,7 +49,7 @@ def spans_of(step: SeenStep) -> list[Span]:
     counts = Counter(part for part, _ in step.boundaries)
     # Each forward of the step is of another micro-batch; where a rank has several stages, nothing tells.
     numbered = step.stages == 1 and counts["forward"] == counts["backward"] > 1
-    parts, layers = list(_parts(step, numbered)), step.seen.spans
+    parts, layers = list(_parts(step, numbered)), step.spans
     for span in layers:
         span.thread = span.thread or step.thread
         if step.boundaries:
@@ -87,7 +72,7 @@ def _parts(step: SeenStep, numbered: bool) -> Iterator[Span]:
         if part in ("forward", "backward") and numbered:
             span.microbatch = seen[part]
             seen[part] += 1
-        for end, group in step.seen.ends if part == "backward" else ():
+        for end, group in step.ends if part == "backward" else ():
             if group is not None and span.begin[0] <= end[0] <= span.end[0]:
                 rest = Span("communication", AFTER_BACKWARD, end, span.end, step.thread, sequence=sequence, group=group)
                 rest.depth, rest.parent = 1, part
@@ -99,7 +84,7 @@ def _parts(step: SeenStep, numbered: bool) -> Iterator[Span]:
 
 def _waits(step: SeenStep, parts: list[Span], layers: list[Span]) -> Iterator[Span]:
     """The waits, each in the innermost span of its thread, and in the times of those around it."""
-    if not step.seen.waits:  # DDP, or what is compiled, may have waited where nobody looks
+    if not step.waits:  # DDP, or what is compiled, may have waited where nobody looks
         return
     parts = [span for span in parts if span.kind != "communication"]
     for span in (*parts, *layers):
@@ -108,8 +93,8 @@ def _waits(step: SeenStep, parts: list[Span], layers: list[Span]) -> Iterator[Sp
     forward_around = _finder(span for span in layers if span.kind == "forward")
     backward_around = _finder(span for span in layers if span.kind != "forward")
     counts: Counter[tuple[str, str]] = Counter()
-    for wait in step.seen.waits:
-        (name, group, size), trains = wait.info, wait.in_graph or wait.thread == step.thread
+    for wait in step.waits:
+        trains = wait.in_graph or wait.thread == step.thread
         layer = backward_around(wait) if wait.in_graph else forward_around(wait)
         if layer is not None and not wait.in_graph and layer.thread != wait.thread:
             layer = None
@@ -120,21 +105,22 @@ def _waits(step: SeenStep, parts: list[Span], layers: list[Span]) -> Iterator[Sp
                 one.waiting_ns = (one.waiting_ns or 0) + wait.end[0] - wait.begin[0]
                 one.device_waiting_ns += device_ns
         around = layer or part
-        made = Span("communication", name, wait.begin, wait.end, step.thread if trains else wait.thread, bytes=size)
+        if trains:
+            wait.thread = step.thread
         if around is not None:
-            made.depth, made.parent = around.depth + 1, around.name
-        if group is not None:
-            made.group, made.sequence = group, counts[name, group]
-            counts[name, group] += 1
-        yield made
+            wait.depth, wait.parent = around.depth + 1, around.name
+        if wait.group is not None:
+            wait.sequence = counts[wait.name, wait.group]
+            counts[wait.name, wait.group] += 1
+        yield wait
 
 
-def _finder(spans: Iterable[Span]) -> Callable[[Wait], Span | None]:
+def _finder(spans: Iterable[Span]) -> Callable[[Span], Span | None]:
     """Which of these spans, of which none lies in another, a wait lies in."""
     in_order = sorted(spans, key=lambda span: span.begin[0])
     begins = [span.begin[0] for span in in_order]
 
-    def around(wait: Wait) -> Span | None:
+    def around(wait: Span) -> Span | None:
         place = bisect_right(begins, wait.begin[0]) - 1
         return in_order[place] if place >= 0 and wait.end[0] <= in_order[place].end[0] else None
 
@@ -186,46 +172,29 @@ def _fixed(kind: str, name: str, layer: str | None, depth: int, parent: str | No
 MOST_STEPS = 1024  # that the device may be behind
 
 
-class LayerWatch:
+class LayerWatch(LayerSpans):
     """Layers, parts and steps of a loop, as spans of the rank's timer files. Its methods may raise.
+
+    It is to be started, and told of the begin and end of each step.
 
     Args:
         model: as it is called in the loop, wrappers included, or a pipeline's schedule or stage.
-        mark: makes the marks of the parts.
-        on_failure: called with what fails where nobody could catch it.
-
-    Attributes:
-        parts, layers: what listens: the first is to be started; each step's begin and end goes to both, in this order.
+        others: see `Breakdown`.
     """
 
     def __init__(
-        self,
-        model: object,
-        place: SpanPlace,
-        accelerator: Accelerator | None,
-        notices: Notices,
-        *,
-        mark: Callable[[], Mark],
-        on_failure: Callable[[str, Exception], None],
-        optimizers: Sequence[Any] = (),
+        self, model: object, place: SpanPlace, accelerator: Accelerator | None, notices: Notices, **others: Any
     ) -> None:
-        events = None if accelerator is None else EventPool(accelerator, notices)
-        self.layers = LayerSpans(model, events, on_failure, notices)
         stages = find_stages(model)
-        self._stages = max(1, len(stages))
-        # What a schedule calls are its stages' modules; nobody else holds this list. A model is not held.
-        self._called = None if isinstance(model, nn.Module) else nn.ModuleList(stage.module for stage in stages)
-        called = model if isinstance(model, nn.Module) else self._called
-        self.parts = self.layers.parts = Breakdown(
-            mark, on_failure, model=called, optimizers=optimizers, notices=notices, listener=self.layers
-        )
+        events = None if accelerator is None else EventPool(accelerator, notices)
+        super().__init__(model, stages, events, notices=notices, **others)
         self._waiting: deque[SeenStep] = deque()
-        self._log = span_log(_with_coordinates(place, model), notices)
+        self._log = span_log(_with_coordinates(place, model, stages), notices)
         self._closed = False
 
-    def add(self, number: int, begin: Mark, end: Mark, boundaries: Boundaries, seen: StepSpans) -> None:
-        """Write a step as soon as the device has come to its end."""
-        self._waiting.append(SeenStep(number, begin, end, boundaries, seen, threading.get_native_id(), self._stages))
+    def add(self, number: int, begin: Mark, end: Mark) -> None:
+        """Write the step that has just ended as soon as the device has come to its end."""
+        self._waiting.append(self.take(number, begin, end))
         self.pass_on()
 
     def pass_on(self, *, everything: bool = False) -> None:
@@ -235,15 +204,14 @@ class LayerWatch:
             step = waiting.popleft()
             _write_step(self._log, step)
             if step.end.reached:
-                self.layers.give_back(step.seen.events)
+                self.give_back(step.events)
 
     def close(self) -> None:
         """Write all there is, without waiting for the device, and let go of the files."""
         if self._closed:
             return
         self._closed = True  # same: closed once
-        self.layers.stop()
-        self.parts.stop()
+        self.stop()
         self.pass_on(everything=True)
         self._log.flush()
         self._log.release()
@@ -254,11 +222,10 @@ class LayerWatch:
         return self._log.flush()
 
 
-def _with_coordinates(place: SpanPlace, model: object) -> SpanPlace:
+def _with_coordinates(place: SpanPlace, model: object, stages: Sequence[Stage]) -> SpanPlace:
     """As the model's own mesh or stages tell, where the user does not."""
     if place.device_mesh is not None or place.coordinates is not None:
         return place
-    stages = find_stages(model)
     modules = [model] if isinstance(model, nn.Module) else [stage.module for stage in stages]
     info = run_info(modules=modules, stages=stages, environment=place.environment)
     return replace(place, coordinates=dict(info.coordinates) or None)
@@ -373,11 +340,10 @@ class LayerTimer:
         """
         mark, begun = self._clock.mark(), self._begun
         if begun is not None:
-            boundaries = self._watch.parts.end_step()
-            seen = self._watch.layers.end_step()
+            self._watch.end_step()
             ended = begun[0] if number is None else int(number)
             self._next = ended + 1
-            self._watch.add(ended, begun[1], mark, boundaries, seen)
+            self._watch.add(ended, begun[1], mark)
         self._begin(mark)
 
     @harmless
@@ -399,9 +365,8 @@ class LayerTimer:
         self.close()
 
     def _begin(self, mark: Mark) -> None:
-        self._watch.parts.start()
-        self._watch.parts.begin_step(mark)
-        self._watch.layers.begin_step()
+        self._watch.start()
+        self._watch.begin_step(mark)
         self._begun = self._next, mark
 
     def _failed(self, what: str, error: Exception) -> None:

@@ -24,6 +24,7 @@ import torch
 from profiler_wrapper.capture.records import RunInfo
 from profiler_wrapper.capture.runinfo import run_info
 from profiler_wrapper.errors import Notices, WrongUse, occupy_closed_streams, shown
+from profiler_wrapper.timer.line_file import LineFile
 from profiler_wrapper.trace.launch import attempt_number
 from profiler_wrapper.trace.run_directory import RUN_NAME_VARIABLE, given_directory, run_roots, safe_name
 from profiler_wrapper.trace.spans import DIRECTORY
@@ -72,12 +73,6 @@ class SpanPlace:
     def key(self) -> tuple[Any, ...]:
         """Places with the same one have the same files."""
         return self.output_dir, self.run_name, self.prefix, self.rank, self.world_size
-
-    @property
-    def given_name(self) -> str | None:
-        """The name of the run, where the user gives one."""
-        named = self.environment.get(RUN_NAME_VARIABLE) or self.run_name
-        return safe_name(named, self.prefix) if named else None
 
     def claim(self, owner: Owner) -> TimerFiles:
         """Make and open the two files, where there are none of this rank: nothing is ever written over.
@@ -252,61 +247,6 @@ def clock_reading(offset_ns: int) -> dict[str, int]:
     return {"time_ns": time.time_ns(), "monotonic_ns": monotonic_ns, "start_ns": monotonic_ns + offset_ns}
 
 
-class LineFile:
-    """Appends whole lines to a file. Nothing is buffered in the process, so a fork repeats none and a kill loses none.
-
-    Every method raises OSError where the file cannot be written or read.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._end = open(path, "ab", buffering=0)  # noqa: SIM115 - closed in close
-        self._inside = open(path, "r+b", buffering=0)  # noqa: SIM115
-        self._write = self._end.write
-
-    def append(self, lines: bytes) -> None:
-        """One system call, or several where the disk is full; if it fails nothing of the lines is in the file."""
-        written = self._write(lines)
-        if written != len(lines):
-            begin = self._end.tell() - written
-            try:
-                while written < len(lines):
-                    written += self._write(lines[written:])
-            except OSError:
-                self._end.truncate(begin)
-                raise
-
-    def tell(self) -> int:
-        """Where the last line ends."""
-        return self._end.tell()
-
-    def replace(self, place: int, old: bytes, new: bytes) -> None:
-        """Put bytes in the place of as many that must be there; where they are not, nothing."""
-        if hasattr(os, "pread"):  # a signal's handler that replaces, too, must not move the place between two calls
-            descriptor = self._inside.fileno()
-            if os.pread(descriptor, len(old), place) == old:
-                os.pwrite(descriptor, new, place)
-            return
-        self._inside.seek(place)
-        if self._inside.read(len(old)) == old:
-            self._inside.seek(place)
-            self._inside.write(new)
-
-    def read(self) -> bytes:
-        """All lines."""
-        self._inside.seek(0)
-        return self._inside.readall()
-
-    def check(self) -> None:
-        """Raises OSError, too, where somebody removed it: nobody would ever see what is written."""
-        if os.fstat(self._end.fileno()).st_nlink == 0:
-            raise FileNotFoundError("it was removed")
-
-    def close(self) -> None:
-        self._end.close()
-        self._inside.close()
-
-
 class _HeldTooLong(OSError):
     """Another thread writes, and does not come to an end."""
 
@@ -352,6 +292,7 @@ class TimerFiles(NamedTuple):
 # --- the log ---
 
 _logs: weakref.WeakValueDictionary[tuple[Any, ...], SpanLog] = weakref.WeakValueDictionary()
+_living: weakref.WeakSet[SpanLog] = weakref.WeakSet()
 
 
 def span_log(place: SpanPlace, notices: Notices) -> SpanLog:
@@ -378,19 +319,22 @@ class SpanLog:
         look_at: when by the monotonic clock `look` is due.
         owner: None: there are no files yet.
         users: timers that write here, and have not released it.
+        recorders: have a method `reset`, which is called in a forked child.
         lost: lines that could not be written.
     """
 
     def __init__(self, place: SpanPlace, notices: Notices) -> None:
         self.place, self._notices = place, notices
         self.users = 0
+        self.recorders: weakref.WeakSet[Any] = weakref.WeakSet()
+        _living.add(self)
         self._reset()
 
     def _reset(self, *, forked: bool = False) -> None:
         """As it is before the first line."""
         self._forked = forked
         self._lock = _Lock()
-        self._pair: TimerFiles | None = None
+        self._files: TimerFiles | None = None
         self._opening = False
         self.closed = False
         self.owner: Owner | None = None
@@ -408,10 +352,12 @@ class SpanLog:
 
     def after_fork(self) -> None:
         """In the child: the files are the parent's."""
-        pair = self._pair
+        files = self._files
         self._reset(forked=True)
-        if pair is not None:
-            pair.close()
+        if files is not None:
+            files.close()
+        for recorder in list(self.recorders):
+            recorder.reset()
 
     def write(
         self, texts: Sequence[bytes], lines: Sequence[bytes], *, pending: bool = False, is_header: bool = False
@@ -427,16 +373,16 @@ class SpanLog:
         """
         try:
             with self._lock:
-                pair = self._pair
-                if pair is None:  # a signal's handler, while this thread opens the files
+                files = self._files
+                if files is None:  # a signal's handler, while this thread opens the files
                     self.lost += 1
                     return 0
                 text_head, json_head = self.heads
                 if texts:
-                    pair.text.append(b"".join([text_head + text for text in texts]))
+                    files.text.append(b"".join([text_head + text for text in texts]))
                 if lines:
-                    pair.lines.append(b"".join(lines if is_header else [json_head + line for line in lines]))
-                return pair.lines.tell() if pending else 0
+                    files.lines.append(b"".join(lines if is_header else [json_head + line for line in lines]))
+                return files.lines.tell() if pending else 0
         except (OSError, ValueError) as error:
             self._lose(error)
             return 0
@@ -449,8 +395,8 @@ class SpanLog:
         time_begin = len(line) - _ROOM_BYTES - len(b"}\n")
         filled = line[:time_begin] + b"%-*d}\n" % (_ROOM_BYTES, device_ns)
         with contextlib.suppress(OSError, ValueError), self._lock:
-            if self._pair is not None and end >= len(line):
-                self._pair.lines.replace(end - len(line), line, filled)
+            if self._files is not None and end >= len(line):
+                self._files.lines.replace(end - len(line), line, filled)
 
     def add_header(self, **fields: Any) -> None:
         """A JSON line that is no span, and has the one key that the first line has."""
@@ -459,19 +405,18 @@ class SpanLog:
     def number_lines(self, step: int) -> None:
         """All spans so far that have no step belong to that one."""
         old, new = b'"step":null,"name":', b'"step":%4d,"name":' % step
-        pair = self._pair
-        if pair is None or len(old) != len(new):
+        files = self._files
+        if files is None or len(old) != len(new):
             return
         with contextlib.suppress(OSError), self._lock:
-            if pair.lines.tell() <= _MOST_NUMBERED_BYTES:
-                before = pair.lines.read()
-                pair.lines.replace(0, before, before.replace(old, new))
+            if files.lines.tell() <= _MOST_NUMBERED_BYTES:
+                before = files.lines.read()
+                files.lines.replace(0, before, before.replace(old, new))
 
     def look(self, now: int) -> None:
         """Open the files, the first time; later see whether the rank has become known and the files are still there.
 
-        Raises:
-            OSError: the files cannot be made.
+        Raises OSError: the files cannot be made.
         """
         if self._opening:  # by the thread itself, further out
             return
@@ -484,9 +429,9 @@ class SpanLog:
         if first:  # same: only slower
             return
         try:
-            if self._pair is not None:
-                self._pair.text.check()
-                self._pair.lines.check()
+            if self._files is not None:
+                self._files.text.check()
+                self._files.lines.check()
         except (OSError, ValueError) as error:
             self._lose(error, lines=0)
         if now >= self._clock_at:
@@ -495,7 +440,7 @@ class SpanLog:
 
     def flush(self) -> Path | None:
         """Write what is left to say of the whole. The text's path; None: there is none."""
-        if self._pair is None:
+        if self._files is None:
             return None
         self._clock_at = 0
         self.look(time.perf_counter_ns())
@@ -503,7 +448,7 @@ class SpanLog:
         if self.lost > self._reported_lost:
             self._reported_lost = self.lost
             self.add_header(lost_lines=self.lost)
-        return self._pair.text.path
+        return self._files.text.path
 
     def release(self) -> None:
         """One of its users is done; the last one flushes, and lets go of the files."""
@@ -513,79 +458,74 @@ class SpanLog:
         self.flush()
         self.closed = True
         with contextlib.suppress(_HeldTooLong), self._lock:
-            if self._pair is not None:
-                self._pair.close()
+            if self._files is not None:
+                self._files.close()
 
     def _lose(self, error: Exception, *, lines: int = 1) -> None:
         self.lost += lines
         if self.closed:  # the process is ending
             return
-        where = self.place.output_dir if self._pair is None else self._pair.text.path
+        where = self.place.output_dir if self._files is None else self._files.text.path
         self._notices.warn_once("lost", f"the timer loses spans: {where}: {error}; training goes on")
 
     def _become(self, owner: Owner) -> None:
-        """The owner is known, or better known: its lines go where they belong."""
-        problem: OSError | None = None
+        """The owner is known, or better known: its lines go where they belong. Raises OSError: there are no files."""
         try:
             with self._lock:
-                before, pair = self.owner, self._pair
-                if before is None or pair is None:
+                before, files = self.owner, self._files
+                if before is None or files is None or before.files_key != owner.files_key:
                     self._open(owner)
-                elif before.files_key != owner.files_key:
-                    problem = self._move(owner, before, pair)
-                else:
-                    self.owner = owner
-                    if owner.heads != before.heads:
-                        self.heads = owner.heads
-                        with contextlib.suppress(OSError):
-                            pair.lines.append(owner.header(pair, clock_reading(self.offset_ns)))
+                elif owner.heads != before.heads:
+                    self.heads = owner.heads
+                    self._write_owner(owner, files)
+                self.owner = owner
         except _HeldTooLong as error:  # the next look tries again
-            problem = error
-        if problem is not None:
-            self._lose(problem, lines=0)
+            self._lose(error, lines=0)
+        except OSError as error:
+            if self._files is None:
+                raise
+            self.owner = owner
+            self._lose(error, lines=0)
         if owner.known:
             self._warn_renamed()
 
     def _open(self, owner: Owner) -> None:
-        """New files, with their header."""
+        """Make the owner's files, with all lines so far. Raises OSError: these stay where they are."""
         self._opening = True
         try:
             occupy_closed_streams()
-            pair = self.place.claim(owner)
+            files = self.place.claim(owner)
             self._clock_at = time.perf_counter_ns() + _CLOCK_NS
-            try:
-                pair.lines.append(owner.header(pair, clock_reading(self.offset_ns)))
-            except OSError as error:
-                self._lose(error)
-            self._pair, self.heads, self.owner = pair, owner.heads, owner
+            self._write_owner(owner, files)
+            old, old_heads = self._files, self.heads
+            self._files, self.heads, self.owner = files, owner.heads, owner
+            if old is None:
+                return
+            try:  # read only now, so that what a signal's handler wrote meanwhile is among it
+                files.text.append(_with_head(old.text.read(), old_heads[0], owner.heads[0]))
+                files.lines.append(_with_head(old.lines.read(), old_heads[1], owner.heads[1]))
+            except OSError:
+                self._files, self.heads = old, old_heads
+                files.remove()
+                raise
+            old.remove()
         finally:
             self._opening = False
 
-    def _move(self, owner: Owner, before: Owner, pair: TimerFiles) -> OSError | None:
-        """The lines so far go to new files. What made that impossible: then they stay where they are."""
-        try:
-            self._open(owner)
-            assert self._pair is not None
-            # read only now, so that what a signal's handler wrote meanwhile is among it
-            self._pair.text.append(_with_head(pair.text.read(), before.heads[0], owner.heads[0]))
-            self._pair.lines.append(_with_head(pair.lines.read(), before.heads[1], owner.heads[1]))
-        except OSError as error:
-            if self._pair is not pair and self._pair is not None:
-                self._pair.remove()
-            self.owner, self._pair, self.heads = owner, pair, before.heads
-            return error
-        pair.remove()
-        return None
+    def _write_owner(self, owner: Owner, files: TimerFiles) -> None:
+        """Write whose the lines are. Where there is no room for that, there is none for the lines, which is said."""
+        with contextlib.suppress(OSError):
+            files.lines.append(owner.header(files, clock_reading(self.offset_ns)))
 
     def _warn_renamed(self) -> None:
         """Of a run that goes elsewhere than the user said, as its name is taken. One rank says it, once it is known
         to be that: until there is a process group, each process may take itself for rank 0."""
-        named, pair, owner = self.place.given_name, self._pair, self.owner
-        if named is None or pair is None or owner is None or owner.info.rank or owner.worker:
+        place, files, owner = self.place, self._files, self.owner
+        named = place.environment.get(RUN_NAME_VARIABLE) or place.run_name
+        if not named or files is None or owner is None or owner.info.rank or owner.worker:
             return
-        where = pair.root
-        if where.name != named:
-            taken = where.with_name(named)
+        where, taken = files.root, files.root.with_name(safe_name(named, place.prefix))
+        if where != taken:
             self._notices.warn_once("renamed", f"the timer writes to {where}: {taken} holds another run of that name")
 
 
@@ -594,7 +534,7 @@ def _after_fork() -> None:
     forks += 1
     distributed = torch.distributed
     _group_of_parent = distributed.is_available() and distributed.is_initialized()
-    for log in list(_logs.values()):
+    for log in list(_living):
         log.after_fork()
 
 

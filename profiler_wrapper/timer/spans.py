@@ -11,6 +11,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, Final, TypedDict, get_type_hints
@@ -67,43 +68,20 @@ class Label:
 _label = functools.lru_cache(maxsize=4096)(Label)
 
 
+@dataclass(slots=True, eq=False)
 class OpenSpan:
-    """A span that has begun.
+    """A span that has begun."""
 
-    Attributes:
-        around: the one that it began in; None of the bottom of a stack, which is no span.
-        event: on the device, at its begin.
-        surely_ends: whoever began it ends it whatever happens, as a block does.
-        about: what is said of it by itself.
-        thread: its number, as the system has it; None: of one that has begun no span.
-        waiting_ns: communication within it; None: there was none.
-    """
-
-    __slots__ = (
-        "about",
-        "around",
-        "begin_ns",
-        "depth",
-        "depth_within",
-        "event",
-        "label",
-        "surely_ends",
-        "thread",
-        "waiting_ns",
-    )
-
-    def __init__(self, label: Label, around: OpenSpan | None, surely_ends: bool, about: Mapping[str, Any]) -> None:
-        self.label, self.around, self.surely_ends, self.about = label, around, surely_ends, about
-        self.waiting_ns: int | None = None
-        self.event: Event | None = None
-        self.begin_ns = 0
-        if around is None:
-            self.depth = self.depth_within = 0
-            self.thread: int | None = None
-        else:
-            depth = self.depth = around.depth_within
-            self.depth_within = depth if label.is_step else depth + 1
-            self.thread = around.thread
+    label: Label
+    around: OpenSpan | None  # the one that it began in; None of the bottom of a stack, which is no span
+    surely_ends: bool  # whoever begins it ends it whatever happens, as a block does
+    about: Mapping[str, Any]  # what is said of it by itself
+    thread: int | None  # its number, as the system has it; None: of one that has begun no span
+    depth: int = 0
+    depth_within: int = 0
+    event: Event | None = None  # on the device, at its begin
+    begin_ns: int = 0
+    waiting_ns: int | None = None  # communication within it; None: there was none
 
 
 class Stack(list[OpenSpan]):
@@ -119,9 +97,7 @@ class Stack(list[OpenSpan]):
     def __init__(self) -> None:
         self.step_begin_ns: int | None = None
         self.left_open = False
-        bottom = OpenSpan(_label(""), None, True, _NOTHING)
-        bottom.thread = threading.get_native_id()
-        super().__init__([bottom])
+        super().__init__([OpenSpan(_label(""), None, True, _NOTHING, threading.get_native_id())])
 
     def take(self, wanted: Any) -> OpenSpan | None:
         """Remove the innermost span of that name, or exactly that one; None: it is not here."""
@@ -154,13 +130,14 @@ class SpanRecorder:
     def __init__(self, place: SpanPlace, notices: Notices, *, device: Any, watch_garbage: bool) -> None:
         self._notices, self._device, self._watch_garbage = notices, device, watch_garbage
         self.log = span_log(place, notices)
+        self.log.recorders.add(self)
         self._garbage: Any = None  # in gc.callbacks
         self.reset()
 
     def reset(self) -> None:
         """As before the first span, also in a forked child: it has none of the parent's spans, and no device."""
         self.here = _Local()
-        self._stacks: dict[int, weakref.ref[Stack]] = {}
+        self._stacks: weakref.WeakValueDictionary[int, Stack] = weakref.WeakValueDictionary()
         self.events: EventPool | None = None
         self._prepared = False
         self._steps_begun = False
@@ -186,7 +163,9 @@ class SpanRecorder:
             label = _label(name)
         if label.is_step and not self._steps_begun and about.get("step") is None:
             self._set_step(0 if self._number is None else self._number + 1)
-        span = OpenSpan(label, stack[-1], surely_ends, about)
+        around = stack[-1]
+        depth = around.depth_within
+        span = OpenSpan(label, around, surely_ends, about, around.thread, depth, depth if label.is_step else depth + 1)
         if self.events is not None:
             span.event = self.events.record()
         stack.append(span)
@@ -260,9 +239,7 @@ class SpanRecorder:
         if self._step_begin_ns is None:
             self._step_begin_ns = perf_counter_ns()
         stack = self.here.stack = Stack()
-        for key in [key for key, reference in list(self._stacks.items()) if reference() is None]:
-            self._stacks.pop(key, None)
-        self._stacks[id(stack)] = weakref.ref(stack)
+        self._stacks[id(stack)] = stack
         return stack
 
     def _prepare(self) -> None:
@@ -281,7 +258,7 @@ class SpanRecorder:
     def _take_elsewhere(self, wanted: Any) -> OpenSpan | None:
         """Remove the span of that name that was begun last on another thread, or exactly that one."""
         mine, name = self.here.stack, str(wanted)
-        stacks = [stack for reference in list(self._stacks.values()) if (stack := reference()) is not None]
+        stacks = [stack for reference in self._stacks.valuerefs() if (stack := reference()) is not None]
         found = [
             (span, stack)
             for stack in reversed(stacks)
@@ -376,8 +353,9 @@ class SpanRecorder:
     def _write(self, name: str, begin_ns: int, end_ns: int, *, within: int) -> None:
         """A span that nobody began, as a step, within that one of the thread's stack."""
         stack = self.here.stack
-        span = OpenSpan(_label(name), None if stack is None else stack[within], True, _NOTHING)
-        span.begin_ns = begin_ns
+        around = None if stack is None else stack[within]
+        thread, depth = (None, 0) if around is None else (around.thread, around.depth_within)
+        span = OpenSpan(_label(name), around, True, _NOTHING, thread, depth, begin_ns=begin_ns)
         self._end(span, end_ns)
 
     def _next_sequence(self, step: bytes, *communication: object) -> int:

@@ -338,7 +338,6 @@ class Breakdown(scopes.Listener):
         model: whose calls, and those of modules in it, are forward; None: the outermost modules that are called.
         optimizers: whose steps count; empty: those of all.
         notices: say once why parts are not known.
-        listener: who listens to calls of modules in the place of this, and passes them on to it.
 
     Attributes:
         entered: how often the step has come to each part.
@@ -347,15 +346,13 @@ class Breakdown(scopes.Listener):
 
     def __init__(
         self,
-        mark: Callable[[], Mark],
-        on_failure: Callable[[str, Exception], None],
         *,
         model: nn.Module | None,
+        mark: Callable[[], Mark],
+        on_failure: Callable[[str, Exception], None],
         optimizers: Sequence[Any],
         notices: Notices,
-        listener: scopes.Listener | None = None,
     ) -> None:
-        self._listener = self if listener is None else listener
         self._mark, self._on_failure, self._notices = mark, on_failure, notices
         self._model = None if model is None else weakref.ref(model)
         self._inside: set[int] = set()  # the ids of the modules in the model
@@ -373,8 +370,9 @@ class Breakdown(scopes.Listener):
         """Listen from now on."""
         if self._steps is not None:
             return
-        scopes.listen(self._listener)
-        self._steps = OptimizerSteps(before=self._optimizer_begins, after=self._optimizer_ends)
+        scopes.listen(self)
+        before, after = (functools.partial(self._at_optimizer, then) for then in (self._enter, self._leave))
+        self._steps = OptimizerSteps(before=before, after=after)
         ENGINE.listen(self)
 
     def stop(self) -> None:
@@ -383,7 +381,7 @@ class Breakdown(scopes.Listener):
         if steps is None:
             return
         steps.remove()
-        scopes.stop_listening(self._listener)
+        scopes.stop_listening(self)
         ENGINE.stop_listening(self)
 
     def begin_step(self, mark: Mark) -> None:
@@ -462,13 +460,9 @@ class Breakdown(scopes.Listener):
         """That run is over."""
         self._leave("backward")
 
-    def _optimizer_begins(self, optimizer: Callable[[], Any]) -> None:
+    def _at_optimizer(self, then: Callable[[str], object], optimizer: Callable[[], Any]) -> None:
         if not self._optimizers or id(optimizer()) in self._optimizers:
-            self._enter("optimizer")
-
-    def _optimizer_ends(self, optimizer: Callable[[], Any]) -> None:
-        if not self._optimizers or id(optimizer()) in self._optimizers:
-            self._leave("optimizer")
+            then("optimizer")
 
     def _may_enter(self) -> bool:
         """What lies within forward or backward is part of it; an optimizer may call both."""

@@ -41,9 +41,6 @@ def harmless(method: Function) -> Function:
     return cast(Function, guarded)
 
 
-_timers: weakref.WeakSet[Timer] = weakref.WeakSet()
-
-
 class Timer:
     """How long named parts of a program take, written down as they end.
 
@@ -106,7 +103,6 @@ class Timer:
         self._notices = Notices()
         self._off = is_off()
         self._use()
-        _timers.add(self)
 
     def _use(self) -> None:
         device, watch_garbage = self._arguments["device"], self._arguments["gc"] and not self._off
@@ -222,10 +218,6 @@ class Timer:
     def __reduce__(self) -> tuple[Callable[..., Timer], tuple[()]]:
         return functools.partial(Timer, **{**self._arguments, "device_mesh": None}), ()
 
-    def after_fork(self) -> None:
-        """In a forked child, which writes files of its own."""
-        self._recorder.reset()
-
     def _failed(self, what: str, error: Exception) -> None:
         """Something has failed: one warning, and the timer is off."""
         if not self._off and not isinstance(error, RecursionError):  # the program is too deep here, and soon is not
@@ -298,13 +290,5 @@ def _finish(recorder: SpanRecorder, notices: Notices) -> None:
     except Exception as error:
         notices.warn_once("failed", f"the timer could not end its files: {in_a_line(error)}")
 
-
-def _after_fork() -> None:
-    for timer in list(_timers):
-        timer.after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 global_timer = Timer()

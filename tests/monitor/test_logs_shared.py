@@ -39,7 +39,7 @@ def test_on_a_full_disk_the_training_log_stays_what_it_was(tmp_path: Path) -> No
         log.write(record(step, epoch=0))
     log.flush()
     before = strict_json(tmp_path / "training_log.json")
-    log._file = FullDisk(log._file)  # type: ignore[assignment]
+    log._file._inside = FullDisk(log._file._inside)  # type: ignore[assignment]
     for step in (3, 4):
         log.write(record(step, epoch=1))
     with pytest.raises(OSError, match="No space"):

@@ -23,9 +23,9 @@ import pytest
 from monitor_runs import json_lines, only, open_sinks, record, strict_json
 from profiler_wrapper.errors import in_a_line
 from profiler_wrapper.monitor import sinks as sinks_module
-from profiler_wrapper.monitor.logs import LineFile
 from profiler_wrapper.monitor.records import Row, RunStatistics, Session, StepRecord
 from profiler_wrapper.monitor.sinks import Sink, Sinks
+from profiler_wrapper.timer.line_file import LineFile
 from programs import TESTS, run_script, warned
 
 
@@ -315,30 +315,16 @@ def test_a_sink_that_is_late_but_works_gets_time_to_catch_up(
 def test_a_full_disk_drops_the_files_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: LineFile, lines: bytes) -> None:
         if b'"iteration":3,' in lines:
-            self._file.write(lines[:20])  # what still fitted
+            plain(self, lines[:20])  # what still fitted
             raise OSError(errno.ENOSPC, "No space left on device")
         plain(self, lines)
 
-    plain = LineFile.write
-    monkeypatch.setattr(LineFile, "write", full)
+    plain = LineFile.append
+    monkeypatch.setattr(LineFile, "append", full)
     sinks = open_sinks(tmp_path, interval=2)
     messages = warned(lambda: write_and_close(sinks))
     assert messages == ["the monitor goes on without json: it raised OSError: [Errno 28] No space left on device"]
     assert len(only(tmp_path, "perf_metrics_*.log").read_text().splitlines()) == 5 + 3
-
-
-def test_a_short_write_is_completed(tmp_path: Path) -> None:
-    class Short:
-        def __init__(self, file: Any) -> None:
-            self._file = file
-
-        def write(self, data: bytes) -> int:
-            return int(self._file.write(data[:7]))
-
-    file = LineFile(tmp_path / "a.log")
-    file._file = Short(file._file)  # type: ignore[assignment]
-    file.write(b"a line that is longer than that\n")
-    assert (tmp_path / "a.log").read_bytes() == b"a line that is longer than that\n"
 
 
 def test_a_directory_that_cannot_be_made_is_a_warning_for_each_sink(tmp_path: Path) -> None:

@@ -366,7 +366,7 @@ def test_hooks_hold_no_tensor_and_go_with_the_graph(tmp_path: Path) -> None:
             model(X).sum().backward()
             layers.step()
         gc.collect()
-        spans = layers._watch.layers
+        spans = layers._watch
         assert not spans._calls and not spans._recorded and not spans._runs and not spans._here.outputs
 
 
@@ -384,7 +384,7 @@ def test_events_are_used_again(tmp_path: Path) -> None:
             counts.append(device.events)
     marks = 6  # of a step and its parts
     assert counts[-1] - counts[2] <= 3 * marks
-    assert layers._watch.layers._events_out == 0
+    assert layers._watch._events_out == 0
 
 
 def test_a_device_that_is_behind_is_not_waited_for(tmp_path: Path) -> None:

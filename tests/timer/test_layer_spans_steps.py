@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,18 @@ def test_a_step_in_which_the_model_was_not_called(tmp_path: Path) -> None:
     assert not [message for message in said if "failed" in message], said
     assert layer_kinds(tmp_path, 2) == EVERY
     assert [row["step"] for row in rows_of(tmp_path) if row["name"] == "step"] == [0, 1, 2]
+
+
+def test_a_step_that_ends_before_its_first_block_says_nothing_of_blocks(tmp_path: Path) -> None:
+    model = Stack(Time())
+
+    def steps() -> None:
+        with TrainingMonitor(tmp_path, model=model, layers=True, flops_per_step=1.0) as monitor:
+            model.register_forward_pre_hook(lambda *_: 1 / 0)
+            with contextlib.suppress(ZeroDivisionError), monitor.step():
+                train(model)
+
+    assert warned(steps) == []
 
 
 def test_the_monitors_steps_without_the_model(tmp_path: Path) -> None:
@@ -126,7 +139,7 @@ def test_a_graph_that_is_run_any_number_of_times(tmp_path: Path, monkeypatch: py
         loss = model(X).sum()
         for _ in range(50):
             loss.backward(retain_graph=True)
-        spans = layers._watch.layers
+        spans = layers._watch
         kept = sum(len(run.records) for run in spans._runs)
         assert kept <= 60 and len(spans._runs) <= 30 and len(spans._ends) <= 30, "they grow with each run"
         layers.step()
@@ -144,7 +157,7 @@ def test_a_loop_that_never_says_that_a_step_ends(tmp_path: Path, monkeypatch: py
         def forget() -> None:
             for _ in range(50):
                 train(model)
-                assert len(layers._watch.parts._boundaries) <= 22, "it grows with each step"
+                assert len(layers._watch._boundaries) <= 22, "it grows with each step"
 
         (said,) = warned(forget)
         assert "told where its steps end" in said

@@ -15,8 +15,8 @@ from profiler_wrapper.errors import Notices
 from profiler_wrapper.timer import layer_spans
 from profiler_wrapper.timer import steps as listening
 from profiler_wrapper.timer.device_events import Mark
-from profiler_wrapper.timer.layer_spans import LayerSpans, Span, StepSpans, Wait
-from profiler_wrapper.timer.layer_timer import SeenStep, spans_of
+from profiler_wrapper.timer.layer_spans import LayerSpans, SeenStep, Span
+from profiler_wrapper.timer.layer_timer import spans_of
 from profiler_wrapper.timer.steps import Patch, Patches, WaitInfo
 
 MAIN, OTHER_THREAD = 7, 8
@@ -243,7 +243,7 @@ def _foreach_reduce() -> Any:
 # --- a step's waits as rows ---
 
 
-def seen(*waits: Wait, device: Device | None = None) -> SeenStep:
+def seen(*waits: Span, device: Device | None = None) -> SeenStep:
     """Forward 10-30 ms with a block from 12 to 20, backward 30-60 with the same block from 35 to 50."""
     spans = [
         Span("forward", "layers.0 forward", moment(12, device), moment(20, device), MAIN, "layers.0"),
@@ -251,7 +251,7 @@ def seen(*waits: Wait, device: Device | None = None) -> SeenStep:
     ]
     parts = (("data", 0), ("forward", 10), ("other", 30), ("backward", 30), ("other", 60))
     boundaries = tuple((part, Mark(round(at * 1e6), None)) for part, at in parts)
-    return SeenStep(5, Mark(0, None), Mark(70_000_000, None), boundaries, StepSpans(spans, list(waits), [], []), MAIN)
+    return SeenStep(5, Mark(0, None), Mark(70_000_000, None), boundaries, spans, list(waits), [], [], MAIN)
 
 
 def moment(at_ms: float, device: Device | None = None) -> tuple[int, Any]:
@@ -262,9 +262,11 @@ def moment(at_ms: float, device: Device | None = None) -> tuple[int, Any]:
     return round(at_ms * MS), event
 
 
-def wait(begin: float, end: float, *, thread: int = MAIN, in_graph: bool = False, info: WaitInfo | None = None) -> Wait:
+def wait(begin: float, end: float, *, thread: int = MAIN, in_graph: bool = False, info: WaitInfo | None = None) -> Span:
     info = WaitInfo("all_gather", "0-3", 64) if info is None else info
-    return Wait(moment(begin), moment(end), info, thread, in_graph)
+    made = Span("communication", info.name, moment(begin), moment(end), thread, group=info.group, bytes=info.bytes)
+    made.in_graph = in_graph
+    return made
 
 
 def by_name(rows: list[Span]) -> dict[str, Span]:
@@ -317,7 +319,7 @@ def test_a_step_without_waits_does_not_say_that_there_were_none() -> None:
 def test_the_time_on_the_device_is_without_its_waits() -> None:
     device = Device()
     device.given_ms = device.done_ms = 1000.0
-    gather = Wait(moment(13, device), moment(15, device), WaitInfo("all_gather", "0-1"), MAIN, False)
+    gather = Span("communication", "all_gather", moment(13, device), moment(15, device), MAIN, group="0-1")
     found = by_name(spans_of(seen(gather, device=device)))
     assert found["layers.0 forward"].device_waiting_ns == 4 * MS  # the device takes twice as long here
     assert found["layers.0 backward"].device_waiting_ns == 0
@@ -328,17 +330,26 @@ def test_outside_of_a_step_nothing_is_kept_and_failures_are_told(monkeypatch: py
     clock = iter((1, 2, 3))
     monkeypatch.setattr(layer_spans, "perf_counter_ns", lambda: next(clock))
     model = torch.nn.Linear(2, 2)
-    spans = LayerSpans(model, None, lambda _, error: failures.append(error), Notices())
+    now = Mark(0, None)
+    spans = LayerSpans(
+        model,
+        (),
+        None,
+        mark=lambda: now,
+        on_failure=lambda _, error: failures.append(error),
+        optimizers=(),
+        notices=Notices(),
+    )
     assert spans.open_wait() is None
-    spans.begin_step()
+    spans.begin_step(now)
     opened = spans.open_wait()
     assert opened is not None
-    spans.forget_step()
+    spans.end_step()
     spans.close_wait(opened, WaitInfo())  # the step has ended in between
-    spans.begin_step()
+    spans.begin_step(now)
     opened = spans.open_wait()
     assert opened is not None
     spans.close_wait(opened, WaitInfo("send"))
-    waits = spans._take().waits
-    assert [(one.begin, one.end, one.info.name) for one in waits] == [((2, None), (3, None), "send")]
+    waits = spans.take(0, now, now).waits
+    assert [(one.begin, one.end, one.name) for one in waits] == [((2, None), (3, None), "send")]
     assert spans.open_wait() is None and len(failures) == 1  # the clock has failed

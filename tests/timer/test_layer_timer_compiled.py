@@ -51,7 +51,7 @@ def test_a_wait_in_a_compiled_function(process_group: None, tmp_path: Path, monk
     model = nn.Linear(2, 2)
     with LayerTimer(model, tmp_path, device="cpu") as layers, frames_of_ours(monkeypatch) as seen:
         assert torch.equal(step(x, work), torch.full((3,), 4.0))
-        assert [wait.info.name for wait in layers._watch.layers._waits] == ["all_reduce"]
+        assert [wait.name for wait in layers._watch._waits] == ["all_reduce"]
     assert not seen
 
 
@@ -83,6 +83,6 @@ def test_a_backward_in_a_compiled_function(tmp_path: Path, monkeypatch: pytest.M
 
     with LayerTimer(model, tmp_path, device="cpu") as layers, frames_of_ours(monkeypatch) as seen:
         step(torch.ones(1, 2))
-        assert layers._watch.parts.entered == {"backward": 1}
+        assert layers._watch.entered == {"backward": 1}
     assert model[0].weight.grad is not None
     assert not seen

@@ -1,10 +1,8 @@
-"""The files of a rank's spans: whole lines on a full disk, in files that others touch, and from several threads."""
+"""The files of a rank's spans: in files that others touch, and from several threads."""
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import threading
 import time
 from pathlib import Path
@@ -16,7 +14,7 @@ from monitoring import Device
 from profiler_wrapper.errors import Notices
 from profiler_wrapper.timer import log as span_log
 from profiler_wrapper.timer import spans as recording
-from profiler_wrapper.timer.log import PENDING_END, LineFile, SpanLog, SpanPlace
+from profiler_wrapper.timer.log import PENDING_END, SpanLog, SpanPlace
 from profiler_wrapper.timer.timer import Timer
 from programs import warned
 from timed_runs import span_rows
@@ -32,34 +30,6 @@ def log(tmp_path: Path) -> SpanLog:
 def lines_of(directory: Path) -> Path:
     (path,) = directory.rglob("*.jsonl")
     return path
-
-
-def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "lines"
-    path.touch()
-    lines = LineFile(path)
-    lines.append(b"first\n")
-    write = lines._write
-    left = 3
-
-    def write_what_fits(data: bytes) -> int:
-        nonlocal left
-        if not left:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        data, left = data[:left], 0
-        return write(data)
-
-    monkeypatch.setattr(lines, "_write", write_what_fits)
-    for _ in range(2):
-        with pytest.raises(OSError, match="No space"):
-            lines.append(b"second\n")
-    assert path.read_bytes() == b"first\n"
-    left = 100
-    lines.append(b"third\n")
-    monkeypatch.setattr(lines, "_write", lambda data: write(data[:2]))  # a disk that takes it bit by bit
-    lines.append(b"fourth\n")
-    lines.close()
-    assert path.read_bytes() == b"first\nthird\nfourth\n"
 
 
 def test_device_times_are_filled_in_where_their_lines_are(log: SpanLog, tmp_path: Path) -> None:
@@ -84,30 +54,6 @@ def test_a_file_that_somebody_cut_goes_on_and_holds_whole_lines(log: SpanLog, tm
     log.release()
     assert [json.loads(one)["name"] for one in lines_of(tmp_path).read_text().splitlines()[:1]] == ["y"]
     assert "7 " not in lines_of(tmp_path).read_text()
-
-
-def test_a_line_is_filled_in_whole_while_a_signal_fills_in_another(tmp_path: Path) -> None:
-    path = tmp_path / "lines"
-    path.write_bytes(b"a: null\nb: null\n")
-    lines = LineFile(path)
-    inside = lines._inside
-    stopped: list[str] = []
-
-    class Stopped:
-        """A file between whose calls the other line is filled in."""
-
-        def __getattr__(self, name: str) -> Any:
-            if not stopped:
-                stopped.append(name)
-                result = getattr(inside, name)
-                return lambda *args: (result(*args), lines.replace(8, b"b: null\n", b"b: 2222\n"))[0]
-            return getattr(inside, name)
-
-    lines._inside = Stopped()  # type: ignore[assignment]
-    lines.replace(0, b"a: null\n", b"a: 1111\n")
-    lines._inside = inside
-    lines.close()
-    assert path.read_bytes() == b"a: 1111\nb: 2222\n"
 
 
 def test_a_thread_that_hangs_in_a_write_holds_up_no_other(

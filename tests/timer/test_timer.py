@@ -21,7 +21,7 @@ from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.timer import log as span_log
 from profiler_wrapper.timer import spans as span_recording
 from profiler_wrapper.timer import timer as timer_module
-from profiler_wrapper.timer.log import LineFile
+from profiler_wrapper.timer.line_file import LineFile
 from profiler_wrapper.timer.spans import SpanRecorder, _label
 from profiler_wrapper.timer.timer import Timer
 from profiler_wrapper.trace.spans import KINDS, RANK_COLUMNS, SPAN_COLUMNS, kind_of_span
