@@ -29,7 +29,9 @@ from profiler_wrapper.analysis.model import (
     LayerRow,
     Leak,
     Memory,
+    MemoryMoment,
     Overview,
+    Owner,
     Slope,
     StepSplit,
     Summary,
@@ -53,6 +55,9 @@ PATH = Path(__file__).parents[1] / "profiler_wrapper" / "reports" / "result_sche
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 Schema = dict[str, Any]
+
+# Rows that stand where they are used, as mappings, and what some of their fields are called there.
+IN_PLACE = {Owner: {"size_bytes": "bytes"}, MemoryMoment: {"total_bytes": "allocated_bytes"}}
 
 
 def build_schema() -> Schema:
@@ -129,9 +134,9 @@ def _keys(kind: type[Any]) -> Schema:
     """What is no row but a mapping: keys that programs may rely on. Others may be beside them."""
     comments = _comments(kind)
     properties = {}
-    for name, hint in get_type_hints(kind, include_extras=True).items():
-        schema = _type(hint)
-        text = _sentence(kind, name, comments.get(name))
+    for field, hint in get_type_hints(kind, include_extras=True).items():
+        name, schema = IN_PLACE.get(kind, {}).get(field, field), _type(hint)
+        text = _sentence(kind, field, comments.get(field))
         properties[name] = {"description": text + _unit(name, schema), **schema}
     return {"type": "object", "properties": properties}
 
@@ -205,7 +210,7 @@ def _type(hint: Any, *, as_us: bool = False) -> Schema:
     """A Python type in the words of JSON Schema; `as_us`: integers of nanoseconds, written as microseconds."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:  # a row as plain data
-        return _reference(arguments[1])
+        return _keys(arguments[1]) if arguments[1] in IN_PLACE else _reference(arguments[1])
     if is_typeddict(hint):
         return _keys(hint)
     if origin in (Union, UnionType):

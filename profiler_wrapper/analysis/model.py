@@ -40,28 +40,32 @@ BEFORE_PROFILING = "before profiling"  # the `op` of an owner that was there whe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """Who holds bytes at one moment, and why. Rows with equal keys are one."""
+    """Who holds bytes at one moment, and why. Rows with equal keys are one.
 
-    category: MemoryCategory
-    layer: str  # full name; "" for what has no layer
-    name: str  # of the tensor (`model.embed_tokens.weight`, `exp_avg of lm_head.weight`); "" for what has none
-    op: str  # that allocated it: `aten::mm`; BEFORE_PROFILING for what was there; "" where not known
-    phase: Phase | None  # in which it was allocated; None for what was there before
-    size_bytes: int
+    `op` is BEFORE_PROFILING, and `phase` None, of what was there before; `name` of an optimizer's state is
+    `exp_avg of lm_head.weight`.
+    """
+
+    category: MemoryCategory  # what the bytes are for
+    layer: str  # full name; empty for what has no layer
+    name: str  # of the tensor; empty for what has none
+    op: str  # that allocated it
+    phase: Phase | None  # in which it was allocated
+    size_bytes: int  # that it holds
     count: int  # allocations
-    call_path: tuple[str, ...] = ()  # down to the layer by calls, where its name tells others
+    call_path: tuple[str, ...] = ()  # down to the layer by calls, of one that not only its parent calls; else empty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryMoment:
     """What the categories hold at one moment; they add up to `total_bytes` exactly."""
 
-    label: str  # "after forward", "after backward", "after optimizer", "highest allocated", a user's point
-    step: int | None
-    time_ns: int  # on the trace's clock
-    total_bytes: int  # what the allocator has given out
-    reserved_bytes: int | None  # None on a CPU
-    categories: Mapping[MemoryCategory, int]
+    label: str  # which it is: after forward, after backward, after optimizer ...
+    step: int | None  # number of the step
+    time_ns: int  # time on the trace's clock
+    total_bytes: int  # allocated then
+    reserved_bytes: int | None  # reserved then; None on a CPU
+    categories: Mapping[MemoryCategory, int]  # by what they are for, in bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -124,30 +128,6 @@ class Change:
     costs_ns: int | None  # time a step more; None where the run does not tell
 
 
-class MomentKeys(TypedDict):
-    """A moment, in `result.json`."""
-
-    label: str  # which it is: after forward, after backward, after optimizer ...
-    step: int | None  # number of the step
-    time_ns: int  # time on the trace's clock
-    allocated_bytes: int  # allocated then
-    reserved_bytes: int | None  # reserved then; None on a CPU
-    categories: Mapping[MemoryCategory, int]  # by what they are for, in bytes
-
-
-class OwnerKeys(TypedDict):
-    """Who holds bytes, in `result.json`."""
-
-    category: MemoryCategory  # what the bytes are for
-    layer: str  # full name; empty for what has no layer
-    name: str  # of the tensor; empty for what has none
-    op: str  # that allocated it
-    phase: Phase | None  # in which it was allocated
-    bytes: int  # that it holds
-    count: int  # allocations
-    call_path: Sequence[str]  # down to the layer by calls, of one that not only its parent calls; else empty
-
-
 class PeakKeys(TypedDict):
     """The highest allocated, in `result.json`."""
 
@@ -156,8 +136,8 @@ class PeakKeys(TypedDict):
     time_ns: int  # time on the trace's clock
     step: int | None  # number of the step
     phase: Phase | None  # what the loop was doing
-    owners: Sequence[OwnerKeys]  # who held it, the largest first
-    reserved: MomentKeys | None  # the moment of the highest reserved; None on a CPU
+    owners: Sequence[Annotated[Mapping[str, Any], Owner]]  # who held it, the largest first
+    reserved: Annotated[Mapping[str, Any], MemoryMoment] | None  # the moment of the highest reserved; None on a CPU
 
 
 class Curve(TypedDict):
@@ -183,7 +163,7 @@ class Memory(TypedDict, total=False):
     reserved_bytes: int | None  # at the end of the recording; None on a CPU
     categories: Mapping[MemoryCategory, int] | None  # at the peak, in bytes: they add up to what is allocated
     peak: PeakKeys | None  # the highest allocated
-    moments: Sequence[MomentKeys]  # per step after forward, backward, optimizer
+    moments: Sequence[Annotated[Mapping[str, Any], MemoryMoment]]  # per step after forward, backward, optimizer
     slope: Annotated[Mapping[str, Any], Slope] | None  # how allocated memory grows; None: not known, as in one step
     leaks: Sequence[Annotated[Mapping[str, Any], Leak]] | None  # what stays, step after step; None: not known
     changes: Sequence[Annotated[Mapping[str, Any], Change]]  # what would lower the peak
@@ -655,6 +635,7 @@ class TimeTotals:
 class Analysis:
     """Everything the tables say about one recorded window."""
 
+    summary: Summary = field(default_factory=Summary)
     time_basis: Literal["device", "cpu"]
     complete: bool
     warnings: tuple[str, ...]
@@ -665,14 +646,10 @@ class Analysis:
     attention: tuple[AttentionRow, ...]
     classes: tuple[ClassRow, ...]
     steps: tuple[StepRow, ...]
-    series: Mapping[str, tuple[float | None, ...]]  # name -> per step or entry; us, or a function's own
-    memory: Memory
     parts: tuple[PartRow, ...] = ()  # of each step, in the order in which they began
     flops: tuple[FlopRow, ...] = ()
     uncounted: tuple[UncountedRow, ...] = ()
     untold_bytes: tuple[UncountedRow, ...] = ()  # what moves bytes, and nothing tells how many
-    utilization: Utilization | None = None  # None: the FLOPs of a step are not known
-    overview: Overview | None = None
     operators: tuple[OperatorRow, ...] = ()  # the most expensive first
     kernels: tuple[KernelRow, ...] = ()  # the most expensive first; without device events none
     collectives: tuple[CollectiveRow, ...] = ()
@@ -684,10 +661,13 @@ class Analysis:
     adapters: tuple[AdapterRow, ...] = ()
     allocations: tuple[AllocationRow, ...] = ()  # the largest first
     op_memory: tuple[OpMemoryRow, ...] = ()  # most bytes first
+    series: Mapping[str, tuple[float | None, ...]]  # name -> per step or entry; us, or a function's own
+    utilization: Utilization | None = None  # None: the FLOPs of a step are not known
+    overview: Overview | None = None
+    memory: Memory
     calls: tuple[LayerCall, ...] = ()  # not in result.json
     memory_use: MemoryUse | None = None  # not in result.json; None where no allocation was recorded
     timeline: Timeline | str = field(default=NO_TRACE, compare=False, repr=False)  # or why not; not in result.json
-    summary: Summary = field(default_factory=Summary)
 
     @property
     def lost_launches(self) -> int:

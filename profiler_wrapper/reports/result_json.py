@@ -13,37 +13,23 @@ import math
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from profiler_wrapper.analysis.advice.facts import RUN, cut
-from profiler_wrapper.analysis.call_rows import AdapterRow, ExpertLayerRow, ExpertRow, PartRow
 from profiler_wrapper.analysis.model import (
     SCHEMA_VERSION,
-    AllocationRow,
     Analysis,
-    AttentionCallRow,
-    AttentionRow,
-    ClassRow,
-    CollectiveRow,
-    FlopRow,
-    KernelRow,
     LayerRow,
-    OperatorRow,
-    OpMemoryRow,
     Overview,
-    ProductRow,
-    StepRow,
     StepSplit,
     Summary,
-    SynchronisationRow,
     TimeTotals,
-    UnattributedRow,
-    UncountedRow,
     Utilization,
 )
 from profiler_wrapper.errors import BrokenTrace, MissingPackage, WrongUse, shown
@@ -53,28 +39,17 @@ from profiler_wrapper.trace.run_file import check_run
 if TYPE_CHECKING:
     import pandas as pd
 
+_NOT_WRITTEN = ("calls", "memory_use", "timeline")  # of an analysis
 # The lists of rows of an analysis, in the order of the file.
 LISTS: Mapping[str, type[Any]] = {
-    "unattributed": UnattributedRow,
-    "layers": LayerRow,
-    "attention": AttentionRow,
-    "classes": ClassRow,
-    "steps": StepRow,
-    "parts": PartRow,
-    "flops": FlopRow,
-    "uncounted": UncountedRow,
-    "untold_bytes": UncountedRow,
-    "operators": OperatorRow,
-    "kernels": KernelRow,
-    "collectives": CollectiveRow,
-    "synchronisations": SynchronisationRow,
-    "products": ProductRow,
-    "attention_calls": AttentionCallRow,
-    "experts": ExpertRow,
-    "expert_layers": ExpertLayerRow,
-    "adapters": AdapterRow,
-    "allocations": AllocationRow,
-    "op_memory": OpMemoryRow,
+    name: get_args(hint)[0]
+    for name, hint in get_type_hints(Analysis).items()
+    if get_origin(hint) is tuple and is_dataclass(get_args(hint)[0]) and name not in _NOT_WRITTEN
+}
+# Of rows, the fields that hold rows.
+_ROWS: Mapping[type[Any], Mapping[str, type[Any]]] = {
+    Analysis: {**LISTS, "time": TimeTotals, "utilization": Utilization, "overview": Overview},
+    Overview: {"steps": StepSplit},
 }
 
 # What rows are written with beside their fields, from which it follows.
@@ -83,29 +58,20 @@ FOLLOWS: Mapping[type[Any], tuple[str, ...]] = {LayerRow: ("bound",), TimeTotals
 NS_PER_US = 1000
 # Without these a row says nothing; every other field has a value for "not known".
 _REQUIRED = {"layer", "phase", "reason", "backend", "op", "time_ns", "self_time_ns", "total_ns", "unattributed_ns"}
+_REQUIRED |= {"time", "time_basis"}
 
 
 def to_dict(analysis: Analysis) -> dict[str, Any]:
-    """The contract of `result.json`, schema version 1: JSON types only, no NaN, no infinity."""
+    """Return what `result.json` holds, schema version 1: JSON types only, no NaN, no infinity."""
+    data = {name: convert(getattr(analysis, field)) for field, name, convert in _conversions(Analysis)}
     timed_steps = [row.step for row in analysis.steps if row.step is not None]
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "summary": {"verdict": None, "findings": [], "comparable": {}} | _plain_mapping(analysis.summary),
-        "time_basis": analysis.time_basis,
-        "complete": analysis.complete,
-        "warnings": plain(analysis.warnings),
-        "run": {"timed_steps": timed_steps, "full_steps": []} | _plain_mapping(analysis.run),
-        "time": to_plain(analysis.time),
-        **{name: [to_plain(row) for row in getattr(analysis, name)] for name in LISTS},
-        "series": _plain_mapping(analysis.series),
-        "utilization": plain(analysis.utilization),
-        "overview": plain(analysis.overview),
-        "memory": _plain_mapping(analysis.memory),
-    }
+    data["summary"] = {"verdict": None, "findings": [], "comparable": {}} | data["summary"]
+    data["run"] = {"timed_steps": timed_steps, "full_steps": []} | data["run"]
+    return {"schema_version": SCHEMA_VERSION} | data
 
 
 def from_dict(data: Mapping[str, Any]) -> Analysis:
-    """The analysis that `to_dict` wrote, without its calls.
+    """Return the analysis that `to_dict` wrote, without its calls.
 
     Keys that are not known are ignored and those that may be missing get "not known", so results
     of older and newer versions can be read.
@@ -120,52 +86,35 @@ def from_dict(data: Mapping[str, Any]) -> Analysis:
             "Give the result.json of a run, or its trace."
         )
     try:
-        prepared = _prepared(data)
+        whole = _row_from_dict(Analysis, _without_nulls(data))
+        if "attributed_us" not in data["time"]:
+            whole["time"]["attributed_ns"] = whole["time"]["total_ns"] - whole["time"]["unattributed_ns"]
         # mappings that may have more keys than are known here
-        mappings: dict[str, Any] = {name: prepared.pop(name, None) or {} for name in ("run", "memory", "summary")}
+        mappings: dict[str, Any] = {name: data.get(name) or {} for name in ("run", "memory", "summary")}
         if not all(isinstance(one, Mapping) for one in mappings.values()):
             raise TypeError(f"{', '.join(mappings)} are objects")
         check_run(mappings["run"])
-        msgspec.convert(_without_nulls(mappings["summary"]), Summary)
-        return replace(msgspec.convert(prepared | {"run": {}, "memory": {}}, Analysis), **mappings)
+        summary = {key: _without_nulls(one) for key, one in mappings["summary"].items() if one is not None}
+        msgspec.convert(summary, Summary)
+        return replace(msgspec.convert(whole | {"run": {}, "memory": {}, "summary": {}}, Analysis), **mappings)
     except (msgspec.ValidationError, KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise BrokenTrace(f"Not a readable result of profiler_wrapper: {error}") from error
 
 
 def _without_nulls(value: Any) -> Any:
-    """A mapping, and mappings in it, without what is not known."""
-    if not isinstance(value, Mapping):
-        return value
-    return {key: _without_nulls(one) for key, one in value.items() if one is not None}
-
-
-def _prepared(data: Mapping[str, Any]) -> dict[str, Any]:
-    """`data` with the names and units of `Analysis` and a value for every missing optional field."""
-    known = {field.name for field in fields(Analysis)} - {"calls", "memory_use", "timeline"}
-    prepared = {name: data[name] for name in known if data.get(name) is not None}
-    prepared["time"] = time = _row_from_dict(TimeTotals, data["time"])
-    if "attributed_us" not in data["time"]:
-        time["attributed_ns"] = time["total_ns"] - time["unattributed_ns"]
-    for name, row_type in LISTS.items():
-        prepared[name] = [_row_from_dict(row_type, row) for row in data.get(name) or ()]
-    if prepared.get("utilization") is not None:
-        prepared["utilization"] = _row_from_dict(Utilization, data["utilization"])
-    if prepared.get("overview") is not None:
-        splits = [_row_from_dict(StepSplit, row) for row in data["overview"].get("steps") or ()]
-        prepared["overview"] = _row_from_dict(Overview, data["overview"]) | {"steps": splits}
-    unknown: dict[str, Any] = {"complete": False, "warnings": [], "series": {}}
-    return unknown | prepared
+    """`value`; if it is a mapping, without its keys whose value is null."""
+    return {key: one for key, one in value.items() if one is not None} if isinstance(value, Mapping) else value
 
 
 def json_name(row_type: type[Any], name: str) -> str:
-    """What a field of a row is called in the file."""
-    if row_type is not LayerRow and name == "class_name":
+    """Return what a field of a row is called in the file."""
+    if name == "class_name" and row_type is not LayerRow:
         return "class"
     return name[:-3] + "_us" if name.endswith("_ns") else name
 
 
 def _microseconds(time_ns: Any) -> Any:
-    """Nanoseconds as microseconds, inside mappings too; None stays None."""
+    """Convert nanoseconds to microseconds, inside mappings and tuples too; None stays None."""
     if isinstance(time_ns, Mapping):
         return {_text(name): _microseconds(value) for name, value in time_ns.items()}
     if isinstance(time_ns, tuple):
@@ -183,13 +132,13 @@ def _nanoseconds(time_us: Any) -> Any:
 
 @cache
 def _conversions(row_type: type[Any]) -> tuple[tuple[str, str, Callable[[Any], Any]], ...]:
-    """Of each field of a row: its name, that in the file, and what makes its value one of JSON's."""
-    names = (field.name for field in fields(row_type))
+    """Return for each written field of a row: its name, that in the file, and what makes its value one of JSON's."""
+    names = (field.name for field in fields(row_type) if row_type is not Analysis or field.name not in _NOT_WRITTEN)
     return tuple((name, json_name(row_type, name), _microseconds if name.endswith("_ns") else plain) for name in names)
 
 
 def to_plain(row: Any) -> dict[str, Any]:
-    """Any of our rows (a dataclass) in JSON types: its fields, nanoseconds (`x_ns`) as microseconds (`x_us`)."""
+    """Return a row (a dataclass) in JSON types: its fields, nanoseconds (`x_ns`) as microseconds (`x_us`)."""
     row_type: Any = type(row)
     values = {name: convert(getattr(row, field)) for field, name, convert in _conversions(row_type)}
     return values | {name: getattr(row, name) for name in FOLLOWS.get(row_type, ())}
@@ -197,52 +146,48 @@ def to_plain(row: Any) -> dict[str, Any]:
 
 @cache
 def _unknown_values(row_type: type[Any]) -> dict[str, Any]:
-    """What each optional field of a row type holds when the file does not say."""
-    empty: dict[Any, Any] = {"str": "", "int": 0, "bool": False}
-    unknown: dict[str, Any] = {}
-    for field in fields(row_type):
-        if field.name in _REQUIRED:
-            continue
-        if str(field.type).endswith("| None"):
-            unknown[field.name] = None
-        elif field.default is not MISSING:
-            unknown[field.name] = field.default
-        else:
-            unknown[field.name] = empty.get(field.type, () if str(field.type).startswith("tuple") else {})
-    return unknown
+    """Return what each optional field of a row type holds when the file does not say."""
+    empty = {"str": "", "int": 0, "bool": False, "tuple": ()}
+    return {
+        field.name: None
+        if field.type.endswith("| None")
+        else empty.get(field.type.partition("[")[0], {})
+        if field.default is MISSING
+        else field.default
+        for field in fields(row_type)
+        if field.name not in _REQUIRED
+    }
 
 
 def _row_from_dict(row_type: Any, data: Mapping[str, Any]) -> dict[str, Any]:
-    row = dict(_unknown_values(row_type))
-    for field in fields(row_type):
-        name = json_name(row_type, field.name)
+    """Return the fields of a row, times in nanoseconds, as `msgspec.convert` takes them."""
+    row, inner = dict(_unknown_values(row_type)), _ROWS.get(row_type, {})
+    for field, name, _ in _conversions(row_type):
         if name in data:
-            row[field.name] = _nanoseconds(data[name]) if field.name.endswith("_ns") else data[name]
+            value = data[name]
+            if field in inner and value is not None:
+                make = partial(_row_from_dict, inner[field])
+                value = [make(one) for one in value] if isinstance(value, list) else make(value)
+            row[field] = _nanoseconds(value) if field.endswith("_ns") else value
     return row
 
 
-def _plain_mapping(mapping: Mapping[Any, Any]) -> dict[str, Any]:
-    return {_text(name): plain(value) for name, value in mapping.items()}
-
-
 def _text(value: Any) -> str:
-    """Text that UTF-8 can hold: a lone surrogate becomes its escape."""
+    """Return text that UTF-8 can hold: a lone surrogate becomes its escape."""
     text = str(value)
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def plain(value: Any) -> Any:
-    """`value` in JSON types. What JSON has no word for becomes null (NaN, infinity) or its text."""
-    if value is None or isinstance(value, bool):
+    """Return `value` in JSON types. What JSON has no word for becomes null (NaN, infinity) or its text."""
+    if value is None or isinstance(value, int):
         return value
     if isinstance(value, str):
         return _text(value)
-    if isinstance(value, int):
-        return int(value)
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return _plain_mapping(value)
+        return {_text(name): plain(one) for name, one in value.items()}
     if is_dataclass(value):
         return to_plain(value)
     if isinstance(value, (list, tuple)):
@@ -269,8 +214,7 @@ def schema_text() -> str:
 
 # What rows are ranked by: the first of these that they have. Self times add up, so those at the top take most.
 _RANKED_BY = ("self_time_us", "time_us", "time_per_step_us", "wait_us", "allocated_bytes", "size_bytes")
-_CURVE = "memory.curve"  # a list for each of its columns
-_CURVE_ROWS = (f"{_CURVE}.steps", f"{_CURVE}.phases")  # rows of their own beside the points
+_CURVE = "memory.curve"  # a list for each of its columns, and rows of their own beside the points
 _IN_TIME_ORDER = "step"  # rows that have it stay in their order
 
 
@@ -351,33 +295,22 @@ def rows_where(rows: Iterable[Mapping[str, Any]], condition: str) -> list[Any]:
     return [row for row in rows if fits(row)]
 
 
-def _limited(value: Any, place: str, top: int, left_out: dict[str, int]) -> Any:
-    if isinstance(value, Mapping) and place == _CURVE:
-        return _highest(value, top, left_out)
+def _limited(value: Any, place: str, top: int, left_out: dict[str, int], points: Sequence[int] | None = None) -> Any:
+    """At most `top` rows of each list in `value`; of columns of the curve its highest `points`, by their index."""
     if isinstance(value, Mapping):
-        return {key: _limited(inner, f"{place}.{key}", top, left_out) for key, inner in value.items()}
-    if not (isinstance(value, list) and value and all(isinstance(row, Mapping) for row in value)):
+        if place == _CURVE:
+            held = value["allocated_bytes"]
+            points = sorted(sorted(range(len(held)), key=lambda at: -held[at])[:top])
+            if len(held) > top:
+                left_out[_CURVE] = len(held) - top
+        return {key: _limited(inner, f"{place}.{key}", top, left_out, points) for key, inner in value.items()}
+    if not (isinstance(value, list) and value):
         return value
+    if not all(isinstance(row, Mapping) for row in value):
+        return value if points is None else [value[at] for at in points]
     if len(value) > top:
         left_out[place] = len(value) - top
     return ranked(value)[:top]
-
-
-def _highest(curve: Mapping[str, Any], top: int, left_out: dict[str, int]) -> dict[str, Any]:
-    """The curve at its `top` highest points."""
-    held = curve["allocated_bytes"]
-    if len(held) > top:
-        left_out[_CURVE] = len(held) - top
-    kept = sorted(sorted(range(len(held)), key=lambda at: -held[at])[:top])
-
-    def thinned(value: Any, name: str) -> Any:
-        if isinstance(value, Mapping):
-            return {key: thinned(inner, f"{name}.{key}") for key, inner in value.items()}
-        if isinstance(value, list) and name not in _CURVE_ROWS:
-            return [value[at] for at in kept]
-        return _limited(value, name, top, left_out)
-
-    return {key: thinned(value, f"{_CURVE}.{key}") for key, value in curve.items()}
 
 
 def ranked(rows: list[Any]) -> list[Any]:
@@ -421,23 +354,23 @@ def short_summary(data: Mapping[str, Any], path: str, *, top: int | None = None,
         | {"next": with_path(finding.get("next") or f"{analyze}summary.findings", path)}
         for finding in summary["findings"]
     ][:top]
-    for kept in range(len(findings), -1, -1):
-        for longest, of_verdict, all_fixes in _SHORTENED:
-            found = {
-                "verdict": summary["verdict"] and cut(summary["verdict"], of_verdict),
-                "findings": [
-                    {
-                        key: cut(value, longest) if key in ("title", "layer", "fix") else value
-                        for key, value in one.items()
-                        if all_fixes or key != "fix" or not at
-                    }
-                    for at, one in enumerate(findings[:kept])
-                ],
-                **({"findings_left_out": left} if (left := len(summary["findings"]) - kept) else {}),
-                **also,
-            }
-            if len(json.dumps({"summary": found}, separators=(",", ":"))) < MOST_SHORT_BYTES:
-                return found
+    for kept, (longest, of_verdict, all_fixes) in product(range(len(findings), -1, -1), _SHORTENED):
+        left = len(summary["findings"]) - kept
+        found = {
+            "verdict": summary["verdict"] and cut(summary["verdict"], of_verdict),
+            "findings": [
+                {
+                    key: cut(value, longest) if key in ("title", "layer", "fix") else value
+                    for key, value in one.items()
+                    if all_fixes or key != "fix" or one is findings[0]
+                }
+                for one in findings[:kept]
+            ],
+            **({"findings_left_out": left} if left else {}),
+            **also,
+        }
+        if len(json.dumps({"summary": found}, separators=(",", ":"))) < MOST_SHORT_BYTES:
+            return found
     return {"verdict": None, "findings": [], "findings_left_out": len(summary["findings"]), **also}
 
 
@@ -541,7 +474,4 @@ def data_frame(analysis: Analysis, rows: str = "layers") -> pd.DataFrame:
         for field in fields(LISTS[rows])
         if field.type in _DTYPES
     }
-    return pd.DataFrame(
-        {name: pd.Series([row[name] for row in table], dtype=dtypes.get(name, "object")) for name in names},
-        columns=list(names),
-    )
+    return pd.DataFrame(table, columns=list(names), dtype="object").astype(dtypes)
