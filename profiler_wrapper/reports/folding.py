@@ -6,14 +6,11 @@ differs much from its siblings is named as an outlier.
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import count
 from statistics import median
-from typing import Any, Literal
 
 from profiler_wrapper.analysis.model import Analysis, LayerRow, Phase
 from profiler_wrapper.analysis.statistics import FEWEST_VALUES, fill_numbers, outliers, split_number
@@ -199,70 +196,6 @@ def outlying_layers(fold: Fold) -> list[Outlier]:
         more = outliers(known).items()
         far += [Outlier(fold.members[i], "retained", e) for i, e in more if fold.members[i].layer not in named]
     return sorted(far, key=lambda one: -abs(one.excess))
-
-
-# --------------------------------------------------------------------------------------------------
-# Which folds of a layer tree get a row where there is only room for some: the most expensive, each below its parent.
-
-Order = Literal["cost", "model"]
-
-
-@dataclass(eq=False)
-class Shown:
-    """A fold that got a row, further rows that belong to it, and the folds below that got one."""
-
-    fold: Fold
-    depth: int
-    parent: Shown | None = None
-    extras: list[Any] = field(default_factory=list)
-    children: list[Shown] = field(default_factory=list)
-
-    def walk(self) -> Iterator[Shown]:
-        """Itself and all below it."""
-        stack = [self]
-        while stack:
-            this = stack.pop()
-            yield this
-            stack += this.children
-
-
-def choose(tree: Tree, *, most: int, extras: Callable[[Shown], list[Any]]) -> tuple[list[Shown], list[Fold]]:
-    """The roots with what is shown below them, in at most `most` rows; and the roots that do not fit.
-
-    Those need one row together, which is counted. `extras` gives the further rows of a numbered
-    fold; as many as fit are kept.
-    """
-    roots = sorted(tree.roots(), key=lambda fold: -fold.time_ns)
-    fitting = roots if len(roots) <= most else roots[: max(0, most - 1)]
-    rest = roots[len(fitting) :]
-    room = most - len(fitting) - bool(rest)
-    number = count()
-    shown = [Shown(root, 0) for root in fitting]
-    waiting = [(-one.fold.time_ns, next(number), one) for one in shown]
-    heapq.heapify(waiting)
-    while waiting:
-        _, _, one = heapq.heappop(waiting)
-        if one.parent is not None:
-            if room < 1:
-                break
-            room -= 1
-            one.parent.children.append(one)
-        part_of_many = one.parent is not None and len(one.parent.fold.members) > 1
-        if one.fold.numbered and not part_of_many:
-            one.extras = extras(one)[:room]
-            room -= len(one.extras)
-        if room > 0:
-            for fold in tree.children(one.fold):
-                below = Shown(fold, one.depth + 1, parent=one)
-                heapq.heappush(waiting, (-fold.time_ns, next(number), below))
-    return shown, rest
-
-
-def in_order(shown: Sequence[Shown], order: Order) -> list[Shown]:
-    """Siblings as they are drawn: the most expensive first, or as in the model."""
-    if order == "model":
-        return sorted(shown, key=lambda one: one.fold.order)
-    return sorted(shown, key=lambda one: (-one.fold.time_ns, one.fold.order))
 
 
 def sibling_folds(totals: Sequence[LayerTotal]) -> list[tuple[str | None, Fold]]:

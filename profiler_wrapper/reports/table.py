@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
@@ -36,17 +38,7 @@ from profiler_wrapper.reports.describe import (
     title_parts,
     use_lines,
 )
-from profiler_wrapper.reports.folding import (
-    LayerTotal,
-    Order,
-    Outlier,
-    Shown,
-    Tree,
-    choose,
-    in_order,
-    layer_totals,
-    outlying_layers,
-)
+from profiler_wrapper.reports.folding import Fold, LayerTotal, Outlier, Tree, layer_totals, outlying_layers
 from profiler_wrapper.reports.memory import memory_lines
 from profiler_wrapper.reports.text import AT_LEAST, cells, clean, set_in, shorten, whole_ones, wrap
 from profiler_wrapper.terminal import Cell, Style, bar, in_a_row
@@ -54,6 +46,7 @@ from profiler_wrapper.units import MIB
 
 # --- The rows, as numbers ---
 
+Order = Literal["cost", "model"]
 RowKind = Literal["layer", "median", "outlier", "outside", "unattributed", "total"]
 
 MOST_OUTLIERS = 3
@@ -71,6 +64,9 @@ class TableRow:
     before: str = ""  # said before and after the label, never shortened
     after: str = ""
     range_ns: tuple[float, float] | None = None  # of a median: the least and the most total
+
+
+_Place = tuple[tuple[int, int, int], ...]  # of a row: sorted by it, rows stand below that of their parent
 
 
 @dataclass(frozen=True)
@@ -94,16 +90,57 @@ def table_rows(analysis: Analysis, *, most: int, order: Order = "cost", layer_ro
     totals = layer_totals(analysis)
     room = most - 1 - len(outside) - len(unattributed)
     room = room if layer_rows is None else min(room, layer_rows)
-    shown, rest = choose(
-        Tree(totals), most=room, extras=lambda one: [_median_row(one, scale), *_outlier_rows(one, scale)]
-    )
-    rows = [row for root in in_order(shown, order) for row in _rows_below(root, order, scale)]
-    if rest:
-        sums = summed([fold.values for fold in rest])
-        rows.append(TableRow(kind="layer", label=f"({len(rest)} more roots)", values=scale.of(sums)))
-    visible = sum(len(one.fold.members) for root in shown for one in root.walk())
+    rows, shown_layers = _tree_rows(Tree(totals), scale, most=room, order=order)
     rows += [*outside, *unattributed, total_row(analysis, totals, scale)]
-    return TableRows(rows, len(totals) - visible)
+    return TableRows(rows, len(totals) - shown_layers)
+
+
+def _tree_rows(tree: Tree, scale: Scale, *, most: int, order: Order) -> tuple[list[TableRow], int]:
+    """Return at most `most` rows, each below its parent: roots, then the most expensive; and how many layers they hold.
+
+    Roots that do not fit are one row together. A numbered fold brings its median and its outliers, as many as fit.
+    """
+    roots = sorted(tree.roots(), key=lambda fold: -fold.time_ns)
+    fitting = roots if len(roots) <= most else roots[: max(0, most - 1)]
+    rest = roots[len(fitting) :]
+    room, number = most - len(fitting) - bool(rest), count()
+    waiting: list[tuple[int, int, Fold, _Place, bool]] = []
+    drawn: list[tuple[_Place, list[TableRow]]] = []
+    layers = 0
+
+    def wait(fold: Fold, above: _Place = (), *, part_of_many: bool = False) -> None:
+        at, cost = next(number), -fold.time_ns
+        place = (cost, fold.order, at) if order == "cost" else (fold.order, cost, at)
+        heapq.heappush(waiting, (cost, at, fold, (*above, place), part_of_many))
+
+    for root in fitting:
+        wait(root)
+    while waiting:
+        _, _, fold, place, part_of_many = heapq.heappop(waiting)
+        depth = len(place) - 1
+        if depth:
+            if room < 1:
+                break
+            room -= 1
+        rows = [_fold_row(fold, depth, scale)]
+        if fold.numbered and not part_of_many:
+            rows += [_median_row(fold, depth + 1, scale), *_outlier_rows(fold, depth + 1, scale)][:room]
+            room -= len(rows) - 1
+        drawn.append((place, rows))
+        layers += len(fold.members)
+        for child in tree.children(fold) if room > 0 else ():
+            wait(child, place, part_of_many=len(fold.members) > 1)
+    found = [row for _, rows in sorted(drawn, key=lambda one: one[0]) for row in rows]
+    if rest:
+        values = scale.of(summed([fold.values for fold in rest]))
+        found.append(TableRow(kind="layer", label=f"({len(rest)} more roots)", values=values))
+    return found, layers
+
+
+def _fold_row(fold: Fold, depth: int, scale: Scale) -> TableRow:
+    flags = [flag for flag in fold.members[0].flags if all(flag in member.flags for member in fold.members)]
+    after = f" [{', '.join(flags)}]" if flags else ""
+    return TableRow(kind="layer", values=scale.of(fold.values), label=fold.label, depth=depth, after=after)
 
 
 def phase_columns(rows: Sequence[TableRow]) -> list[Phase]:
@@ -113,9 +150,9 @@ def phase_columns(rows: Sequence[TableRow]) -> list[Phase]:
     return [phase for phase in PHASES if phase in (of_layers if phase in ALONE else used)]
 
 
-def _median_row(one: Shown, scale: Scale) -> TableRow:
-    """Of what stands in a row of sibling layers, the median of each; the peak is of no layer alone."""
-    rows = [scale.of(member.values) for member in one.fold.members]
+def _median_row(fold: Fold, depth: int, scale: Scale) -> TableRow:
+    """Return the median of each value of sibling layers; the peak is of no layer alone."""
+    rows = [scale.of(member.values) for member in fold.members]
     totals = [row["time"] for row in rows]
     phases = [phase for phase in PHASES if any(phase in row for row in rows)]
     values: dict[str, Any] = {phase: median(row.get(phase, 0) for row in rows) for phase in phases}
@@ -126,23 +163,21 @@ def _median_row(one: Shown, scale: Scale) -> TableRow:
     return TableRow(
         kind="median",
         before="median",
-        depth=one.depth + 1,
+        depth=depth,
         values=scale.completed(values),
         range_ns=(min(totals), max(totals)),
     )
 
 
-def _outlier_rows(one: Shown, scale: Scale) -> list[TableRow]:
-    outlying = outlying_layers(one.fold)
-    relative = dict(zip((member.layer for member in one.fold.members), one.fold.relative, strict=True))
+def _outlier_rows(fold: Fold, depth: int, scale: Scale) -> list[TableRow]:
+    outlying = outlying_layers(fold)
+    relative = dict(zip((member.layer for member in fold.members), fold.relative, strict=True))
     more = len(outlying) - MOST_OUTLIERS
     rows = []
     for i, this in enumerate(outlying[:MOST_OUTLIERS]):
         after = _excess(this) + (f", {more} more" if more > 0 and i == MOST_OUTLIERS - 1 else "")
         values, label = scale.of(this.layer.values), relative[this.layer.layer]
-        rows.append(
-            TableRow(kind="outlier", values=values, label=label, depth=one.depth + 1, before="outlier: ", after=after)
-        )
+        rows.append(TableRow(kind="outlier", values=values, label=label, depth=depth, before="outlier: ", after=after))
     return rows
 
 
@@ -150,23 +185,6 @@ def _excess(outlying: Outlier) -> str:
     """How far off: ` +97 %`, ` retained -40 %`, or as a factor from 10 on."""
     what = "" if outlying.what == "time" else " retained"
     return f"{what} {100 * outlying.excess:+.0f} %" if outlying.excess < 9 else f"{what} x{1 + outlying.excess:.3g}"
-
-
-def _rows_below(one: Shown, order: Order, scale: Scale) -> list[TableRow]:
-    """The row of `one` and of all below it, in drawing order."""
-    rows: list[TableRow] = []
-    stack = [one]
-    while stack:
-        this = stack.pop()
-        fold = this.fold
-        flags = [flag for flag in fold.members[0].flags if all(flag in member.flags for member in fold.members)]
-        after = f" [{', '.join(flags)}]" if flags else ""
-        rows.append(
-            TableRow(kind="layer", values=scale.of(fold.values), label=fold.label, depth=this.depth, after=after)
-        )
-        rows += this.extras
-        stack += reversed(in_order(this.children, order))
-    return rows
 
 
 def outside_rows(analysis: Analysis, scale: Scale) -> list[TableRow]:
