@@ -6,18 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from profiler_wrapper.analysis.model import PHASES, Analysis
+from profiler_wrapper.reports import describe
 from profiler_wrapper.reports.columns import COLUMNS, Values, phase_values, scale_of
-from profiler_wrapper.reports.describe import (
-    followed,
-    kv_cache_lines,
-    left_out_in_words,
-    outside_label,
-    parts_in_words,
-    per_step,
-    step_count,
-    title_parts,
-    use_line,
-)
 from profiler_wrapper.reports.memory import memory_sections
 from profiler_wrapper.reports.table import Format, at_least, cell_text, formats_for
 from profiler_wrapper.reports.text import clean, grid, shorten
@@ -44,20 +34,20 @@ def full_table(analysis: Analysis) -> str:
     """
     series = (
         f"{clean(one.name)}: {' '.join('-' if value is None else one.text(value) for value in one.values)}"
-        for one in followed(analysis)
+        for one in describe.followed(analysis)
     )
-    steps = (step_section(analysis), parts_in_words(analysis), left_out_in_words(analysis))
+    steps = (step_section(analysis), describe.parts_in_words(analysis), describe.left_out_in_words(analysis))
     sections = [
-        (f"Layers, in model order: ms {per_step(analysis)}, MiB", layer_section(analysis)),
+        (f"Layers, in model order: ms {describe.per_step(analysis)}, MiB", layer_section(analysis)),
         *_other_tables(analysis),
-        ("Share of the peak", use_line(analysis, _LONGEST_LINE)),
+        ("Share of the peak", describe.use_line(analysis, _LONGEST_LINE)),
         ("Steps: ms", "\n".join(filter(None, steps))),
         ("Followed by name: ms in each step or entry; of a function what it gave", "\n".join(series)),
         *memory_sections(analysis),
-        ("KV cache", "\n".join(kv_cache_lines(analysis))),
+        ("KV cache", "\n".join(describe.kv_cache_lines(analysis))),
         ("Warnings", "\n".join(map(clean, analysis.warnings))),
     ]
-    parts = [", ".join(title_parts(analysis)), *(f"{title}\n\n{text}" for title, text in sections if text)]
+    parts = [", ".join(describe.title_parts(analysis)), *(f"{title}\n\n{text}" for title, text in sections if text)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -76,7 +66,7 @@ def layer_section(analysis: Analysis) -> str:
 
     drawn = []
     for row in sorted(analysis.layers, key=lambda row: (not row.layer, row.order, row.layer, PHASES.index(row.phase))):
-        name, kind = (row.layer, row.kind) if row.layer else (f"({outside_label(row)})", "")
+        name, kind = (row.layer, row.kind) if row.layer else (f"({describe.outside_label(row)})", "")
         flags = " ".join(flag for flag in ("compiled", "shared", "graph") if getattr(row, flag))
         drawn.append([clean(name), clean(row.class_name), kind, row.phase, *numbers(phase_values(row)), flags])
     closing = [(f"(unattributed) {clean(row.reason)}", row.time_ns) for row in analysis.unattributed]
@@ -105,7 +95,7 @@ def step_section(analysis: Analysis) -> str:
 
 def _other_tables(analysis: Analysis) -> Iterator[tuple[str, str]]:
     """Titles and texts of tables of what is no layer, a row each; a sum over the timed trace becomes that of a step."""
-    per, steps, total_ns = f"ms {per_step(analysis)}", step_count(analysis), analysis.time.total_ns
+    per, steps, total_ns = f"ms {describe.per_step(analysis)}", describe.step_count(analysis), analysis.time.total_ns
 
     def cell(row: Any, kind: str, field: str | Callable[[Any], Any]) -> str:
         value = field(row) if callable(field) else getattr(row, field)

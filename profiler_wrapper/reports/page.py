@@ -15,23 +15,8 @@ from typing import TYPE_CHECKING, Any
 from profiler_wrapper.analysis.advice.time_parts import time_parts
 from profiler_wrapper.analysis.model import CATEGORIES, PHASES, Analysis
 from profiler_wrapper.errors import in_a_line
+from profiler_wrapper.reports import describe
 from profiler_wrapper.reports.columns import COLUMNS, Column, Scale, Values, scale_of, summed
-from profiler_wrapper.reports.describe import (
-    attention_backends,
-    coverage_percent,
-    full_steps_in_words,
-    has_like_steps,
-    machine,
-    per_step,
-    rank_in_words,
-    root_names,
-    step_count,
-    step_numbers,
-    steps_in_words,
-    time_text,
-    use_line,
-    work_scale,
-)
 from profiler_wrapper.reports.figures import (
     CATEGORY_COLORS,
     CLASS_COLORS,
@@ -71,7 +56,7 @@ def roofline_data(analysis: Analysis) -> dict[str, Any]:
     what = roofline(analysis)
     return {
         "points": [to_plain(point) for point in what.points],
-        "total_us": analysis.time.total_ns / step_count(analysis) / NS_PER_US,
+        "total_us": analysis.time.total_ns / describe.step_count(analysis) / NS_PER_US,
         "flops_per_s": what.flops_per_s,
         "bytes_per_s": what.bytes_per_s,
         "source": what.source,
@@ -146,7 +131,7 @@ def _layer_columns(analysis: Analysis, totals: Sequence[LayerTotal]) -> list[dic
         )
         for phase in PHASES
     ]
-    backends = list(attention_backends(analysis))
+    backends = list(describe.attention_backends(analysis))
     columns = {column.key: column for column in COLUMNS if column.page}
     attention = columns["attention"]
     columns["attention"] = replace(attention, help=f"{attention.help}: {', '.join(backends)}")
@@ -280,21 +265,21 @@ def page_data(analysis: Analysis, *, title: str = "", trace_href: str | None = N
 
 
 def _page(analysis: Analysis, title: str, trace_href: str | None) -> dict[str, Any]:
-    model, where = root_names(analysis), machine(analysis)
+    model, where = describe.root_names(analysis), describe.machine(analysis)
     return {
         "kind": "run",
         "title": title or (f"{model} on {where}" if model else where),
         "machine": where,
-        "rank": rank_in_words(analysis),
-        "steps_in_words": steps_in_words(analysis),
-        "steps": step_count(analysis),
-        "step_numbers": step_numbers(analysis),
-        "like_steps": has_like_steps(analysis),
-        "per": per_step(analysis) if has_like_steps(analysis) else "over the whole trace",
-        "full_steps": full_steps_in_words(analysis),
-        "attributed": f"{coverage_percent(analysis)} %",
-        "work_scale": work_scale(analysis),
-        "use": use_line(analysis, _WIDE),
+        "rank": describe.rank_in_words(analysis),
+        "steps_in_words": describe.steps_in_words(analysis),
+        "steps": describe.step_count(analysis),
+        "step_numbers": describe.step_numbers(analysis),
+        "like_steps": describe.has_like_steps(analysis),
+        "per": describe.per_step(analysis) if describe.has_like_steps(analysis) else "over the whole trace",
+        "full_steps": describe.full_steps_in_words(analysis),
+        "attributed": f"{describe.coverage_percent(analysis)} %",
+        "work_scale": describe.work_scale(analysis),
+        "use": describe.use_line(analysis, _WIDE),
         "time_name": TIME_NAMES[analysis.time_basis],
         "split_names": {part: names[analysis.time_basis == "cpu"] for part, names in SPLIT_NAMES.items()},
         "category_names": {category: category_name(category) for category in CATEGORIES},
@@ -472,10 +457,10 @@ def _bar(analysis: Analysis) -> str:
             continue
         color = f"background: {SPLIT_COLORS[part]}"
         bars.append(f'<span style="flex: {time_ns / span_ns:.4f}; {color}"></span>')
-        said = f"{names[on_cpu]} {time_text(time_ns / len(steps))} {100 * time_ns / span_ns:.1f} %"
+        said = f"{names[on_cpu]} {describe.time_text(time_ns / len(steps))} {100 * time_ns / span_ns:.1f} %"
         legend.append(f'<span class="pw-mark" style="{color}"></span>{said}')
-    whole = f"Where {'a step' if steps[0].step is not None else 'the trace'} went, {time_text(span_ns / len(steps))}:"
-    return f'<div class="pw-bar">{"".join(bars)}</div><p>{whole}{"".join(legend)}</p>'
+    what, whole = "the trace" if steps[0].step is None else "a step", describe.time_text(span_ns / len(steps))
+    return f'<div class="pw-bar">{"".join(bars)}</div><p>Where {what} went, {whole}:{"".join(legend)}</p>'
 
 
 def harmless(text: object) -> str:

@@ -13,6 +13,7 @@ from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, PHASES, Analysis, P
 from profiler_wrapper.analysis.statistics import sum_if_all_known
 from profiler_wrapper.analysis.work.peaks import NO_PEAK
 from profiler_wrapper.errors import WrongUse, shown
+from profiler_wrapper.reports import describe
 from profiler_wrapper.reports.columns import (
     COLUMNS,
     SUMMED,
@@ -23,20 +24,6 @@ from profiler_wrapper.reports.columns import (
     most,
     scale_of,
     summed,
-)
-from profiler_wrapper.reports.describe import (
-    SECONDS_NS,
-    expert_and_adapter_lines,
-    followed_lines,
-    kv_cache_lines,
-    left_out_in_words,
-    outside_label,
-    parts_in_words,
-    peak_bytes,
-    per_step,
-    step_numbers,
-    title_parts,
-    use_lines,
 )
 from profiler_wrapper.reports.folding import Fold, LayerTotal, Outlier, Tree, layer_totals, outlying_layers
 from profiler_wrapper.reports.memory import memory_lines
@@ -190,7 +177,7 @@ def _excess(outlying: Outlier) -> str:
 def outside_rows(analysis: Analysis, scale: Scale) -> list[TableRow]:
     """What has no module by nature, the most expensive first."""
     rows = [
-        TableRow(kind="outside", label=outside_label(row), values=scale.of(layer_values([row])))
+        TableRow(kind="outside", label=describe.outside_label(row), values=scale.of(layer_values([row])))
         for row in analysis.layers
         if not row.layer and (row.time_ns or row.lost_launches)
     ]
@@ -236,7 +223,7 @@ def total_row(analysis: Analysis, totals: Sequence[LayerTotal], scale: Scale) ->
         "known_flops": sum(row.flops_per_step for row in analysis.flops) if analysis.uncounted else None,
         "roof": _whole_roof(analysis, roots),
         "retained": of_roots["retained"],
-        "peak": most((peak_bytes(analysis), of_roots["peak"])),
+        "peak": most((describe.peak_bytes(analysis), of_roots["peak"])),
     }
     return TableRow(kind="total", label="TOTAL", values=scale.of(sums))
 
@@ -259,7 +246,7 @@ def _whole_roof(analysis: Analysis, roots: Sequence[LayerTotal]) -> int | None:
         *((row.roof_time_per_step_ns, row.time_ns) for row in analysis.unattributed),
     ]
     known = [roof_ns for roof_ns, _ in parts if roof_ns is not None]
-    steps = max(1, len(step_numbers(analysis)))
+    steps = max(1, len(describe.step_numbers(analysis)))
     missing_ns = max(
         sum(time_ns for roof_ns, time_ns in parts if roof_ns is None),
         steps * sum(row.time_per_step_ns for row in analysis.untold_bytes),
@@ -325,16 +312,17 @@ def console_table(
         raise WrongUse(f"A table of {rows} rows and {width} columns: give at least {FEWEST_ROWS} and {NARROWEST}.")
     if order not in ("cost", "model"):
         raise WrongUse(f"order={shown(order)}: give 'cost' or 'model'.")
-    head = _joined(title_parts(analysis, unicode=unicode), width, _TITLE_LINES if rows >= _HIGH else 2)
+    high = rows >= _HIGH
+    head = _joined(describe.title_parts(analysis, unicode=unicode), width, _TITLE_LINES if high else 2)
     about: list[str] = []
-    if rows >= _HIGH:
-        steps = filter(None, [parts_in_words(analysis), left_out_in_words(analysis)])
+    if high:
+        steps = filter(None, [describe.parts_in_words(analysis), describe.left_out_in_words(analysis)])
         about += (line for text in steps for line in wrap(text, width, 2))
-        about += use_lines(analysis, width) + expert_and_adapter_lines(analysis, width)
+        about += describe.use_lines(analysis, width) + describe.expert_and_adapter_lines(analysis, width)
         about += memory_lines(analysis.memory, width)
-        about += (line for text in kv_cache_lines(analysis)[:2] for line in wrap(text, width, 2))
-    closing = [*_warning_lines(analysis, rows, width, unicode), *_verdict_lines(analysis, rows, width, unicode, styled)]
-    followed = followed_lines(analysis, most=_FOLLOWED_LINES if rows >= _HIGH else 1, width=width, unicode=unicode)
+        about += (line for text in describe.kv_cache_lines(analysis)[:2] for line in wrap(text, width, 2))
+    closing = [*_warning_lines(analysis, rows, width, unicode), *_verdict_lines(analysis, high, width, unicode, styled)]
+    followed = describe.followed_lines(analysis, most=_FOLLOWED_LINES if high else 1, width=width, unicode=unicode)
     most = rows - len(head) - 2 - len(followed) - len(closing)  # 2: the heading and its units
     room = max(0, most - rows // 3 - 1)  # the table itself comes first
     if len(about) > room + 1:
@@ -370,10 +358,10 @@ def _warning_lines(analysis: Analysis, rows: int, width: int, unicode: bool) -> 
     return whole_ones(lines, width, rows // 5, "warnings: see the log")
 
 
-def _verdict_lines(analysis: Analysis, rows: int, width: int, unicode: bool, styled: bool) -> list[str]:
+def _verdict_lines(analysis: Analysis, high: bool, width: int, unicode: bool, styled: bool) -> list[str]:
     """What stands out, and what to do first, which has a line of its own."""
     verdict, before, fix = clean(analysis.summary.get("verdict") or "", unicode=unicode).partition("First fix: ")
-    room = _VERDICT_LINES if rows >= _HIGH else 1
+    room = _VERDICT_LINES if high else 1
     lines = wrap(verdict.rstrip(), width, room) if verdict else []
     return [in_a_row([Cell(line, "bold")], styled) for line in lines] + (wrap(before + fix, width) if fix else [])
 
@@ -394,7 +382,7 @@ def _draw(rows: Sequence[TableRow], analysis: Analysis, width: int, unicode: boo
     empty = [next((i for i, column in enumerate(columns) if column.texts[at]), len(columns)) for at in range(len(rows))]
     free = [sum(column.width + gap for column in columns[:count]) for count in empty]
     names = [_name(row, room + beside, milliseconds, unicode) for row, beside in zip(rows, free, strict=True)]
-    per = per_step(analysis)
+    per = describe.per_step(analysis)
     name_width = max([len(per), *(cells(name) - beside for name, beside in zip(names, free, strict=True))])
     longer = min(_LONGEST_BAR - _SHORTEST_BAR, room - name_width)
     columns = [_bars(rows, _SHORTEST_BAR + longer, unicode) if column.style else column for column in columns]
@@ -489,7 +477,7 @@ def formats_for(rows: Sequence[TableRow]) -> dict[str, Format]:
     rate_unit, rate_size = ("TFLOP/s", 1e12) if rate >= 1e12 else ("GFLOP/s", 1e9) if rate >= 1e7 else ("MFLOP/s", 1e6)
     work = _number(flops, work_size)
     return {
-        "time": Format("s", _number(time, 1e9)) if time >= SECONDS_NS else Format("ms", _number(time, 1e6)),
+        "time": Format("s", _number(time, 1e9)) if time >= describe.SECONDS_NS else Format("ms", _number(time, 1e6)),
         "share": Format("%", lambda share: f"{100 * share:.1f}"),
         "flops": Format(work_unit, lambda value: work(value) if value else ""),
         "rate": Format(rate_unit, _number(rate, rate_size)),
