@@ -635,7 +635,6 @@ class TimeTotals:
 class Analysis:
     """Everything the tables say about one recorded window."""
 
-    summary: Summary = field(default_factory=Summary)
     time_basis: Literal["device", "cpu"]
     complete: bool
     warnings: tuple[str, ...]
@@ -646,10 +645,14 @@ class Analysis:
     attention: tuple[AttentionRow, ...]
     classes: tuple[ClassRow, ...]
     steps: tuple[StepRow, ...]
+    series: Mapping[str, tuple[float | None, ...]]  # name -> per step or entry; us, or a function's own
+    memory: Memory
     parts: tuple[PartRow, ...] = ()  # of each step, in the order in which they began
     flops: tuple[FlopRow, ...] = ()
     uncounted: tuple[UncountedRow, ...] = ()
     untold_bytes: tuple[UncountedRow, ...] = ()  # what moves bytes, and nothing tells how many
+    utilization: Utilization | None = None  # None: the FLOPs of a step are not known
+    overview: Overview | None = None
     operators: tuple[OperatorRow, ...] = ()  # the most expensive first
     kernels: tuple[KernelRow, ...] = ()  # the most expensive first; without device events none
     collectives: tuple[CollectiveRow, ...] = ()
@@ -661,13 +664,10 @@ class Analysis:
     adapters: tuple[AdapterRow, ...] = ()
     allocations: tuple[AllocationRow, ...] = ()  # the largest first
     op_memory: tuple[OpMemoryRow, ...] = ()  # most bytes first
-    series: Mapping[str, tuple[float | None, ...]]  # name -> per step or entry; us, or a function's own
-    utilization: Utilization | None = None  # None: the FLOPs of a step are not known
-    overview: Overview | None = None
-    memory: Memory
     calls: tuple[LayerCall, ...] = ()  # not in result.json
     memory_use: MemoryUse | None = None  # not in result.json; None where no allocation was recorded
     timeline: Timeline | str = field(default=NO_TRACE, compare=False, repr=False)  # or why not; not in result.json
+    summary: Summary = field(default_factory=Summary)
 
     @property
     def lost_launches(self) -> int:

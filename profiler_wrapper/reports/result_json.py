@@ -64,10 +64,11 @@ _REQUIRED |= {"time", "time_basis"}
 def to_dict(analysis: Analysis) -> dict[str, Any]:
     """Return what `result.json` holds, schema version 1: JSON types only, no NaN, no infinity."""
     data = {name: convert(getattr(analysis, field)) for field, name, convert in _conversions(Analysis)}
+    summary = {"verdict": None, "findings": [], "comparable": {}} | data.pop("summary")
     timed_steps = [row.step for row in analysis.steps if row.step is not None]
-    data["summary"] = {"verdict": None, "findings": [], "comparable": {}} | data["summary"]
     data["run"] = {"timed_steps": timed_steps, "full_steps": []} | data["run"]
-    return {"schema_version": SCHEMA_VERSION} | data
+    last = {name: data.pop(name) for name in ("series", "utilization", "overview", "memory")}
+    return {"schema_version": SCHEMA_VERSION, "summary": summary, **data, **last}
 
 
 def from_dict(data: Mapping[str, Any]) -> Analysis:
@@ -113,12 +114,12 @@ def json_name(row_type: type[Any], name: str) -> str:
     return name[:-3] + "_us" if name.endswith("_ns") else name
 
 
-def _microseconds(time_ns: Any) -> Any:
+def microseconds(time_ns: Any) -> Any:
     """Convert nanoseconds to microseconds, inside mappings and tuples too; None stays None."""
     if isinstance(time_ns, Mapping):
-        return {_text(name): _microseconds(value) for name, value in time_ns.items()}
+        return {_text(name): microseconds(value) for name, value in time_ns.items()}
     if isinstance(time_ns, tuple):
-        return [_microseconds(value) for value in time_ns]
+        return [microseconds(value) for value in time_ns]
     return None if time_ns is None else float(time_ns / NS_PER_US)
 
 
@@ -134,7 +135,7 @@ def _nanoseconds(time_us: Any) -> Any:
 def _conversions(row_type: type[Any]) -> tuple[tuple[str, str, Callable[[Any], Any]], ...]:
     """Return for each written field of a row: its name, that in the file, and what makes its value one of JSON's."""
     names = (field.name for field in fields(row_type) if row_type is not Analysis or field.name not in _NOT_WRITTEN)
-    return tuple((name, json_name(row_type, name), _microseconds if name.endswith("_ns") else plain) for name in names)
+    return tuple((name, json_name(row_type, name), microseconds if name.endswith("_ns") else plain) for name in names)
 
 
 def to_plain(row: Any) -> dict[str, Any]:

@@ -105,10 +105,9 @@ def _tree_rows(tree: Tree, scale: Scale, *, most: int, order: Order) -> tuple[li
     while waiting:
         _, _, fold, place, part_of_many = heapq.heappop(waiting)
         depth = len(place) - 1
-        if depth:
-            if room < 1:
-                break
-            room -= 1
+        if depth and room < 1:
+            continue
+        room -= depth > 0
         rows = [_fold_row(fold, depth, scale)]
         if fold.numbered and not part_of_many:
             rows += [_median_row(fold, depth + 1, scale), *_outlier_rows(fold, depth + 1, scale)][:room]
