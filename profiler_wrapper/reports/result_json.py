@@ -39,13 +39,15 @@ from profiler_wrapper.trace.run_file import check_run
 if TYPE_CHECKING:
     import pandas as pd
 
-_NOT_WRITTEN = ("calls", "memory_use", "timeline")  # of an analysis
 # The lists of rows of an analysis, in the order of the file.
 LISTS: Mapping[str, type[Any]] = {
     name: get_args(hint)[0]
     for name, hint in get_type_hints(Analysis).items()
-    if get_origin(hint) is tuple and is_dataclass(get_args(hint)[0]) and name not in _NOT_WRITTEN
+    if get_origin(hint) is tuple and is_dataclass(get_args(hint)[0]) and name != "calls"
 }
+# What is written of an analysis, in the order of the file.
+WRITTEN = ("summary", "time_basis", "complete", "warnings", "run", "time", *LISTS, "series", "utilization", "overview",
+           "memory")  # fmt: skip
 # Of rows, the fields that hold rows.
 _ROWS: Mapping[type[Any], Mapping[str, type[Any]]] = {
     Analysis: {**LISTS, "time": TimeTotals, "utilization": Utilization, "overview": Overview},
@@ -63,12 +65,11 @@ _REQUIRED |= {"time", "time_basis"}
 
 def to_dict(analysis: Analysis) -> dict[str, Any]:
     """Return what `result.json` holds, schema version 1: JSON types only, no NaN, no infinity."""
-    data = {name: convert(getattr(analysis, field)) for field, name, convert in _conversions(Analysis)}
-    summary = {"verdict": None, "findings": [], "comparable": {}} | data.pop("summary")
     timed_steps = [row.step for row in analysis.steps if row.step is not None]
+    data = {name: convert(getattr(analysis, field)) for field, name, convert in _conversions(Analysis)}
+    data["summary"] = {"verdict": None, "findings": [], "comparable": {}} | data["summary"]
     data["run"] = {"timed_steps": timed_steps, "full_steps": []} | data["run"]
-    last = {name: data.pop(name) for name in ("series", "utilization", "overview", "memory")}
-    return {"schema_version": SCHEMA_VERSION, "summary": summary, **data, **last}
+    return {"schema_version": SCHEMA_VERSION} | data
 
 
 def from_dict(data: Mapping[str, Any]) -> Analysis:
@@ -114,27 +115,23 @@ def json_name(row_type: type[Any], name: str) -> str:
     return name[:-3] + "_us" if name.endswith("_ns") else name
 
 
-def microseconds(time_ns: Any) -> Any:
-    """Convert nanoseconds to microseconds, inside mappings and tuples too; None stays None."""
-    if isinstance(time_ns, Mapping):
-        return {_text(name): microseconds(value) for name, value in time_ns.items()}
-    if isinstance(time_ns, tuple):
-        return [microseconds(value) for value in time_ns]
-    return None if time_ns is None else float(time_ns / NS_PER_US)
+def _scaled(convert: Callable[[Any], Any], times: Any) -> Any:
+    """Return a time converted, or each time of a list or mapping; None stays None."""
+    if isinstance(times, Mapping):
+        return {_text(name): _scaled(convert, value) for name, value in times.items()}
+    if isinstance(times, (list, tuple)):
+        return [_scaled(convert, value) for value in times]
+    return None if times is None else convert(times)
 
 
-def _nanoseconds(time_us: Any) -> Any:
-    if isinstance(time_us, Mapping):
-        return {name: _nanoseconds(value) for name, value in time_us.items()}
-    if isinstance(time_us, list):
-        return [_nanoseconds(value) for value in time_us]
-    return None if time_us is None else round(time_us * NS_PER_US)
+microseconds = partial(_scaled, lambda time_ns: float(time_ns / NS_PER_US))
+_nanoseconds = partial(_scaled, lambda time_us: round(time_us * NS_PER_US))
 
 
 @cache
 def _conversions(row_type: type[Any]) -> tuple[tuple[str, str, Callable[[Any], Any]], ...]:
     """Return for each written field of a row: its name, that in the file, and what makes its value one of JSON's."""
-    names = (field.name for field in fields(row_type) if row_type is not Analysis or field.name not in _NOT_WRITTEN)
+    names = WRITTEN if row_type is Analysis else [field.name for field in fields(row_type)]
     return tuple((name, json_name(row_type, name), microseconds if name.endswith("_ns") else plain) for name in names)
 
 
@@ -220,9 +217,9 @@ _IN_TIME_ORDER = "step"  # rows that have it stay in their order
 
 
 def selected(
-    data: Mapping[str, Any], *, select: Iterable[str] = (), where: Iterable[str] = (), top: int | None = None
+    data: Mapping[str, Any], *, select: Iterable[str] = (), where: Sequence[str] = (), top: int | None = None
 ) -> dict[str, Any]:
-    """`data` with the keys of `select` only (`summary`, `layers.time_us`), and at most `top` rows of each list.
+    """Return `data` with the keys of `select` only (`summary`, `layers.time_us`), and at most `top` rows of each list.
 
     Of rows, those with the highest self time (else time, else bytes) come first; rows of steps stay in their order.
     `memory.curve` keeps as many of its points, the highest, in their order. `rows_left_out` then says how many rows of
@@ -233,31 +230,21 @@ def selected(
     """
     if top is not None and top < 1:
         raise WrongUse(f"top={top}: give the number of rows, from 1.")
-    wanted = _wanted(data, select)
-    for condition in where:
-        lists = {key: data[key] for key in wanted if key in LISTS}
-        data = {**data, **{key: rows_where(rows, condition) for key, rows in lists.items()}}
-    left_out: dict[str, int] = {}
-    found: dict[str, Any] = {}
-    for key, parts in wanted.items():
-        value = data[key] if top is None else _limited(data[key], key, top, left_out)
-        found[key] = _parts(value, key, parts) if parts else value
-    return found | ({"rows_left_out": left_out} if left_out else {})
-
-
-def _wanted(data: Mapping[str, Any], names: Iterable[str]) -> dict[str, list[str]]:
-    """The parts that are wanted of each key; none: all of it."""
     wanted: dict[str, list[str]] = {}
-    for name in names:
-        key, dot, part = name.partition(".")
+    for name in select:
+        key, _, part = name.partition(".")
         if key not in data:
             raise WrongUse(f"select={shown(name)}: a result has no {shown(key)}. It has: {', '.join(data)}.")
-        parts = wanted.setdefault(key, [part] if dot else [])
-        if not dot:
-            parts.clear()
-        elif parts and part not in parts:
-            parts.append(part)
-    return wanted or {key: [] for key in data}
+        wanted.setdefault(key, []).append(part)  # "": all of it
+    left_out: dict[str, int] = {}
+    found: dict[str, Any] = {}
+    for key, parts in (wanted or {key: [""] for key in data}).items():
+        value = data[key]
+        for condition in where if key in LISTS else ():
+            value = rows_where(value, condition)
+        value = value if top is None else _limited(value, key, top, left_out)
+        found[key] = value if "" in parts else _parts(value, key, parts)
+    return found | ({"rows_left_out": left_out} if left_out else {})
 
 
 def _parts(value: Any, key: str, parts: Iterable[str]) -> Any:
