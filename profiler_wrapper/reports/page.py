@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -417,67 +416,51 @@ def page_html(analysis: Analysis, *, title: str = "", trace_href: str | None = N
 _ROWS, _COLUMNS = 30, 130
 _FINDINGS = 3
 _TEXT_WIDTH = 300
-_STYLE = """\
-.pw-result { font-size: 13px; line-height: 1.45; max-width: 1100px; overflow-x: auto; }
-.pw-result p { margin: 0 0 4px; }
-.pw-result .pw-verdict { font-size: 15px; font-weight: 600; }
-.pw-result .pw-quiet { opacity: 0.7; }
-.pw-result ul { margin: 4px 0 8px; padding-left: 20px; }
-.pw-result .pw-bar { display: flex; height: 18px; margin: 4px 0; }
-.pw-result .pw-mark { display: inline-block; width: 10px; height: 10px; margin: 0 4px 0 10px; }
-.pw-result pre { font-size: 12px; line-height: 1.4; background: transparent; color: inherit; }
-"""
+_LEAST_SHARE = 0.0005  # of a step: what takes less is nothing, with a decimal
 
 
 def result_html(analysis: Analysis) -> str:
-    """The verdict, where a step went, the first findings, then the tree of layers as it is printed."""
-    headline = analysis.summary.get("headline")
-    verdict = _paragraph(headline["text"] if headline else analysis.summary.get("verdict"), "pw-verdict")
-    table = escape(console_table(analysis, rows=_ROWS, width=_COLUMNS, unicode=True))
-    findings = _findings(analysis.summary.get("findings") or ())
-    return (
-        f'<div class="pw-result"><style>\n{_STYLE}</style>{verdict}{_bar(analysis)}{findings}<pre>{table}</pre></div>'
+    """Return the verdict, where a step went, the first findings, then the tree of layers as it is printed."""
+    summary = analysis.summary
+    headline, findings = summary.get("headline"), summary.get("findings") or ()
+    return page_template("notebook.html").render(
+        verdict=_shown(headline["text"] if headline else summary.get("verdict") or ""),
+        split=_split(analysis),
+        findings=[
+            {name: _shown(one.get(name, "")) for name in ("title", "fix")} | {"saves": _saving(one)}
+            for one in findings[:_FINDINGS]
+        ],
+        more_findings=len(findings) - _FINDINGS,
+        table=console_table(analysis, rows=_ROWS, width=_COLUMNS, unicode=True),
     )
 
 
-def _bar(analysis: Analysis) -> str:
-    """Parts of the wall time of a step, which add up to it: the mean of all steps."""
+def _split(analysis: Analysis) -> dict[str, Any] | None:
+    """Return the parts of the wall time of a step, which add up to it: the mean of all steps."""
     steps = analysis.overview.steps if analysis.overview is not None else ()
-    span_ns, on_cpu = sum(step.span_ns for step in steps), analysis.time_basis == "cpu"
-    bars, legend = list[str](), list[str]()
+    span_ns = sum(step.span_ns for step in steps)
     if not span_ns:
-        return ""
-    for part, names in SPLIT_NAMES.items():
-        time_ns = sum(getattr(step, f"{part}_ns") for step in steps)
-        if time_ns < 0.0005 * span_ns:  # nothing, with a decimal
-            continue
-        color = f"background: {SPLIT_COLORS[part]}"
-        bars.append(f'<span style="flex: {time_ns / span_ns:.4f}; {color}"></span>')
-        said = f"{names[on_cpu]} {describe.time_text(time_ns / len(steps))} {100 * time_ns / span_ns:.1f} %"
-        legend.append(f'<span class="pw-mark" style="{color}"></span>{said}')
-    what, whole = "the trace" if steps[0].step is None else "a step", describe.time_text(span_ns / len(steps))
-    return f'<div class="pw-bar">{"".join(bars)}</div><p>Where {what} went, {whole}:{"".join(legend)}</p>'
+        return None
+    times_ns = {part: sum(getattr(step, f"{part}_ns") for step in steps) for part in SPLIT_NAMES}
+    return {
+        "of": "the trace" if steps[0].step is None else "a step",
+        "time": describe.time_text(span_ns / len(steps)),
+        "parts": [
+            {
+                "name": SPLIT_NAMES[part][analysis.time_basis == "cpu"],
+                "color": SPLIT_COLORS[part],
+                "time": describe.time_text(time_ns / len(steps)),
+                "share": time_ns / span_ns,
+            }
+            for part, time_ns in times_ns.items()
+            if time_ns >= _LEAST_SHARE * span_ns
+        ],
+    }
 
 
-def harmless(text: object) -> str:
-    """Any text as HTML that shows it, cut where it is long."""
-    return escape(shorten(clean(str(text), unicode=True), _TEXT_WIDTH, ellipsis="…"))
-
-
-def _paragraph(text: object, kind: str = "") -> str:
-    return f'<p class="{kind}">{harmless(text)}</p>' if text else ""
-
-
-def _findings(findings: Sequence[Mapping[str, Any]]) -> str:
-    """The first findings: what is so, what it saves at most, how."""
-    items = "".join(
-        f"<li>{harmless(finding.get('title', ''))}{_saving(finding)}"
-        f'<br><span class="pw-quiet">{harmless(finding.get("fix", ""))}</span></li>'
-        for finding in findings[:_FINDINGS]
-    )
-    rest = len(findings) - _FINDINGS
-    more = _paragraph(f"({rest} more in result.summary)" if rest > 0 else "", "pw-quiet")
-    return f"<ul>{items}</ul>{more}" if items else ""
+def _shown(text: object) -> str:
+    """Return any text on one line of letters that can be seen, cut where it is long."""
+    return shorten(clean(str(text), unicode=True), _TEXT_WIDTH, ellipsis="…")
 
 
 def _saving(finding: Mapping[str, Any]) -> str:
@@ -486,4 +469,4 @@ def _saving(finding: Mapping[str, Any]) -> str:
         saved.append(f"{time_us / 1e3:.3g} ms a step")
     if isinstance(size := finding.get("saves_at_most_bytes"), (int, float)):
         saved.append(f"{size / MIB:.3g} MiB")
-    return f" <b>saves at most {escape(' and '.join(saved))}</b>" if saved else ""
+    return " and ".join(saved)
