@@ -14,27 +14,9 @@ from typing import TYPE_CHECKING, Any
 from profiler_wrapper.analysis.advice.time_parts import time_parts
 from profiler_wrapper.analysis.model import CATEGORIES, PHASES, Analysis
 from profiler_wrapper.errors import in_a_line
-from profiler_wrapper.reports import describe
+from profiler_wrapper.reports import describe, figures, folding
 from profiler_wrapper.reports.columns import COLUMNS, Column, Scale, Values, scale_of, summed
-from profiler_wrapper.reports.figures import (
-    CATEGORY_COLORS,
-    CLASS_COLORS,
-    KIND_COLORS,
-    OTHER_KIND,
-    PHASE_COLORS,
-    SPLIT_COLORS,
-    SPLIT_NAMES,
-)
-from profiler_wrapper.reports.folding import (
-    Fold,
-    LayerTotal,
-    attention_by_layer,
-    layer_totals,
-    outlying_layers,
-    own_communication,
-    relative_name,
-    sibling_folds,
-)
+from profiler_wrapper.reports.folding import Fold, LayerTotal
 from profiler_wrapper.reports.memory import category_name
 from profiler_wrapper.reports.result_json import LISTS, NS_PER_US, microseconds, plain, to_dict, to_plain
 from profiler_wrapper.reports.roofline import HOW_TO_GET_PEAKS, not_shown, roofline
@@ -61,8 +43,8 @@ def roofline_data(analysis: Analysis) -> dict[str, Any]:
         "source": what.source,
         "not_shown": not_shown(what, analysis),
         "how": "" if what.flops_per_s else HOW_TO_GET_PEAKS,
-        "colors": dict(KIND_COLORS),
-        "other": OTHER_KIND,
+        "colors": dict(figures.KIND_COLORS),
+        "other": figures.OTHER_KIND,
     }
 
 
@@ -99,8 +81,8 @@ def layer_view(analysis: Analysis) -> dict[str, Any]:
 
     `sum_ns`: what the outermost of `total`, and all of `self`, add up to.
     """
-    scale, totals, alone = scale_of(analysis), layer_totals(analysis), layer_totals(analysis, own=True)
-    folds = sibling_folds(totals)
+    scale, totals, alone = scale_of(analysis), folding.layer_totals(analysis), folding.layer_totals(analysis, own=True)
+    folds = folding.sibling_folds(totals)
     whole = total_row(analysis, totals, scale)
     without_layer = sum(row.time_ns for row in analysis.layers if not row.layer)
     without_layer += sum(row.time_ns for row in analysis.unattributed)
@@ -147,10 +129,13 @@ def _layer_columns(analysis: Analysis, totals: Sequence[LayerTotal]) -> list[dic
 
 
 def _tree_rows(
-    analysis: Analysis, totals: Sequence[LayerTotal], folds: Sequence[tuple[str | None, Fold]], scale: Scale
+    analysis: Analysis,
+    totals: Sequence[LayerTotal],
+    folds: Sequence[tuple[str | None, Fold]],
+    scale: Scale,
 ) -> list[dict[str, Any]]:
     """Layers in model order, each below the one that holds it, like siblings below a row of all of them."""
-    attention = attention_by_layer(analysis, {total.layer: total.parent for total in totals})
+    attention = folding.attention_by_layer(analysis, {total.layer: total.parent for total in totals})
     fold_of = {member.layer: i for i, (_, fold) in enumerate(folds) for member in fold.members}
     placed: set[int] = set()
     rows = []
@@ -161,7 +146,7 @@ def _tree_rows(
             parent, fold = folds[i]
             backends = dict.fromkeys(name for member in fold.members for name in attention.get(member.layer, ()))
             rows.append(_page_row(f"\0group {i}", fold.label, scale.of(fold.values), backends, parent=parent, fold=i))
-        label = relative_name(total.layer, total.parent) if total.parent else total.layer
+        label = folding.relative_name(total.layer, total.parent) if total.parent else total.layer
         row = _layer_row(total, label, scale.of(total.values), attention.get(total.layer, ()))
         rows.append(row | {"parent": total.parent if i is None else f"\0group {i}", "above": total.parent})
     outside, unattributed = outside_rows(analysis, scale), unattributed_rows(analysis, scale)
@@ -183,8 +168,8 @@ def _below(top: str, label: str, rows: Sequence[TableRow], scale: Scale) -> list
 
 def _flat_rows(analysis: Analysis, alone: Sequence[LayerTotal], scale: Scale) -> list[dict[str, Any]]:
     """What is each layer's own, then what has no layer: all rows add up."""
-    attention = attention_by_layer(analysis, {})
-    communication = own_communication(analysis)
+    attention = folding.attention_by_layer(analysis, {})
+    communication = folding.own_communication(analysis)
     rows = []
     for total in alone:
         backends = attention[total.layer]
@@ -231,7 +216,7 @@ def _group(parent: str | None, fold: Fold) -> dict[str, Any]:
         "parent": parent,
         "layers": layers,
         "outliers": [
-            {"layer": one.layer.layer, "what": one.what, "excess": one.excess} for one in outlying_layers(fold)
+            {"layer": one.layer.layer, "what": one.what, "excess": one.excess} for one in folding.outlying_layers(fold)
         ],
     }
 
@@ -276,16 +261,16 @@ def _page(analysis: Analysis, title: str, trace_href: str | None) -> dict[str, A
         "work_scale": describe.work_scale(analysis),
         "use": describe.use_line(analysis, _WIDE),
         "time_name": TIME_NAMES[analysis.time_basis],
-        "split_names": {part: names[analysis.time_basis == "cpu"] for part, names in SPLIT_NAMES.items()},
+        "split_names": {part: names[analysis.time_basis == "cpu"] for part, names in figures.SPLIT_NAMES.items()},
         "category_names": {category: category_name(category) for category in CATEGORIES},
         "trace_href": _safe_link(trace_href),
         "phases": list(PHASES),
         "colors": {
-            "phase": dict(PHASE_COLORS),
-            "class": dict(CLASS_COLORS),
-            "category": dict(CATEGORY_COLORS),
-            "split": dict(SPLIT_COLORS),
-            "kind": {**KIND_COLORS, "other": OTHER_KIND},
+            "phase": dict(figures.PHASE_COLORS),
+            "class": dict(figures.CLASS_COLORS),
+            "category": dict(figures.CATEGORY_COLORS),
+            "split": dict(figures.SPLIT_COLORS),
+            "kind": {**figures.KIND_COLORS, "other": figures.OTHER_KIND},
         },
     }
 
@@ -441,14 +426,14 @@ def _split(analysis: Analysis) -> dict[str, Any] | None:
     span_ns = sum(step.span_ns for step in steps)
     if not span_ns:
         return None
-    times_ns = {part: sum(getattr(step, f"{part}_ns") for step in steps) for part in SPLIT_NAMES}
+    times_ns = {part: sum(getattr(step, f"{part}_ns") for step in steps) for part in figures.SPLIT_NAMES}
     return {
         "of": "the trace" if steps[0].step is None else "a step",
         "time": describe.time_text(span_ns / len(steps)),
         "parts": [
             {
-                "name": SPLIT_NAMES[part][analysis.time_basis == "cpu"],
-                "color": SPLIT_COLORS[part],
+                "name": figures.SPLIT_NAMES[part][analysis.time_basis == "cpu"],
+                "color": figures.SPLIT_COLORS[part],
                 "time": describe.time_text(time_ns / len(steps)),
                 "share": time_ns / span_ns,
             }
