@@ -110,7 +110,7 @@ _FEW = 60  # up to here lines carry large marks
 
 
 def new_figure(bars: int, *, height_in: float) -> Figure:
-    """An empty figure wide enough for `bars` bars beside one another."""
+    """Return an empty figure wide enough for `bars` bars beside one another."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -120,7 +120,7 @@ def new_figure(bars: int, *, height_in: float) -> Figure:
 
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> None:
-    """Writes a PNG of the figure's own size."""
+    """Write a PNG of the figure's own size."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     canvas = FigureCanvasAgg(figure)
@@ -131,7 +131,7 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> None:
 
 @contextmanager
 def own_style() -> Iterator[None]:
-    """Text is set by matplotlib itself, whatever the user's settings, in the user's font."""
+    """Have text set by matplotlib itself, whatever the user's settings, in the user's font."""
     import matplotlib
 
     with matplotlib.rc_context({"text.usetex": False, "axes.formatter.use_mathtext": False}):
@@ -139,7 +139,7 @@ def own_style() -> Iterator[None]:
 
 
 def say(path: str | os.PathLike[str], title: str, message: str) -> None:
-    """A picture that says why there is nothing to draw."""
+    """Draw a picture that says why there is nothing to draw."""
     wrapped = "\n".join(textwrap.fill(line, _MESSAGE_LETTERS) for line in message.split("\n")[:_MESSAGE_LINES])
     figure = new_figure(0, height_in=1.0 + 0.25 * (wrapped.count("\n") + 1))
     head(figure, title)
@@ -148,24 +148,24 @@ def say(path: str | os.PathLike[str], title: str, message: str) -> None:
 
 
 def head(figure: Figure, title: str) -> None:
-    """The title of a whole figure, smaller where it is long."""
+    """Set the title of a whole figure, smaller where it is long."""
     fitting = _LETTERS_PER_IN * figure.get_figwidth() / max(1, len(title))
     figure.suptitle(literal(title), fontsize=(FONT_SIZE + 3) * min(1.0, fitting), fontweight="bold")
 
 
 def foot(figure: Figure, text: str, *, size: int = FONT_SIZE) -> None:
-    """What stands below a whole figure, if anything."""
+    """Set the text below a whole figure, if there is any."""
     if text:
         figure.supxlabel(literal(text), fontsize=size)
 
 
 def literal(text: str) -> str:
-    """`text` as it stands: on one line, and no part of it read as a formula."""
+    """Return `text` as it stands: on one line, and no part of it read as a formula."""
     return "\n".join(clean(line, unicode=True) for line in text.split("\n")).replace("$", r"\$")
 
 
 def prepare(axes: Axes, *, ylabel: str) -> None:
-    """The plain look of all our axes."""
+    """Give axes the plain look of all our figures."""
     axes.set_ylabel(ylabel, fontsize=FONT_SIZE)
     axes.tick_params(labelsize=FONT_SIZE - 1)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
@@ -176,7 +176,7 @@ def prepare(axes: Axes, *, ylabel: str) -> None:
 def draw_bars(
     axes: Axes, heights: Sequence[float], bottom: Sequence[float] | None = None, *, color: str, label: str | None = None
 ) -> None:
-    """Bars side by side as one shape: a rectangle for each takes half a millisecond, and models have thousands."""
+    """Draw bars side by side as one shape: a rectangle each takes half a millisecond, and models have thousands."""
     from matplotlib.collections import PolyCollection
 
     corners = np.empty((len(heights), 4, 2))
@@ -188,7 +188,7 @@ def draw_bars(
 
 
 def from_zero(axes: Axes) -> None:
-    """The vertical axis from 0 (or the least value below it), with room for the marks at the top."""
+    """Begin the vertical axis at 0 (or the least value below it), with room for the marks at the top."""
     axes.margins(y=0.0)
     least, most = axes.get_ylim()
     least = min(0.0, least)
@@ -196,12 +196,12 @@ def from_zero(axes: Axes) -> None:
 
 
 def entitle(axes: Axes, title: str, *, pad: float = 8) -> None:
-    """The title of `axes`, at the left."""
+    """Set the title of `axes`, at the left."""
     axes.set_title(literal(title), loc="left", fontsize=FONT_SIZE + 1, fontweight="bold", pad=pad)
 
 
 def legend_above(axes: Axes, title: str) -> None:
-    """The title of `axes` and below it the legend, lines after bars, both clear of the data."""
+    """Set the title of `axes` and below it the legend, lines after bars, both clear of the data."""
     from matplotlib.lines import Line2D
 
     handles, labels = axes.get_legend_handles_labels()
@@ -219,12 +219,12 @@ def legend_above(axes: Axes, title: str) -> None:
 
 
 def mark_size(points: int) -> float:
-    """The size of the marks on a line of so many."""
+    """Return the size of the marks on a line of so many."""
     return 4.5 if points <= _FEW else 2.5
 
 
 def name_layers(axes: Axes, layers: Sequence[str], width_in: float, *, beside: Sequence[str] = ()) -> list[float]:
-    """Names below the bars 0, 1, ...: of each first in a row of like layers, then numbers, as many as fit.
+    """Write names below the bars 0, 1, ...: of each first in a row of like layers, then numbers, as many as fit.
 
     Returns where the bars of those `beside` the layers go, at the right.
     """
@@ -243,7 +243,7 @@ def name_layers(axes: Axes, layers: Sequence[str], width_in: float, *, beside: S
 
 
 def layer_ticks(layers: Sequence[str], *, apart: int, numbers_apart: int) -> tuple[list[int], list[str]]:
-    """Where ticks go and what they say: names come before numbers, and `apart` bars lie between two.
+    """Return where ticks go and what they say: names come before numbers, and `apart` bars lie between two.
 
     Numbers that stay are multiples of 1, 2, 5, 10, ...: of the least that is `numbers_apart`.
     """
@@ -261,7 +261,7 @@ def layer_ticks(layers: Sequence[str], *, apart: int, numbers_apart: int) -> tup
 
 
 def layer_numbers(layers: Sequence[str]) -> list[int | None]:
-    """The number of each layer that differs only in it from the layer before; None for the others.
+    """Return the number of each layer that differs only in it from the layer before; None for the others.
 
     `["embed", "layers.0", "layers.1", "norm"]` gives `[None, None, 1, None]`.
     """
@@ -271,7 +271,7 @@ def layer_numbers(layers: Sequence[str]) -> list[int | None]:
 
 
 def short_names(layers: Sequence[str]) -> list[str]:
-    """The last part of each name, with the part before it if that is a number's; whole where short ones are equal."""
+    """Return the last part of each name, with the part before it for a number; whole where short ones are equal."""
     short = [_last_parts(layer) for layer in layers]
     counts = Counter(zip(short, layers, strict=True))
     seen = Counter(name for name, _ in counts)
@@ -294,7 +294,7 @@ _WHITE = 255
 def ring_colors(
     parents: Sequence[int | None], labels: Sequence[str], sizes: Sequence[int], fixed: Mapping[int, str]
 ) -> list[str]:
-    """A colour for each sector of a sunburst; parents stand before their children.
+    """Return a colour for each sector of a sunburst; parents stand before their children.
 
     Names that only lead to numbered layers, and these, are plain. Below them like names have like
     colours, the largest the first ones, and each ring is lighter than the one inside it. `fixed`
@@ -328,12 +328,12 @@ def ring_colors(
 
 
 def mixed(color: str, share: float) -> str:
-    """`color` (`#rrggbb`) with so much white in it: 0 none, 1 all."""
+    """Mix `color` (`#rrggbb`) with a share of white, 0 to 1."""
     parts = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(part + (_WHITE - part) * share):02x}" for part in parts)
 
 
 def ink_on(color: str) -> str:
-    """Black or white, whichever is read more easily on `color`: the contrast is at least 4.5."""
+    """Return black or white, whichever is read more easily on `color`: the contrast is at least 4.5."""
     red, green, blue = ((int(color[i : i + 2], 16) / _WHITE) ** 2.2 for i in (1, 3, 5))
     return "#000000" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 else "#ffffff"

@@ -70,7 +70,7 @@ class Fold:
 
 
 def layer_totals(analysis: Analysis, *, own: bool = False) -> list[LayerTotal]:
-    """One entry per layer with a name, in model order; `own`: each without the layers below it."""
+    """Return one entry per layer with a name, in model order; `own`: each without the layers below it."""
     by_layer: dict[str, list[LayerRow]] = defaultdict(list)
     for row in analysis.layers:
         if row.layer:
@@ -100,7 +100,7 @@ def _layer_total(rows: Sequence[LayerRow], parent: str | None, own: bool) -> Lay
 
 
 def _parents(by_layer: Mapping[str, Sequence[LayerRow]]) -> dict[str, str | None]:
-    """The nearest layer above each that has a row itself; nobody is above itself."""
+    """Find the nearest layer above each that has a row itself; no layer is above itself."""
     parents: dict[str, str | None] = {}
     for layer, rows in by_layer.items():
         parent = rows[0].parent
@@ -129,7 +129,7 @@ class Tree:
         return _folds([(total.layer, total) for total in self._children[None]], below_fold=False)
 
     def children(self, fold: Fold) -> list[Fold]:
-        """The layers directly below any member of `fold`, like ones folded."""
+        """Return the layers directly below any member of `fold`, like ones folded."""
         named = [
             (relative_name(child.layer, member.layer), child)
             for member in fold.members
@@ -139,12 +139,12 @@ class Tree:
 
 
 def relative_name(layer: str, parent: str) -> str:
-    """What a layer is called below another one."""
+    """Return the name of a layer below another one."""
     return layer[len(parent) + 1 :] if layer.startswith(parent + ".") else layer
 
 
 def _folds(named: Sequence[tuple[str, LayerTotal]], *, below_fold: bool) -> list[Fold]:
-    """`named` (relative name and layer) as folds: those of one class whose names differ in their last number."""
+    """Fold `named` (relative name and layer): those of one class whose names differ in their last number are one."""
     groups: dict[tuple[str, str], list[tuple[str, LayerTotal]]] = defaultdict(list)
     for name, total in named:
         groups[split_number(name)[0], total.class_name].append((name, total))
@@ -165,7 +165,7 @@ def _folds(named: Sequence[tuple[str, LayerTotal]], *, below_fold: bool) -> list
 
 
 def _tell_apart(folds: list[Fold]) -> list[Fold]:
-    """Adds the class to labels that are equal, or that a number alone tells apart from those of another class:
+    """Add the class to labels that are equal, or that a number alone tells apart from those of another class:
 
     `.mlp` of dense and of expert blocks, `layer.0` and `layer.1` of T5, attention and feed-forward.
     """
@@ -183,7 +183,7 @@ def _tell_apart(folds: list[Fold]) -> list[Fold]:
 
 
 def outlying_layers(fold: Fold) -> list[Outlier]:
-    """Members whose time or retained memory is over 20 % and 5 robust deviations off the median, worst first."""
+    """Return members whose time or retained memory is over 20 % and 5 robust deviations off the median, worst first."""
     # Median steps decide, so that one step that was held up makes no outlier; how far off, the times in the rows say.
     typical = [member.typical_ns for member in fold.members if member.typical_ns is not None]
     times = [member.time_ns for member in fold.members]
@@ -199,7 +199,7 @@ def outlying_layers(fold: Fold) -> list[Outlier]:
 
 
 def sibling_folds(totals: Sequence[LayerTotal]) -> list[tuple[str | None, Fold]]:
-    """Siblings of one parent each that the text table folds into one row, such as `layers.{0..31}`; and the parent."""
+    """Return siblings that the printed table folds into one row, such as `layers.{0..31}`, with their parent."""
     tree = Tree(totals)
     folds: list[tuple[str | None, Fold]] = [(None, fold) for fold in tree.roots()]
     for total in totals:
@@ -209,7 +209,7 @@ def sibling_folds(totals: Sequence[LayerTotal]) -> list[tuple[str | None, Fold]]
 
 
 def attention_by_layer(analysis: Analysis, parents: Mapping[str, str | None]) -> dict[str, Counter[str]]:
-    """Attention's time by layer and backend, in nanoseconds, with the layers below; without `parents` each one's own.
+    """Sum attention's time by layer and backend, in ns, with the layers below; without `parents` each one's own.
 
     An older version's rows do not tell it: there it counts in all above a layer in `parents`.
     """
@@ -225,7 +225,7 @@ def attention_by_layer(analysis: Analysis, parents: Mapping[str, str | None]) ->
 
 
 def own_communication(analysis: Analysis) -> Counter[tuple[str | None, Phase]]:
-    """Communication's time by innermost layer and phase, in nanoseconds."""
+    """Sum communication's time by innermost layer and phase, in nanoseconds."""
     times = Counter[tuple[str | None, Phase]]()
     for row in analysis.collectives:
         times[row.layer, row.phase] += row.time_ns
@@ -257,7 +257,7 @@ class LayerBar:
 
 
 def shown_layers(totals: Sequence[LayerTotal]) -> list[LayerTotal]:
-    """Layers beside one another that together hold all below the roots, in model order.
+    """Return layers beside one another that together hold all below the roots, in model order.
 
     The outermost blocks and what stands beside them or beside what holds them (embedding, norm,
     head); without blocks the layers below the first one that has several.
@@ -287,7 +287,7 @@ def shown_layers(totals: Sequence[LayerTotal]) -> list[LayerTotal]:
 
 
 def layer_bars(analysis: Analysis) -> list[LayerBar]:
-    """One bar per layer of `shown_layers`; of a shared layer with all its calls, as rows do not tell who made which."""
+    """Return one bar per layer of `shown_layers`; a shared layer has all its calls: rows do not tell who made which."""
     totals = layer_totals(analysis)
     shown = shown_layers(totals)
     attention = attention_by_layer(analysis, {total.layer: total.parent for total in totals})
@@ -309,7 +309,7 @@ def layer_bars(analysis: Analysis) -> list[LayerBar]:
 
 
 def rest_bars(analysis: Analysis, bars: Sequence[LayerBar]) -> dict[str, float]:
-    """What is in none of `bars`, in ms per step: the optimizer and the rest, with which they are the total."""
+    """Return what is in none of `bars`, in ms per step: the optimizer and the rest, with which they are the total."""
     steps = step_count(analysis)
     optimizer_ns = sum(row.time_ns for row in analysis.layers if not row.layer and row.phase == "optimizer")
     optimizer = optimizer_ns / steps / NS_PER_MS

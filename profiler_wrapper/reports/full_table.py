@@ -11,7 +11,7 @@ from profiler_wrapper.reports.columns import COLUMNS, Values, phase_values, scal
 from profiler_wrapper.reports.memory import memory_sections
 from profiler_wrapper.reports.table import Format, at_least, cell_text, formats_for
 from profiler_wrapper.reports.text import clean, grid, shorten
-from profiler_wrapper.units import mebibytes, milliseconds
+from profiler_wrapper.units import mebibytes
 
 _LONGEST_LINE = 400
 # By the kind of a column, in one unit whatever the values.
@@ -27,7 +27,7 @@ _FORMATS: Mapping[str, Format] = {
 
 
 def full_table(analysis: Analysis) -> str:
-    """Every layer and phase, then attention, classes, steps, what is followed by name, memory and warnings.
+    """Print every layer and phase, then attention, classes, steps, what is followed by name, memory and warnings.
 
     Times are ms per step (sums over the timed trace divided by its steps), but in the table of the
     steps; sizes MiB.
@@ -52,14 +52,14 @@ def full_table(analysis: Analysis) -> str:
 
 
 def layer_section(analysis: Analysis) -> str:
-    """One row per layer and phase, then what has no layer, `(unattributed)` by reason, and the total."""
+    """Return one row per layer and phase, then what has no layer, `(unattributed)` by reason, and the total."""
     scale = scale_of(analysis)
     # CPU time of calls holds neither what other threads do for them nor the waiting.
     titles = {"communication": "communication calls", "cpu": ""} if analysis.time_basis == "cpu" else {}
     columns = [(column, title) for column in COLUMNS if (title := titles.get(column.key, column.full))]
 
     def numbers(sums: Values) -> list[str]:
-        """Work is that of a step, even where it cannot stand beside the times, and has no rates."""
+        """Write the cells of a row; work is that of a step, even where it has no rates."""
         work, rates = scale._replace(work=1).of(sums), scale.of(sums)
         values = {column.key: (rates if column.kind in ("rate", "share") else work) for column, _ in columns}
         return [cell_text(column, values[column.key], _FORMATS[column.kind]) for column, _ in columns]
@@ -77,7 +77,7 @@ def layer_section(analysis: Analysis) -> str:
 
 
 def step_section(analysis: Analysis) -> str:
-    """One row per step; `-` is what belongs to no step.
+    """Return one row per step; `-` is what belongs to no step.
 
     `step takes`: until both the CPU and the devices are done with it; `CPU span`: from its begin to its end on the CPU.
     """
@@ -87,14 +87,14 @@ def step_section(analysis: Analysis) -> str:
     drawn = []
     for row in analysis.steps:
         times_ns = (took.get(row.step), row.span_ns, *map(row.phases_ns.get, phases), row.attention_ns or None)
-        time = at_least(milliseconds(row.time_ns), {"lost_launches": row.lost_launches})
+        time = at_least(_FORMATS["time"].text(row.time_ns), {"lost_launches": row.lost_launches})
         step = "-" if row.step is None else str(row.step)
         drawn.append([step, time, *map(_FORMATS["time"].of, times_ns), _FORMATS["bytes"].of(row.peak_bytes)])
     return grid(["step", "time", "step takes", "CPU span", *phases, "attention", "peak, MiB"], drawn)
 
 
 def _other_tables(analysis: Analysis) -> Iterator[tuple[str, str]]:
-    """Titles and texts of tables of what is no layer, a row each; a sum over the timed trace becomes that of a step."""
+    """Yield titles and texts of the tables that are not of layers; a sum over the trace becomes that of a step."""
     per, steps, total_ns = f"ms {describe.per_step(analysis)}", describe.step_count(analysis), analysis.time.total_ns
 
     def cell(row: Any, kind: str, field: str | Callable[[Any], Any]) -> str:
@@ -103,7 +103,7 @@ def _other_tables(analysis: Analysis) -> Iterator[tuple[str, str]]:
         return _FORMATS[kind].of(value / steps if is_sum and value is not None else value)
 
     def table(rows: Iterable[Any], *columns: tuple[str, str, str | Callable[[Any], Any]]) -> str:
-        """`columns`: the title, the kind and the field of each."""
+        """Print rows in `columns`: the title, the kind and the field of each."""
         words = [kind in ("text", "names") for _, kind, _ in columns]
         drawn = [[cell(row, kind, field) for _, kind, field in columns] for row in rows]
         return grid([column[0] for column in columns], drawn, left_columns=words.index(False), left_last=words[-1])

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def roofline_data(analysis: Analysis) -> dict[str, Any]:
-    """Points as the roofline picture has them, times in microseconds, and the roofs above them."""
+    """Return points as the roofline picture has them, times in microseconds, and the roofs above them."""
     what = roofline(analysis)
     return {
         "points": [to_plain(point) for point in what.points],
@@ -49,7 +49,7 @@ def roofline_data(analysis: Analysis) -> dict[str, Any]:
 
 
 def time_shares(analysis: Analysis) -> dict[str, Any]:
-    """The time of the timed trace by part of the model, as the headline has it, and what has no layer: all of it."""
+    """Return all time of the timed trace: by part of the model, as the headline has it, and what has no layer."""
     rows = [(part.name, part.time_ns, part.layers) for part in time_parts(analysis) if part.time_ns]
     rows += [(f"No layer is known: {row.reason}", row.time_ns, ()) for row in analysis.unattributed]
     total_ns = analysis.time.total_ns
@@ -77,7 +77,7 @@ _OUTSIDE, _UNATTRIBUTED = "\0outside", "\0unattributed"  # rows that hold others
 
 
 def layer_view(analysis: Analysis) -> dict[str, Any]:
-    """Columns; rows of layers with all below them (`total`), and of each alone (`self`); the whole; what is folded.
+    """Return columns, rows of layers with all below them (`total`) and of each alone (`self`), the whole, the folds.
 
     `sum_ns`: what the outermost of `total`, and all of `self`, add up to.
     """
@@ -100,7 +100,7 @@ def layer_view(analysis: Analysis) -> dict[str, Any]:
 
 
 def _layer_columns(analysis: Analysis, totals: Sequence[LayerTotal]) -> list[dict[str, Any]]:
-    """What a script needs to draw each column; those of phases come after the shares."""
+    """Return what a script needs to draw each column; those of phases come after the shares."""
     phases = [
         Column(
             key=phase,
@@ -134,7 +134,7 @@ def _tree_rows(
     folds: Sequence[tuple[str | None, Fold]],
     scale: Scale,
 ) -> list[dict[str, Any]]:
-    """Layers in model order, each below the one that holds it, like siblings below a row of all of them."""
+    """Return layers in model order, each below the one that holds it, like siblings below a row of all of them."""
     attention = folding.attention_by_layer(analysis, {total.layer: total.parent for total in totals})
     fold_of = {member.layer: i for i, (_, fold) in enumerate(folds) for member in fold.members}
     placed: set[int] = set()
@@ -155,7 +155,7 @@ def _tree_rows(
 
 
 def _below(top: str, label: str, rows: Sequence[TableRow], scale: Scale) -> list[dict[str, Any]]:
-    """`rows` below one that sums them up; a single one stands for itself."""
+    """Put `rows` below one that sums them up; a single one stands for itself."""
     if len(rows) < 2:
         return [
             _page_row(top, row.before + row.label if row.before else f"({row.label})", row.values, row=row.kind)
@@ -167,7 +167,7 @@ def _below(top: str, label: str, rows: Sequence[TableRow], scale: Scale) -> list
 
 
 def _flat_rows(analysis: Analysis, alone: Sequence[LayerTotal], scale: Scale) -> list[dict[str, Any]]:
-    """What is each layer's own, then what has no layer: all rows add up."""
+    """Return what is each layer's own, then what has no layer: all rows add up."""
     attention = folding.attention_by_layer(analysis, {})
     communication = folding.own_communication(analysis)
     rows = []
@@ -190,7 +190,7 @@ def _layer_row(total: LayerTotal, label: str, values: Values, backends: Iterable
 
 
 def _page_row(key: str, label: str, values: Values, backends: Iterable[str] = (), **more: Any) -> dict[str, Any]:
-    """Any row; times in microseconds."""
+    """Return a row; times in microseconds."""
     return {
         "id": key, "label": label, "parent": None, "above": None, "layer": "", "class_name": "", "kind": "",
         "flags": [], "fold": None, "row": "", **more,
@@ -201,7 +201,7 @@ def _page_row(key: str, label: str, values: Values, backends: Iterable[str] = ()
 
 
 def _short(value: Any) -> Any:
-    """More digits than are shown, in whole units."""
+    """Round a number to more digits than are shown."""
     if not isinstance(value, float):
         return value
     return round(value) if abs(value) > 1e5 else float(f"{value:.6g}")
@@ -228,7 +228,8 @@ _WIDE = 10_000  # columns: a use line in one piece
 
 
 def page_data(analysis: Analysis, *, title: str = "", trace_href: str | None = None) -> dict[str, Any]:
-    """JSON types only. Lists of rows become columns (see `columns_of`), the rest is as in result.json.
+    """Return what the page knows, in JSON types. Lists of rows become columns (see `columns_of`), the rest is as in
+    result.json.
 
     Beside it stand `texts`, `page` (the title, colours, which layers are alike, and words that all reports share)
     and `views` (what single views need).
@@ -276,7 +277,7 @@ def _page(analysis: Analysis, title: str, trace_href: str | None) -> dict[str, A
 
 
 def _contained(make: Callable[[Analysis], dict[str, Any]], analysis: Analysis) -> dict[str, Any]:
-    """What `make` makes, or why it could not: one view is not worth the page."""
+    """Return what `make` makes, or why it failed: one view is not worth the page."""
     try:
         return make(analysis)
     except Exception as error:
@@ -284,7 +285,7 @@ def _contained(make: Callable[[Analysis], dict[str, Any]], analysis: Analysis) -
 
 
 def _safe_link(href: str | None) -> str | None:
-    """A link that leads to a file or a page: nothing that a browser would run."""
+    """Return a link if it leads to a file or a page: nothing that a browser would run."""
     if not href:
         return None
     scheme = re.match(r"([a-z][a-z0-9+.-]*):", re.sub(r"[\x00-\x20]", "", href).lower())  # which browsers leave out too
@@ -295,13 +296,13 @@ Texts = dict[str, int]  # every text once; where it is used stands its number
 
 
 def _as_columns(value: Any, texts: Texts) -> Any:
-    """`value` in columns where it is a list of rows with the same keys, else as it is."""
+    """Return `value` in columns where it is a list of rows with the same keys, else as it is."""
     is_rows = isinstance(value, list) and value and all(isinstance(row, dict) and row for row in value)
     return columns_of(value, texts) if is_rows and len({tuple(row) for row in value}) == 1 else value
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]], texts: Texts) -> dict[str, Any]:
-    """`rows`, all with the same keys, as columns: `{"count": 2, "columns": {name: column}}`.
+    """Return `rows`, all with the same keys, as columns: `{"count": 2, "columns": {name: column}}`.
 
     A column is `{"all": value}` where all rows agree, `{"text": [number or null]}` and `{"texts": [[number]]}`
     into `texts`, else `{"values": [value]}`.
@@ -337,7 +338,7 @@ _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 
 
 def page_text(data: Mapping[str, Any], timeline: str = "") -> str:
-    """The page of `data`, JSON types only: what `data["page"]["kind"]` says, titled `data["page"]["title"]`.
+    """Return the page of `data`, JSON types only: what `data["page"]["kind"]` says, titled `data["page"]["title"]`.
 
     `timeline`: the columns of its events, packed.
     """
@@ -355,14 +356,14 @@ def page_text(data: Mapping[str, Any], timeline: str = "") -> str:
 
 
 def script_json(value: Any) -> str:
-    """JSON that stays JSON inside a script element, whatever the names in it hold."""
+    """Return JSON that stays JSON inside a script element, whatever the names in it hold."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return _UNSAFE.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
 
 
 @cache
 def page_template(name: str) -> Template:
-    """One of the HTML files that the package ships; what is put in is escaped."""
+    """Return one of the HTML files that the package ships; what is put in is escaped."""
     from jinja2 import Environment
 
     environment = Environment(autoescape=True, keep_trailing_newline=True)
@@ -375,7 +376,7 @@ def _packaged_source(name: str) -> str:
 
 
 def write_page(analysis: Analysis, path: Path, *, title: str = "", trace_href: str | None = None) -> None:
-    """Writes the page of `analysis`, whole or not at all for the caller to see to.
+    """Write the page of `analysis`, whole or not at all for the caller to see to.
 
     `title`: what the page is called, else the model and the machine. `trace_href`: where the Chrome trace
     lies, relative to the page.
@@ -387,7 +388,7 @@ def write_page(analysis: Analysis, path: Path, *, title: str = "", trace_href: s
 
 
 def page_html(analysis: Analysis, *, title: str = "", trace_href: str | None = None) -> str:
-    """The page as text."""
+    """Return the page as text."""
     data = page_data(analysis, title=title, trace_href=trace_href)
     data["views"]["timeline"], events = packed_timeline(analysis.timeline)
     return page_text(data, events)

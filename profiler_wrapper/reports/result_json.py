@@ -104,7 +104,7 @@ def from_dict(data: Mapping[str, Any]) -> Analysis:
 
 
 def _without_nulls(value: Any) -> Any:
-    """`value`; if it is a mapping, without its keys whose value is null."""
+    """Return `value`; if it is a mapping, without its keys whose value is null."""
     return {key: one for key, one in value.items() if one is not None} if isinstance(value, Mapping) else value
 
 
@@ -204,7 +204,7 @@ SCHEMA_FILE = "result_schema.json"
 
 
 def schema_text() -> str:
-    """JSON Schema, draft 2020-12: every key with its unit and meaning. Later versions of results add keys."""
+    """Return JSON Schema, draft 2020-12: every key with its unit and meaning. Later versions of results add keys."""
     return files(__package__).joinpath(SCHEMA_FILE).read_text(encoding="utf-8")
 
 
@@ -248,7 +248,7 @@ def selected(
 
 
 def _parts(value: Any, key: str, parts: Iterable[str]) -> Any:
-    """These keys of a mapping, or of every row of a list."""
+    """Keep the keys `parts` of a mapping, or of every row of a list."""
     if value is None:
         return None
     if isinstance(value, list) and all(isinstance(row, Mapping) for row in value):
@@ -262,7 +262,7 @@ def _parts(value: Any, key: str, parts: Iterable[str]) -> Any:
 
 
 def rows_where(rows: Iterable[Mapping[str, Any]], condition: str) -> list[Any]:
-    """The rows whose key is that value, by `KEY=VALUE`; a value that ends in `*` is what others may begin with.
+    """Return the rows whose key is that value, by `KEY=VALUE`; a value that ends in `*` is what others may begin with.
 
     Of `layer` the layers below count too. Rows that name several, in a list, need one that fits; `layer` also looks
     into `layers`. Rows that have no such key are left out.
@@ -284,7 +284,7 @@ def rows_where(rows: Iterable[Mapping[str, Any]], condition: str) -> list[Any]:
 
 
 def _limited(value: Any, place: str, top: int, left_out: dict[str, int], points: Sequence[int] | None = None) -> Any:
-    """At most `top` rows of each list in `value`; of columns of the curve its highest `points`, by their index."""
+    """Keep at most `top` rows of each list in `value`; of columns of the curve its highest `points`, by their index."""
     if isinstance(value, Mapping):
         if place == _CURVE:
             held = value["allocated_bytes"]
@@ -302,7 +302,7 @@ def _limited(value: Any, place: str, top: int, left_out: dict[str, int], points:
 
 
 def ranked(rows: list[Any]) -> list[Any]:
-    """The rows with the most first; as they are, where nothing ranks them."""
+    """Return the rows with most time (else bytes) first; as they are, where nothing ranks them."""
     by = next((name for name in _RANKED_BY if name in rows[0]), None) if rows else None
     if by is None or _IN_TIME_ORDER in rows[0]:
         return rows
@@ -320,13 +320,13 @@ _SHORTENED = ((200, 400, True), (200, 200, False), (130, 120, False), (80, 120, 
 
 
 def with_path(command: str, path: str) -> str:
-    """A command of ours with the path of the run in the place of RUN."""
+    """Put the path of the run in the place of RUN in a command."""
     quoted = shlex.quote(path)
     return command if len(json.dumps(quoted)) > _LONGEST_PATH else command.replace(f" {RUN}", f" {quoted}", 1)
 
 
 def short_summary(data: Mapping[str, Any], path: str, *, top: int | None = None, ranks: str | None = None) -> Any:
-    """Verdict, findings and next commands of `to_dict`'s data, in less than 2 KiB of JSON without spaces.
+    """Return verdict, findings and next commands of `to_dict`'s data, in less than 2 KiB of JSON without spaces.
 
     As many findings as fit, the first ones, at most `top`; `rest` is the command that prints all that is left out.
     The commands are about `path`, and `ranks`: the directory of the run, where several ranks wrote into it.
@@ -369,7 +369,7 @@ _BEGINS_A_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def csv_text(analysis: Analysis, rows: str = "layers", *, where: Iterable[str] = (), top: int | None = None) -> str:
-    """One list of the result with its heading; what is not known is empty, and lists have `; ` between their items.
+    """Return one list of the result with its heading; None is empty, and lists have `; ` between their items.
 
     `where`: see `rows_where`. `top`: at most so many rows, those with the highest self time first.
 
@@ -385,20 +385,20 @@ def csv_text(analysis: Analysis, rows: str = "layers", *, where: Iterable[str] =
 
 
 def _line(cells: Sequence[Any]) -> str:
-    """What holds either of the two that may end a line is put in quotes, because both are written; one is kept."""
+    """Return a line of CSV: what holds CR or LF is quoted, as both are written; the LF is kept."""
     line = io.StringIO(newline="")
     csv.writer(line, lineterminator="\r\n").writerow(cells)
     return line.getvalue().removesuffix("\r\n") + "\n"
 
 
 def write_csv(analysis: Analysis, path: Path, rows: str = "layers") -> None:
-    """One list into one file, in UTF-8."""
+    """Write one list into one file, in UTF-8."""
     with replacing(path) as beside:
         beside.write_text(csv_text(analysis, rows), encoding="utf-8", newline="")
 
 
 def write_csv_files(analysis: Analysis, directory: Path) -> tuple[Path, ...]:
-    """Each list that has rows into a file of its own; the files.
+    """Write each list that has rows into a file of its own; return the files.
 
     Raises:
         OSError: one of them cannot be written.
@@ -410,7 +410,7 @@ def write_csv_files(analysis: Analysis, directory: Path) -> tuple[Path, ...]:
 
 
 def rows_of(analysis: Analysis, name: str) -> tuple[Sequence[str], list[dict[str, Any]]]:
-    """The columns of a list, and its rows as `result.json` has them.
+    """Return the columns of a list, and its rows as `result.json` has them.
 
     Raises:
         WrongUse: a result has no such list.
@@ -423,7 +423,7 @@ def rows_of(analysis: Analysis, name: str) -> tuple[Sequence[str], list[dict[str
 
 
 def csv_cell(value: Any) -> Any:
-    """A value as a cell: empty for what is not known, and no formula."""
+    """Return a value as a cell: empty for None, and never a formula."""
     if value is None:
         return ""
     if isinstance(value, Mapping):
@@ -444,7 +444,7 @@ _DTYPES |= {"int | None": "Int64", "float | None": "float64", "bool | None": "bo
 
 
 def data_frame(analysis: Analysis, rows: str = "layers") -> pd.DataFrame:
-    """One list of the result, a row a row, columns and units as in `result.json`; what is not known is NA.
+    """Return one list of the result, a row a row, columns and units as in `result.json`; what is not known is NA.
 
     Raises:
         MissingPackage: pandas is not installed.

@@ -65,7 +65,7 @@ class TableRows:
 
 
 def table_rows(analysis: Analysis, *, most: int, order: Order = "cost", layer_rows: int | None = None) -> TableRows:
-    """At most `most` rows: layers (at most `layer_rows`), what is outside all layers, `(unattributed)` and the total.
+    """Return at most `most` rows: layers (at most `layer_rows`), what is outside layers, `(unattributed)`, the total.
 
     Rows without indentation add up to the total; the most expensive layers of the tree are chosen, each
     below its parent.
@@ -130,7 +130,7 @@ def _fold_row(fold: Fold, depth: int, scale: Scale) -> TableRow:
 
 
 def phase_columns(rows: Sequence[TableRow]) -> list[Phase]:
-    """The phases that have a column."""
+    """Return the phases that have a column."""
     used = {phase for row in rows for phase in PHASES if row.values.get(phase)}
     of_layers = {phase for row in rows if row.kind == "layer" for phase in PHASES if row.values.get(phase)}
     return [phase for phase in PHASES if phase in (of_layers if phase in ALONE else used)]
@@ -168,13 +168,13 @@ def _outlier_rows(fold: Fold, depth: int, scale: Scale) -> list[TableRow]:
 
 
 def _excess(outlying: Outlier) -> str:
-    """How far off: ` +97 %`, ` retained -40 %`, or as a factor from 10 on."""
+    """Say how far off a layer is: ` +97 %`, ` retained -40 %`, or as a factor from 10 on."""
     what = "" if outlying.what == "time" else " retained"
     return f"{what} {100 * outlying.excess:+.0f} %" if outlying.excess < 9 else f"{what} x{1 + outlying.excess:.3g}"
 
 
 def outside_rows(analysis: Analysis, scale: Scale) -> list[TableRow]:
-    """What has no module by nature, the most expensive first."""
+    """Return what has no module by nature, the most expensive first."""
     rows = [
         TableRow(kind="outside", label=describe.outside_label(row), values=scale.of(layer_values([row])))
         for row in analysis.layers
@@ -184,7 +184,7 @@ def outside_rows(analysis: Analysis, scale: Scale) -> list[TableRow]:
 
 
 def unattributed_rows(analysis: Analysis, scale: Scale) -> list[TableRow]:
-    """What should have a layer and has none, by reason, the most expensive first."""
+    """Return what should have a layer and has none, by reason, the most expensive first."""
     rows = [
         TableRow(
             kind="unattributed", before="(unattributed) ", label=row.reason, values=scale.of({"time": row.time_ns})
@@ -196,7 +196,7 @@ def unattributed_rows(analysis: Analysis, scale: Scale) -> list[TableRow]:
 
 
 def _merged(rows: list[TableRow], most: int, label: str, scale: Scale) -> list[TableRow]:
-    """At most `most` rows: the last ones in one."""
+    """Sum up the last rows in one, where there are more than `most`."""
     if len(rows) <= most:
         return rows
     rest = rows[most - 1 :]
@@ -205,7 +205,7 @@ def _merged(rows: list[TableRow], most: int, label: str, scale: Scale) -> list[T
 
 
 def total_row(analysis: Analysis, totals: Sequence[LayerTotal], scale: Scale) -> TableRow:
-    """All that was recorded; `totals` as `layer_totals` gives them."""
+    """Return the row of all that was recorded; `totals` as `layer_totals` gives them."""
     phases: dict[str, int] = {}
     for row in analysis.layers:
         phases[row.phase] = phases.get(row.phase, 0) + row.self_time_ns
@@ -228,7 +228,7 @@ def total_row(analysis: Analysis, totals: Sequence[LayerTotal], scale: Scale) ->
 
 
 def _all_flops(analysis: Analysis) -> int | None:
-    """Of all that ran; None where over 1 % of the time is of kernels launched before the trace, which tell none."""
+    """Sum the FLOPs of all that ran; None where kernels launched before the trace, which tell none, took over 1 %."""
     before_ns = sum(row.time_ns for row in analysis.unattributed if row.reason == LAUNCHED_BEFORE)
     if before_ns > _TRIFLE * analysis.time.total_ns or any(not row.layers for row in analysis.uncounted):
         return None
@@ -238,7 +238,7 @@ def _all_flops(analysis: Analysis) -> int | None:
 
 
 def _whole_roof(analysis: Analysis, roots: Sequence[LayerTotal]) -> int | None:
-    """Of all that ran; None where what is not known took over 1 % of the time."""
+    """Sum the time at the roof of all that ran; None where what has none known took over 1 % of the time."""
     parts = [
         *((root.values["roof"], root.time_ns) for root in roots),
         *((row.roof_time_per_step_ns, row.time_ns) for row in analysis.layers if not row.layer),
@@ -297,7 +297,7 @@ def console_table(
     order: Order = "cost",
     layer_rows: int | None = None,
 ) -> str:
-    """The layer tree with the most expensive layers first (`order="model"`: as in the model), times in ms per step.
+    """Print the layer tree, the most expensive layers first (`order="model"`: as in the model), times in ms per step.
 
     At most `rows` lines and `width` columns in all, `layer_rows` of them about layers; ASCII unless `unicode`; with
     colours and bars of the shares if `styled`. Rows without indentation add up to TOTAL. A row such as
@@ -339,7 +339,7 @@ def console_table(
 
 
 def _joined(parts: Sequence[str], width: int, most: int) -> list[str]:
-    """`parts` with commas on at most so many lines; what does not fit is left out."""
+    """Join `parts` with commas on at most `most` lines; what does not fit is left out."""
     lines = [shorten(parts[0], width)]
     for part in parts[1:]:
         if cells(lines[-1]) + 2 + cells(part) <= width:
@@ -350,7 +350,7 @@ def _joined(parts: Sequence[str], width: int, most: int) -> list[str]:
 
 
 def _warning_lines(analysis: Analysis, rows: int, width: int, unicode: bool) -> list[str]:
-    """Those that fit in a fifth of the rows, and how many others there are."""
+    """Return the warnings that fit in a fifth of the rows, and how many others there are."""
     # That of CPUs no peak is known is so in every run on one.
     texts = [one for one in analysis.warnings if analysis.time_basis == "device" or not one.startswith(NO_PEAK)]
     lines = [f"warning: {clean(one, unicode=unicode)}" for one in texts]
@@ -358,7 +358,7 @@ def _warning_lines(analysis: Analysis, rows: int, width: int, unicode: bool) -> 
 
 
 def _verdict_lines(analysis: Analysis, high: bool, width: int, unicode: bool, styled: bool) -> list[str]:
-    """What stands out, and what to do first, which has a line of its own."""
+    """Return what stands out, and what to do first, which has a line of its own."""
     verdict, before, fix = clean(analysis.summary.get("verdict") or "", unicode=unicode).partition("First fix: ")
     room = _VERDICT_LINES if high else 1
     lines = wrap(verdict.rstrip(), width, room) if verdict else []
@@ -366,7 +366,7 @@ def _verdict_lines(analysis: Analysis, high: bool, width: int, unicode: bool, st
 
 
 def _draw(rows: Sequence[TableRow], analysis: Analysis, width: int, unicode: bool, styled: bool) -> list[str]:
-    """The heading, its units and one line per row."""
+    """Return the heading, its units and one line per row."""
     formats = formats_for(rows)
     milliseconds = formats["time"].text
     fixed = [sum(map(cells, _fixed_text(row, milliseconds))) for row in rows]
@@ -401,13 +401,13 @@ def _draw(rows: Sequence[TableRow], analysis: Analysis, width: int, unicode: boo
 
 
 def _bars(rows: Sequence[TableRow], size: int, unicode: bool) -> _Drawn:
-    """The shares once more, as bars."""
+    """Return a column with the shares as bars."""
     bars = [bar(row.values["share"] or 0, size, unicode=unicode) for row in rows]
     return _Drawn("", " " * size, _BAR_GOES, [one.ljust(size) for one in bars], "accent")
 
 
 def _name(row: TableRow, width: int, milliseconds: Callable[[float], str], unicode: bool) -> str:
-    """The indented name, with what stands before and after it whole."""
+    """Return the indented name, with what stands before and after it whole."""
     before, after = _fixed_text(row, milliseconds)
     ellipsis = "…" if unicode else "..."
     label = shorten(clean(row.label, unicode=unicode), max(0, width - cells(before) - cells(after)), ellipsis=ellipsis)
@@ -415,7 +415,7 @@ def _name(row: TableRow, width: int, milliseconds: Callable[[float], str], unico
 
 
 def _fixed_text(row: TableRow, milliseconds: Callable[[float], str]) -> tuple[str, str]:
-    """What must not be shortened before and after a row's label."""
+    """Return what must not be shortened before and after a row's label."""
     after = row.after
     if row.range_ns is not None:
         least, most = map(milliseconds, row.range_ns)
@@ -424,7 +424,7 @@ def _fixed_text(row: TableRow, milliseconds: Callable[[float], str]) -> tuple[st
 
 
 def _columns(rows: Sequence[TableRow], formats: Mapping[str, Format], unicode: bool, styled: bool) -> list[_Drawn]:
-    """The columns that hold anything, those of phases first; with the shares as bars, if `styled`."""
+    """Return the columns that hold anything, those of phases first; with the shares as bars, if `styled`."""
     total = next((row.values for row in rows if row.kind == "total"), {})
     drawn = []
     for i, phase in enumerate(phase_columns(rows)):
@@ -443,12 +443,12 @@ def _columns(rows: Sequence[TableRow], formats: Mapping[str, Format], unicode: b
 
 
 def at_least(time: str, values: Values, *, unicode: bool = False) -> str:
-    """The time of a row as a lower bound, where kernels that it launched are not in the trace."""
+    """Mark the time of a row as a lower bound, where kernels that it launched are not in the trace."""
     return clean(AT_LEAST, unicode=unicode) + time if values["lost_launches"] else time
 
 
 def cell_text(column: Column, values: Values, form: Format, *, unicode: bool = False) -> str:
-    """A value of a row; where an op tells no FLOPs, those that are known, as a lower bound."""
+    """Write a value of a row; where an op tells no FLOPs, those that are known, as a lower bound."""
     if column.key == "flops" and values["flops"] is None and values["known_flops"]:
         return clean(AT_LEAST, unicode=unicode) + form.text(values["known_flops"])
     text = form.of(values[column.key])
@@ -466,7 +466,7 @@ class Format(NamedTuple):
 
 
 def formats_for(rows: Sequence[TableRow]) -> dict[str, Format]:
-    """By the kind of a column: units that fit the largest value, and as many digits as it leaves room for."""
+    """Return formats by the kind of a column: a unit for the largest value, and as many digits as it has room for."""
 
     def largest(*keys: str) -> float:
         return max((row.values[key] or 0 for row in rows for key in keys), default=0)
