@@ -12,7 +12,7 @@ import json
 import math
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass, replace
+from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from functools import cache, partial
 from importlib.resources import files
 from itertools import product
@@ -59,8 +59,10 @@ FOLLOWS: Mapping[type[Any], tuple[str, ...]] = {LayerRow: ("bound",), TimeTotals
 
 NS_PER_US = 1000
 # Without these a row says nothing; every other field has a value for "not known".
-_REQUIRED = {"layer", "phase", "reason", "backend", "op", "time_ns", "self_time_ns", "total_ns", "unattributed_ns"}
-_REQUIRED |= {"time", "time_basis"}
+_REQUIRED = frozenset({
+    "layer", "phase", "reason", "backend", "op", "time", "time_basis", "time_ns", "self_time_ns", "total_ns",
+    "unattributed_ns",
+})  # fmt: skip
 
 
 def to_dict(analysis: Analysis) -> dict[str, Any]:
@@ -145,16 +147,16 @@ def to_plain(row: Any) -> dict[str, Any]:
 @cache
 def _unknown_values(row_type: type[Any]) -> dict[str, Any]:
     """Return what each optional field of a row type holds when the file does not say."""
-    empty = {"str": "", "int": 0, "bool": False, "tuple": ()}
-    return {
-        field.name: None
-        if field.type.endswith("| None")
-        else empty.get(field.type.partition("[")[0], {})
-        if field.default is MISSING
-        else field.default
-        for field in fields(row_type)
-        if field.name not in _REQUIRED
-    }
+    return {field.name: _unknown_value(field) for field in fields(row_type) if field.name not in _REQUIRED}
+
+
+def _unknown_value(field: Field[Any]) -> Any:
+    hint = str(field.type)
+    if hint.endswith("| None"):
+        return None
+    if field.default is not MISSING:
+        return field.default
+    return {"str": "", "int": 0, "bool": False, "tuple": ()}.get(hint.partition("[")[0], {})
 
 
 def _row_from_dict(row_type: Any, data: Mapping[str, Any]) -> dict[str, Any]:
