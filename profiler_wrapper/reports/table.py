@@ -368,9 +368,11 @@ def _verdict_lines(analysis: Analysis, high: bool, width: int, unicode: bool, st
 def _draw(rows: Sequence[TableRow], analysis: Analysis, width: int, unicode: bool, styled: bool) -> list[str]:
     """Return the heading, its units and one line per row."""
     formats = formats_for(rows)
-    milliseconds = formats["time"].text
-    fixed = [sum(map(cells, _fixed_text(row, milliseconds))) for row in rows]
-    needed = max([_NAME_WIDTH, *(size + min(12, cells(row.label)) for size, row in zip(fixed, rows, strict=True))])
+    time = formats["time"].text
+    afters = [f" ({time(row.range_ns[0])}-{time(row.range_ns[1])})" if row.range_ns else row.after for row in rows]
+    befores = ["  " * min(row.depth, _DEEPEST_INDENT) + row.before for row in rows]
+    parts = [*zip(befores, (clean(row.label, unicode=unicode) for row in rows), afters, strict=True)]
+    needed = max(_NAME_WIDTH, *(cells(before) + min(12, cells(label)) + cells(after) for before, label, after in parts))
     columns = _columns(rows, formats, unicode, styled)
     while len(columns) > 1 and sum(column.width + 1 for column in columns) > width - needed:
         columns.remove(max(columns, key=lambda column: column.goes))
@@ -380,7 +382,7 @@ def _draw(rows: Sequence[TableRow], analysis: Analysis, width: int, unicode: boo
     # A long name runs on over the empty cells before its first number, which take so many columns of the terminal.
     empty = [next((i for i, column in enumerate(columns) if column.texts[at]), len(columns)) for at in range(len(rows))]
     free = [sum(column.width + gap for column in columns[:count]) for count in empty]
-    names = [_name(row, room + beside, milliseconds, unicode) for row, beside in zip(rows, free, strict=True)]
+    names = [_name(*part, room + beside, unicode) for part, beside in zip(parts, free, strict=True)]
     per = describe.per_step(analysis)
     name_width = max([len(per), *(cells(name) - beside for name, beside in zip(names, free, strict=True))])
     longer = min(_LONGEST_BAR - _SHORTEST_BAR, room - name_width)
@@ -406,21 +408,11 @@ def _bars(rows: Sequence[TableRow], size: int, unicode: bool) -> _Drawn:
     return _Drawn("", " " * size, _BAR_GOES, [one.ljust(size) for one in bars], "accent")
 
 
-def _name(row: TableRow, width: int, milliseconds: Callable[[float], str], unicode: bool) -> str:
-    """Return the indented name, with what stands before and after it whole."""
-    before, after = _fixed_text(row, milliseconds)
+def _name(before: str, label: str, after: str, width: int, unicode: bool) -> str:
+    """Join the parts of a name; where there is no room, the label is cut in the middle."""
     ellipsis = "…" if unicode else "..."
-    label = shorten(clean(row.label, unicode=unicode), max(0, width - cells(before) - cells(after)), ellipsis=ellipsis)
+    label = shorten(label, max(0, width - cells(before) - cells(after)), ellipsis=ellipsis)
     return shorten(before + label + after, width, ellipsis=ellipsis)
-
-
-def _fixed_text(row: TableRow, milliseconds: Callable[[float], str]) -> tuple[str, str]:
-    """Return what must not be shortened before and after a row's label."""
-    after = row.after
-    if row.range_ns is not None:
-        least, most = map(milliseconds, row.range_ns)
-        after = f" ({least}-{most})"
-    return "  " * min(row.depth, _DEEPEST_INDENT) + row.before, after
 
 
 def _columns(rows: Sequence[TableRow], formats: Mapping[str, Format], unicode: bool, styled: bool) -> list[_Drawn]:
