@@ -6,7 +6,7 @@ differs much from its siblings is named as an outlier.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -265,24 +265,17 @@ def shown_layers(totals: Sequence[LayerTotal]) -> list[LayerTotal]:
     below: dict[str | None, list[LayerTotal]] = defaultdict(list)
     for total in totals:
         below[total.parent].append(total)
-    parents = {total.layer: total.parent for total in totals}
-    holders: set[str] = set()  # of blocks, somewhere below them
-    for total in totals:
-        above = total.parent if total.kind == "block" else None
-        while above is not None and above not in holders:
-            holders.add(above)
-            above = parents[above]
-    shown: list[LayerTotal] = []
-    open_ones = deque(below[None])
-    while open_ones:
-        total = open_ones.popleft()
-        if total.kind != "block" and total.layer in holders:
-            open_ones += below[total.layer]
-        else:
-            shown.append(total)
-    if not holders:
+
+    def outermost(total: LayerTotal) -> list[LayerTotal]:
+        """Return the blocks of a layer that holds some, and what is beside them; else the layer."""
+        parts = [part for child in below.get(total.layer, ()) for part in outermost(child)]
+        holds_blocks = total.kind != "block" and any(part.kind == "block" for part in parts)
+        return parts if holds_blocks else [total]
+
+    shown = [part for root in below[None] for part in outermost(root)]
+    if not any(total.kind == "block" and total.parent is not None for total in totals):
         while len(shown) == 1 and below.get(shown[0].layer):
-            shown = list(below[shown[0].layer])
+            shown = below[shown[0].layer]
     return sorted(shown, key=lambda total: total.order)
 
 
