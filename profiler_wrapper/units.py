@@ -6,11 +6,6 @@ TIME_NAMES = {"device": "device time", "cpu": "wall time of ops"}  # what times 
 MIB = 1 << 20
 
 
-def milliseconds(time_ns: int | None) -> str:
-    """`1234567` -> `"1.235"`; None -> `"-"`."""
-    return "-" if time_ns is None else f"{time_ns / 1e6:.3f}"
-
-
 def mebibytes(size_bytes: float | None) -> str:
     """Bytes as MiB with one decimal; None -> `"-"`."""
     return "-" if size_bytes is None else f"{size_bytes / MIB:.1f}"

@@ -1,7 +1,6 @@
 """Makes the JSON Schema of `result.json` from the rows that are written there: `python tests/make_result_schema.py`.
 
-What a key means is said where its row is defined, in the comment beside the field; what many rows share is said in
-`result_words.py`.
+What a key means is said where its row is defined, in the comment beside the field.
 """
 
 from __future__ import annotations
@@ -20,58 +19,61 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import checkout  # noqa: F401
 from profiler_wrapper.analysis.advice.advise import MOST_FINDINGS
+from profiler_wrapper.analysis.call_rows import AdapterRow, ExpertLayerRow
 from profiler_wrapper.analysis.model import (
     SCHEMA_VERSION,
     Analysis,
+    AttentionRow,
     Bound,
     Change,
+    ClassRow,
+    CollectiveRow,
     Finding,
+    KernelRow,
     LayerRow,
     Leak,
-    Memory,
+    MemoryMoment,
+    OperatorRow,
     Overview,
+    Owner,
     Slope,
     StepSplit,
-    Summary,
+    SynchronisationRow,
     TimeTotals,
+    UnattributedRow,
     Utilization,
 )
 from profiler_wrapper.analysis.work.peaks import Peaks
-from profiler_wrapper.reports.result_json import LISTS, json_name
-from profiler_wrapper.trace.run_file import Run
-from result_words import (
-    NOT_SUMMED,
-    SUMMED,
-    SUMMED_COUNTS,
-    SUMMED_ROWS,
-    TOP,
-    WORDS,
-    WORDS_OF_ROW,
-)
+from profiler_wrapper.reports.result_json import LISTS, WRITTEN, json_name
 
 PATH = Path(__file__).parents[1] / "profiler_wrapper" / "reports" / "result_schema.json"
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 Schema = dict[str, Any]
 
+# Rows that stand where they are used, as mappings, and what some of their fields are called there.
+IN_PLACE = {Owner: {"size_bytes": "bytes"}, MemoryMoment: {"total_bytes": "allocated_bytes"}}
+
+# Rows whose times and counts are sums over the timed trace, and what is then said of each such key.
+SUMMED_ROWS = (
+    AdapterRow, AttentionRow, ClassRow, CollectiveRow, ExpertLayerRow, KernelRow, LayerRow, OperatorRow,
+    SynchronisationRow, TimeTotals, UnattributedRow,
+)  # fmt: skip
+SUMMED_COUNTS = ("calls", "count", "device_events", "self_events")
+NOT_SUMMED = ("max_ns", "min_ns", "span_ns")  # nor is what holds several values, such as one of each step
+SUMMED = "; summed over the timed steps: divide by len(run.timed_steps) for one step"
+
 
 def build_schema() -> Schema:
     """Draft 2020-12; every key is described."""
     named = [*LISTS.values(), TimeTotals, Utilization, Overview, StepSplit, Finding, Peaks, Slope, Leak, Change]
-    properties: Schema = {name: {"type": "array", "items": _reference(kind)} for name, kind in LISTS.items()}
-    properties |= {
-        "schema_version": {"type": "integer", "minimum": SCHEMA_VERSION},
-        "summary": _keys(Summary) | {"required": ["verdict", "findings", "comparable"]},
-        "time_basis": {"enum": ["device", "cpu"]},
-        "complete": {"type": "boolean"},
-        "warnings": {"type": "array", "items": {"type": "string"}},
-        "run": _keys(Run),
-        "time": _reference(TimeTotals),
-        "series": {"type": "object", "additionalProperties": {"type": "array", "items": {"type": ["number", "null"]}}},
-        "utilization": _or_null(_reference(Utilization)),
-        "overview": _or_null(_reference(Overview)),
-        "memory": _keys(Memory),
-    }
+    version = {"description": "Version of this contract; later ones add keys and never change one", "type": "integer"}
+    properties: Schema = {"schema_version": version | {"minimum": SCHEMA_VERSION}}
+    hints, comments = get_type_hints(Analysis), _comments(Analysis)
+    for name in WRITTEN:
+        text = _sentence(Analysis, name, comments.get(name))
+        properties[name] = {"description": text, **_type(hints[name])}
+    properties["summary"] |= {"required": ["verdict", "findings", "comparable"]}
     properties["summary"]["properties"]["findings"]["maxItems"] = MOST_FINDINGS
     optional = {field.name for field in fields(Analysis) if not _is_required(field)} - {"summary"}
     return {
@@ -81,8 +83,8 @@ def build_schema() -> Schema:
         "description": "Times are microseconds with three decimals, sizes bytes. What is not known is null, never 0, "
         "and a warning says why. Later versions add keys: ignore those that are not known.",
         "type": "object",
-        "properties": {name: {"description": text, **properties[name]} for name, text in TOP.items()},
-        "required": [name for name in TOP if name not in optional],
+        "properties": properties,
+        "required": [name for name in properties if name not in optional],
         "$defs": {kind.__name__: _row(kind) for kind in dict.fromkeys(named)},
     }
 
@@ -109,7 +111,7 @@ def _row(kind: type[Any]) -> Schema:
     for field in fields(kind):
         name = json_name(kind, field.name) if renamed else field.name
         schema = _type(hints[field.name], as_us=renamed and field.name.endswith("_ns"))
-        text = _sentence(kind, field.name, _words(kind, field.name, comments))
+        text = _sentence(kind, field.name, comments.get(field.name))
         text += SUMMED if _is_summed(kind, field.name) else ""
         properties[name] = {"description": text + _unit(name, schema), **schema}
         if _is_required(field):
@@ -129,22 +131,18 @@ def _keys(kind: type[Any]) -> Schema:
     """What is no row but a mapping: keys that programs may rely on. Others may be beside them."""
     comments = _comments(kind)
     properties = {}
-    for name, hint in get_type_hints(kind, include_extras=True).items():
-        schema = _type(hint)
-        text = _sentence(kind, name, comments.get(name))
+    for field, hint in get_type_hints(kind, include_extras=True).items():
+        name, schema = IN_PLACE.get(kind, {}).get(field, field), _type(hint)
+        text = _sentence(kind, field, comments.get(field))
         properties[name] = {"description": text + _unit(name, schema), **schema}
     return {"type": "object", "properties": properties}
-
-
-def _words(kind: type[Any], name: str, comments: Mapping[str, str]) -> str | None:
-    return WORDS_OF_ROW.get(f"{kind.__name__}.{name}") or comments.get(name) or WORDS.get(name)
 
 
 def _is_summed(kind: type[Any], name: str) -> bool:
     """Whether it is a sum over the timed trace, and no value of a step."""
     several = kind.__annotations__[name].startswith("tuple")
     is_time = name.endswith("_ns") and not name.endswith("_per_step_ns") and name not in NOT_SUMMED and not several
-    return kind.__name__ in SUMMED_ROWS and (is_time or name in SUMMED_COUNTS)
+    return kind in SUMMED_ROWS and (is_time or name in SUMMED_COUNTS)
 
 
 def _is_required(field: Any) -> bool:
@@ -154,10 +152,7 @@ def _is_required(field: Any) -> bool:
 
 def _sentence(kind: type[Any], name: str, text: str | None) -> str:
     if not text:
-        raise ValueError(
-            f"{kind.__name__}.{name} has no description. Say beside the field, in a comment, what it is, "
-            "or in WORDS of result_words.py."
-        )
+        raise ValueError(f"{kind.__name__}.{name} has no description. Say beside the field, in a comment, what it is.")
     text = re.sub(r"(\w)_ns\b", r"\1_us", text).replace("None", "null")
     return text[0].upper() + text[1:] if text.split()[0].isalpha() else text
 
@@ -205,7 +200,7 @@ def _type(hint: Any, *, as_us: bool = False) -> Schema:
     """A Python type in the words of JSON Schema; `as_us`: integers of nanoseconds, written as microseconds."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:  # a row as plain data
-        return _reference(arguments[1])
+        return _keys(arguments[1]) if arguments[1] in IN_PLACE else _reference(arguments[1])
     if is_typeddict(hint):
         return _keys(hint)
     if origin in (Union, UnionType):
@@ -229,8 +224,8 @@ def _type(hint: Any, *, as_us: bool = False) -> Schema:
     if is_dataclass(hint):
         assert isinstance(hint, type)
         return _reference(hint)
-    names = {str: "string", bool: "boolean", int: "number" if as_us else "integer", float: "number"}
-    return {"type": names[hint]}
+    kinds = {str: "string", bool: "boolean", int: "number" if as_us else "integer", float: "number"}
+    return {"type": kinds[hint]}
 
 
 def schema_json() -> str:

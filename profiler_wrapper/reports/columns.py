@@ -19,7 +19,7 @@ Sum = Callable[[Iterable[Any]], Any]
 
 
 def most(values: Iterable[Any]) -> Any:
-    """The largest that is known; None where none is."""
+    """Return the largest that is known; None where none is."""
     return max((value for value in values if value is not None), default=None)
 
 
@@ -70,7 +70,7 @@ def _time(key: str, field: str, **more: Any) -> Column:
 
 
 def _work(key: str, kind: str, field: str, **more: Any) -> Column:
-    """Work in a step, of which one unknown part makes all unknown."""
+    """Make a column of work in a step, of which one unknown part makes all unknown."""
     return Column(key=key, kind=kind, field=field, over_phases=sum_if_all_known, over_layers=sum_if_all_known, **more)
 
 
@@ -79,7 +79,7 @@ def _of_phase(key: str, kind: str, field: str, **more: Any) -> Column:
 
 
 def _border(key: str, field: str, **more: Any) -> Column:
-    """Memory as a layer is entered or left: in the first forward phase that knows it."""
+    """Make a column of memory as a layer is entered or left: in the first forward phase that knows it."""
     return Column(key=key, kind="bytes", field=field, over_phases=_first, over_layers=most, forward=True, **more)
 
 
@@ -88,12 +88,12 @@ def _first(values: Iterable[Any]) -> Any:
 
 
 def _ratio(above: str, below: str, factor: float = 1) -> Callable[[Values, float], float | None]:
-    """None where either is not known or 0."""
+    """Make a value of two others: their ratio; None where either is not known or 0."""
     return lambda row, _: factor * row[above] / row[below] if row[above] and row[below] else None
 
 
 def _of_roof(row: Values, _: float) -> float | None:
-    """The share of the time that was no communication, which has no roof here."""
+    """Return the share of the time that was no communication, which has no roof here."""
     computing_ns = row["time"] - (row["communication"] or 0)
     return row["roof"] / computing_ns if row["roof"] and computing_ns > 0 else None
 
@@ -162,16 +162,17 @@ COLUMNS = (
 SUMMED = tuple(column for column in COLUMNS if column.field and column.over_phases is not None)
 _PER_STEP = {column.key for column in COLUMNS if "_per_step" in column.field}  # not summed over the steps
 _AT_ONE_TIME = {column.key for column in COLUMNS if column.field.endswith("_bytes")}  # nor are these
+_TIMES = {column.key for column in COLUMNS if column.kind == "time"} | {*PHASES}
 _FIELDS = {field.name for field in fields(LayerRow)}
 
 
 def phase_values(row: LayerRow) -> dict[str, Any]:
-    """One layer in one phase."""
+    """Return the values of one layer in one phase."""
     return {column.key: getattr(row, column.field) for column in COLUMNS if column.field}
 
 
 def layer_values(rows: Sequence[LayerRow], *, own: bool = False) -> dict[str, Any]:
-    """One layer, from its rows; `own`: without the layers below it, where its rows say so."""
+    """Return the values of one layer, from its rows; `own`: without the layers below it, where its rows say so."""
     values: dict[str, Any] = {}
     for row in rows:
         values[row.phase] = values.get(row.phase, 0) + (row.self_time_ns if own else row.time_ns)
@@ -185,7 +186,7 @@ def layer_values(rows: Sequence[LayerRow], *, own: bool = False) -> dict[str, An
 
 
 def summed(rows: Sequence[Values]) -> dict[str, Any]:
-    """Several layers as if they were one."""
+    """Sum several layers, as if they were one."""
     phases = [phase for phase in PHASES if any(phase in row for row in rows)]
     return {phase: sum(row.get(phase, 0) for row in rows) for phase in phases} | {
         column.key: column.over_layers(row.get(column.key) for row in rows) for column in SUMMED
@@ -193,7 +194,7 @@ def summed(rows: Sequence[Values]) -> dict[str, Any]:
 
 
 def phase_times(values: Values) -> dict[Any, Any]:
-    """The time in each phase that there is, in their order."""
+    """Return the time in each phase that there is, in their order."""
     return {phase: values[phase] for phase in PHASES if phase in values}
 
 
@@ -205,7 +206,7 @@ class Scale(NamedTuple):
     total_ns: float  # in the table
 
     def of(self, sums: Values) -> dict[str, Any]:
-        """All values of a row."""
+        """Return all values of a row, from sums."""
         return self.completed({key: self._scaled(key, value) for key, value in sums.items()})
 
     def _scaled(self, key: str, value: Any) -> Any:
@@ -216,17 +217,17 @@ class Scale(NamedTuple):
         return value / self.steps
 
     def completed(self, values: Values) -> dict[str, Any]:
-        """With what follows from the others; each column has a value."""
+        """Add what follows from other values; times become whole nanoseconds, and each column has a value."""
         whole = {**dict.fromkeys(column.key for column in COLUMNS), **values}
         for column in COLUMNS:
             if column.value is not None:
                 whole[column.key] = column.value(whole, self.total_ns)
             elif not column.zero:
                 whole[column.key] = whole[column.key] or None
-        return whole
+        return {key: value if key not in _TIMES or value is None else round(value) for key, value in whole.items()}
 
 
 def scale_of(analysis: Analysis) -> Scale:
-    """That of all tables of a result."""
+    """Return the scale of all tables of a result."""
     steps = step_count(analysis)
     return Scale(steps, work_scale(analysis), analysis.time.total_ns / steps)

@@ -27,19 +27,19 @@ _OUTSIDE_STEPS = 0.01  # a larger share of the time is said to be in no step
 
 
 def machine(analysis: Analysis) -> str:
-    """The name of what was measured: the device, or on a CPU-only trace the CPU."""
+    """Return the name of what was measured: the device, or on a CPU-only trace the CPU."""
     key, otherwise = ("device", "an unnamed device") if analysis.time_basis == "device" else ("cpu_name", "CPU")
     name = analysis.run.get(key)
     return name if isinstance(name, str) and name else otherwise
 
 
 def step_numbers(analysis: Analysis) -> list[int]:
-    """The numbers of the timed steps, ascending."""
+    """Return the numbers of the timed steps, ascending."""
     return sorted(row.step for row in analysis.steps if row.step is not None)
 
 
 def step_count(analysis: Analysis) -> int:
-    """What sums over the timed trace are divided by to give one step.
+    """Return by what sums over the timed trace are divided to give one step.
 
     1 where no step has a number, where much time is in no step, and where tokens are steps, which are
     not alike: one prefill, many decodes.
@@ -48,12 +48,12 @@ def step_count(analysis: Analysis) -> int:
 
 
 def has_like_steps(analysis: Analysis) -> bool:
-    """Whether a mean over the steps says something of each of them."""
+    """Return whether a mean over the steps says something of each of them."""
     return bool(step_numbers(analysis)) and not generates(analysis) and not outside_steps_ns(analysis)
 
 
 def work_scale(analysis: Analysis) -> int | None:
-    """What FLOPs and bytes per step are multiplied with to stand beside the times.
+    """Return the factor by which FLOPs and bytes per step stand beside the times.
 
     None where they cannot: steps are not alike, or do not hold all that was launched.
     """
@@ -66,21 +66,21 @@ def work_scale(analysis: Analysis) -> int | None:
 
 
 def outside_steps_ns(analysis: Analysis) -> int:
-    """Time that belongs to no step, where there are steps; 0 where it is a trifle."""
+    """Return time that belongs to no step, where there are steps; 0 where it is a trifle."""
     outside = sum(row.time_ns for row in analysis.steps if row.step is None)
     much = step_numbers(analysis) and outside > _OUTSIDE_STEPS * analysis.time.total_ns
     return outside if much else 0
 
 
 def generates(analysis: Analysis) -> bool:
-    """Whether tokens are steps, which are not alike: neither requests, nor steps of a server that decodes."""
+    """Return whether tokens are steps, which are not alike: neither requests, nor steps of a server that decodes."""
     phases = [{*GENERATING_PHASES} & {*row.phases_ns} for row in analysis.steps if row.step is not None]
     same_kind = bool(phases) and bool(phases[0]) and all(phase == phases[0] for phase in phases)
     return not same_kind and any(row.phase in GENERATING_PHASES for row in analysis.layers)
 
 
 def steps_in_words(analysis: Analysis) -> str:
-    """`"3 steps (5..7)"`; without steps, `"all of the trace"`."""
+    """Return `"3 steps (5..7)"`; without steps, `"all of the trace"`."""
     numbers = step_numbers(analysis)
     if not numbers:
         return "all of the trace"
@@ -89,24 +89,24 @@ def steps_in_words(analysis: Analysis) -> str:
 
 
 def full_steps_in_words(analysis: Analysis) -> str:
-    """`"0,1"` or `"0..11"`: the steps with shapes; `""` where there are none, or the run does not say."""
+    """Return `"0,1"` or `"0..11"`: the steps with shapes; `""` where there are none, or the run does not say."""
     numbers = analysis.run.get("full_steps") or ()
     return number_ranges(sorted(number for number in numbers if isinstance(number, int)))
 
 
 def per_step(analysis: Analysis) -> str:
-    """`"per step"`, or `"in all"` where `step_count` is 1 whatever the steps."""
+    """Return `"per step"`, or `"in all"` where `step_count` is 1 whatever the steps."""
     return "per step" if has_like_steps(analysis) else "in all"
 
 
 def coverage_percent(analysis: Analysis) -> str:
-    """The attributed share, rounded as the shares of a table are, but 100.0 means all of it."""
+    """Return the attributed share, rounded as the shares of a table are, but 100.0 means all of it."""
     coverage = analysis.time.coverage
     return f"{100 * coverage if coverage >= 1 else min(100 * coverage, 99.9):.1f}"
 
 
 def step_time_in_words(analysis: Analysis) -> str:
-    """`"step takes 35.183 ms (35.100-36.020)"`: mean, least and most, end to end; `""` where not known.
+    """Return `"step takes 35.183 ms (35.100-36.020)"`: mean, least and most, end to end; `""` where not known.
 
     A result that does not hold that time may have the one on the CPU, which then has its own name.
     """
@@ -127,7 +127,7 @@ SECONDS_NS = 1e10  # what takes as long is written in seconds
 
 
 def time_text(time_ns: float) -> str:
-    """`"35.183 ms"`, `"43.350 s"`."""
+    """Return `"35.183 ms"`, `"43.350 s"`."""
     return f"{time_ns / 1e9:.3f} s" if time_ns >= SECONDS_NS else f"{time_ns / 1e6:.3f} ms"
 
 
@@ -135,7 +135,7 @@ _ALWAYS = {"train", "optimizer", "other"}  # parts of any training
 
 
 def parts_in_words(analysis: Analysis) -> str:
-    """`"a request: prefill 3.210 ms, 7 tokens 8.400 ms, other 0.520 ms"`, means; `""` where that says nothing new."""
+    """Return `"a request: prefill 3.210 ms, 7 tokens 8.400 ms, other 0.520 ms"`: means; `""` if it says nothing new."""
     rows = [row for row in analysis.parts if row.step is not None]
     steps = len({row.step for row in rows})
     names = list(dict.fromkeys(row.part for row in rows))
@@ -144,24 +144,24 @@ def parts_in_words(analysis: Analysis) -> str:
     said = []
     for name in names:
         of_name = [row for row in rows if row.part == name]
-        count, time_ms = sum(row.count for row in of_name) / steps, sum(row.time_ns for row in of_name) / steps / 1e6
+        count, time_ns = (sum(getattr(row, key) for row in of_name) / steps for key in ("count", "time_ns"))
         what = clean(name)
         if count > 1:
             what = f"{count:g} {what}s" if what == "token" else f"{count:g} x {what}"
-        said.append(f"{what} {time_ms:.3f} ms")
+        said.append(f"{what} {time_text(time_ns)}")
     unit = "a request" if analysis.run.get("step_source") == "requests" else "a step"
     return f"{unit}: {', '.join(said)}"
 
 
 def left_out_in_words(analysis: Analysis) -> str:
-    """`"left out: steps with an evaluation (3, 0.52 s)"`; `""` where nothing is but the warm-up."""
+    """Return `"left out: steps with an evaluation (3, 0.52 s)"`; `""` where nothing is but the warm-up."""
     rows = [one for one in analysis.run.get("left_out") or () if not str(one.get("what")).endswith("of warm-up")]
     said = [f"{clean(one['what'])} ({one['count']}, {duration(1e3 * one['time_us'])})" for one in rows]
     return f"left out: {', '.join(said)}" if said else ""
 
 
 def kv_cache_lines(analysis: Analysis) -> list[str]:
-    """`"KV cache: 8.0 KiB at 16 tokens of 2 sequences, 512 B a token of each; 64.0 MiB at 131072 tokens"`, by model."""
+    """Return a line a model: `"KV cache: 8.0 KiB at 16 tokens of 2 sequences, 512 B a token of each; ..."`."""
     caches, lines = analysis.run.get("kv_cache") or (), []
     for cache in caches:
         model = f" of {clean(cache['root'])}" if len(caches) > 1 else ""
@@ -191,13 +191,13 @@ def _layers_in_words(row: KVCacheLayers, rows: Sequence[KVCacheLayers]) -> str:
 
 
 def rank_in_words(analysis: Analysis) -> str:
-    """`"rank 3"`, or `""` where the run does not say."""
+    """Return `"rank 3"`, or `""` where the run does not say."""
     rank = analysis.run.get("rank")
     return f"rank {rank}" if isinstance(rank, int) and not isinstance(rank, bool) else ""
 
 
 def root_names(analysis: Analysis) -> str:
-    """The models that were profiled: `"LlamaForCausalLM"`, `"vae, unet"`; of many the largest: `"unet and 3 more"`."""
+    """Name the models: `"LlamaForCausalLM"`, `"vae, unet"`; of many the largest: `"unet and 3 more"`."""
     rows = sorted((row for row in analysis.layers if row.depth == 0 and row.layer), key=lambda row: row.order)
     roots = list(dict.fromkeys(row.layer for row in rows))
     names = ", ".join(roots)
@@ -214,7 +214,7 @@ def model_in_words(analysis: Analysis) -> str:
 
 
 def use_line(analysis: Analysis, width: int) -> str:
-    """`"MFU 17.3 % (causal 16.5 %) of 989.4 TFLOP/s bfloat16 over 35.183 ms, end to end; NVIDIA"`; `""`: not known.
+    """Return `"MFU 17.3 % (causal 16.5 %) of 989.4 TFLOP/s bfloat16 over 35.183 ms, end to end; NVIDIA"`; or `""`.
 
     The source gives way where `width` is too small; numbers never do: the line is then longer.
     """
@@ -226,14 +226,14 @@ def use_line(analysis: Analysis, width: int) -> str:
         shares.append(_share_in_words("HFU", use.hfu, use.causal_hfu))
     dtypes = main_dtypes(analysis)
     peaks = [f"{flop_rate((peak_of(use.peaks, dtype) or 0.0) * use.devices)} {dtype}".rstrip() for dtype in dtypes]
-    line = f"{', '.join(shares)} of {' + '.join(peaks)} over {use.step_time_ns / 1e6:.3f} ms, end to end"
+    line = f"{', '.join(shares)} of {' + '.join(peaks)} over {time_text(use.step_time_ns)}, end to end"
     if width - len(line) >= _SOURCE_WIDTH:
         line += "; " + shorten(clean(use.peaks.source), width - len(line) - 2)
     return line
 
 
 def main_dtypes(analysis: Analysis) -> list[str]:
-    """The types of number that more than 1 % of the FLOPs are of, those with most first."""
+    """Return the types of number that more than 1 % of the FLOPs are of, those with most first."""
     flops: Counter[str] = Counter()
     for row in analysis.flops:
         flops[row.dtype] += row.flops_per_step
@@ -241,7 +241,7 @@ def main_dtypes(analysis: Analysis) -> list[str]:
 
 
 def use_lines(analysis: Analysis, width: int) -> list[str]:
-    """`use_line` on as many lines as it needs; none is broken between a number and its unit."""
+    """Break `use_line` into as many lines as it needs; none is broken between a number and its unit."""
     together = re.sub(r"(?<=\d) (?=\S)", "\u00a0", use_line(analysis, width))
     together = together.replace("end to end", "end\u00a0to\u00a0end")
     lines = textwrap.wrap(together, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
@@ -254,13 +254,13 @@ def _share_in_words(name: str, share: float | None, causal: float | None) -> str
 
 
 def flop_rate(flop_per_s: float) -> str:
-    """`"989.4 TFLOP/s"`, `"85.2 GFLOP/s"`."""
+    """Return `"989.4 TFLOP/s"`, `"85.2 GFLOP/s"`."""
     unit, size = ("TFLOP/s", 1e12) if flop_per_s >= 1e12 else ("GFLOP/s", 1e9)
     return f"{flop_per_s / size:.4g} {unit}"
 
 
 def title_parts(analysis: Analysis, *, unicode: bool = False) -> list[str]:
-    """What was measured, and how the steps went: the most telling first."""
+    """Return what was measured, and how the steps went: the most telling first."""
     model = shorten(clean(root_names(analysis), unicode=unicode), _LONGEST_NAME)
     where = shorten(clean(machine(analysis), unicode=unicode), _LONGEST_NAME)
     total, outside_ns = time_text(analysis.time.total_ns / step_count(analysis)), outside_steps_ns(analysis)
@@ -279,7 +279,7 @@ def title_parts(analysis: Analysis, *, unicode: bool = False) -> list[str]:
 
 
 def _course(analysis: Analysis, least: str) -> list[str]:
-    """How the steps went on the clock; `least`: stands before times of the device that are lower bounds."""
+    """Return how the steps went on the clock; `least`: stands before times of the device that are lower bounds."""
     parts = []
     step_time = "" if generates(analysis) else step_time_in_words(analysis)
     if step_time:
@@ -305,7 +305,7 @@ def _course(analysis: Analysis, least: str) -> list[str]:
 
 
 def expert_and_adapter_lines(analysis: Analysis, width: int) -> list[str]:
-    """What experts and adapters come to, a line each: the least balanced layer, the time of all adapters."""
+    """Return a line on experts, of the least balanced layer, and one on the time of all adapters."""
     lines, layers = [], analysis.expert_layers
     worst = max(layers, key=lambda row: row.balance or 0.0, default=None)
     if worst is not None and worst.balance is not None:
@@ -314,13 +314,13 @@ def expert_and_adapter_lines(analysis: Analysis, width: int) -> list[str]:
         lines.append(f"experts ({worst.method}): {share} ({worst.balance:.1f} x the mean) of {worst.layer}")
     if rows := analysis.adapters:
         own_ns, base_ns = (sum(getattr(row, f"{part}_time_ns") for row in rows) for part in ("adapter", "base"))
-        own, base = (f"{time_ns / step_count(analysis) / 1e6:.3f} ms" for time_ns in (own_ns, base_ns))
+        own, base = (time_text(time_ns / step_count(analysis)) for time_ns in (own_ns, base_ns))
         lines.append(f"adapters: {own} {per_step(analysis)} beside {base} of the {len(rows)} layers they adapt")
     return [shorten(clean(line), width) for line in lines]
 
 
 def peak_bytes(analysis: Analysis) -> int | None:
-    """The highest allocated at any time; None where no allocation was recorded."""
+    """Return the highest allocated at any time; None where no allocation was recorded."""
     peak = analysis.memory.get("peak")
     whole = peak.get("allocated_bytes") if isinstance(peak, Mapping) else None
     known = [whole, *(row.peak_bytes for row in analysis.steps)]
@@ -328,7 +328,7 @@ def peak_bytes(analysis: Analysis) -> int | None:
 
 
 def attention_backends(analysis: Analysis) -> dict[str, int]:
-    """Attention time by backend in nanoseconds, most first."""
+    """Return attention time by backend in nanoseconds, most first."""
     times = Counter[str]()
     for row in analysis.attention:
         times[row.backend] += row.time_ns
@@ -336,7 +336,7 @@ def attention_backends(analysis: Analysis) -> dict[str, int]:
 
 
 def outside_label(row: LayerRow) -> str:
-    """What a row without a layer is called in tables."""
+    """Name a row without a layer, for tables."""
     own = row.raw_name or row.class_name
     if own:
         return own
@@ -369,12 +369,12 @@ class Followed:
         return [value for value in self.values if value is not None]
 
     def text(self, value: float) -> str:
-        """`value` without its unit."""
+        """Return `value` without its unit."""
         return f"{value:.3f}" if self.is_time and abs(value) < _LONG_MS else f"{value:.6g}"
 
 
 def followed(analysis: Analysis) -> list[Followed]:
-    """Every series, as it is in the analysis."""
+    """Return every series, as it is in the analysis."""
     layers = {row.layer for row in analysis.layers}
     series = []
     for name, values in analysis.series.items():
@@ -387,7 +387,7 @@ def followed(analysis: Analysis) -> list[Followed]:
 
 
 def followed_lines(analysis: Analysis, *, most: int, width: int, unicode: bool) -> list[str]:
-    """`followed: vae 0.250 ms per step`: the mean of each in at most `most` lines; the last counts the others.
+    """Return `followed: vae 0.250 ms per step`: the mean of each in at most `most` lines; the last counts the others.
 
     What is a layer already has its row, and what has no value its warning.
     """

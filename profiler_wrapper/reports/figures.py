@@ -47,26 +47,20 @@ CLASS_COLORS: Mapping[str, str] = {
     "optimizer": "#7B6FD0",
     "other": "#999999",
 }
-SPLIT_COLORS: Mapping[str, str] = {
-    "kernel": "#0072B2",
-    "memcpy": "#8C6D31",
-    "memset": "#CC79A7",
-    "communication": "#E69F00",
-    "runtime": "#D55E00",
-    "dataloader": "#882255",
-    "cpu": "#009E73",
-    "other": "#999999",
+# Of each part of a step's wall time: its colour, its name where a device does the work, and where the CPU does.
+_SPLIT = {
+    "kernel": ("#0072B2", "Kernels", "Kernels"),
+    "communication": ("#E69F00", "Exposed communication", "Communication"),
+    "memcpy": ("#8C6D31", "Copies", "Copies"),
+    "memset": ("#CC79A7", "Sets", "Sets"),
+    "runtime": ("#D55E00", "Idle: CPU in runtime calls", "Runtime calls"),
+    "dataloader": ("#882255", "Idle: waiting for data", "Waiting for data"),
+    "cpu": ("#009E73", "Idle: CPU in ops", "In ops"),
+    "other": ("#999999", "Idle: Python between ops", "Between ops"),
 }
-# Of the parts of a step's wall time: what they are called where a device does the work, and where the CPU does.
+SPLIT_COLORS: Mapping[str, str] = {part: color for part, (color, _, _) in _SPLIT.items()}
 SPLIT_NAMES: Mapping[str, tuple[str, str]] = {
-    "kernel": ("Kernels", "Kernels"),
-    "communication": ("Exposed communication", "Communication"),
-    "memcpy": ("Copies", "Copies"),
-    "memset": ("Sets", "Sets"),
-    "runtime": ("Idle: CPU in runtime calls", "Runtime calls"),
-    "dataloader": ("Idle: waiting for data", "Waiting for data"),
-    "cpu": ("Idle: CPU in ops", "In ops"),
-    "other": ("Idle: Python between ops", "Between ops"),
+    part: (on_device, on_cpu) for part, (_, on_device, on_cpu) in _SPLIT.items()
 }
 PHASE_COLORS: Mapping[str, str] = {
     "forward": "#0072B2",

@@ -6,14 +6,11 @@ differs much from its siblings is named as an outlier.
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import count
 from statistics import median
-from typing import Any, Literal
 
 from profiler_wrapper.analysis.model import Analysis, LayerRow, Phase
 from profiler_wrapper.analysis.statistics import FEWEST_VALUES, fill_numbers, outliers, split_number
@@ -73,7 +70,7 @@ class Fold:
 
 
 def layer_totals(analysis: Analysis, *, own: bool = False) -> list[LayerTotal]:
-    """One entry per layer with a name, in model order; `own`: each without the layers below it."""
+    """Return one entry per layer with a name, in model order; `own`: each without the layers below it."""
     by_layer: dict[str, list[LayerRow]] = defaultdict(list)
     for row in analysis.layers:
         if row.layer:
@@ -103,7 +100,7 @@ def _layer_total(rows: Sequence[LayerRow], parent: str | None, own: bool) -> Lay
 
 
 def _parents(by_layer: Mapping[str, Sequence[LayerRow]]) -> dict[str, str | None]:
-    """The nearest layer above each that has a row itself; nobody is above itself."""
+    """Find the nearest layer above each that has a row itself; no layer is above itself."""
     parents: dict[str, str | None] = {}
     for layer, rows in by_layer.items():
         parent = rows[0].parent
@@ -132,7 +129,7 @@ class Tree:
         return _folds([(total.layer, total) for total in self._children[None]], below_fold=False)
 
     def children(self, fold: Fold) -> list[Fold]:
-        """The layers directly below any member of `fold`, like ones folded."""
+        """Return the layers directly below any member of `fold`, like ones folded."""
         named = [
             (relative_name(child.layer, member.layer), child)
             for member in fold.members
@@ -142,12 +139,12 @@ class Tree:
 
 
 def relative_name(layer: str, parent: str) -> str:
-    """What a layer is called below another one."""
+    """Return the name of a layer below another one."""
     return layer[len(parent) + 1 :] if layer.startswith(parent + ".") else layer
 
 
 def _folds(named: Sequence[tuple[str, LayerTotal]], *, below_fold: bool) -> list[Fold]:
-    """`named` (relative name and layer) as folds: those of one class whose names differ in their last number."""
+    """Fold `named` (relative name and layer): those of one class whose names differ in their last number are one."""
     groups: dict[tuple[str, str], list[tuple[str, LayerTotal]]] = defaultdict(list)
     for name, total in named:
         groups[split_number(name)[0], total.class_name].append((name, total))
@@ -168,7 +165,7 @@ def _folds(named: Sequence[tuple[str, LayerTotal]], *, below_fold: bool) -> list
 
 
 def _tell_apart(folds: list[Fold]) -> list[Fold]:
-    """Adds the class to labels that are equal, or that a number alone tells apart from those of another class:
+    """Add the class to labels that are equal, or that a number alone tells apart from those of another class:
 
     `.mlp` of dense and of expert blocks, `layer.0` and `layer.1` of T5, attention and feed-forward.
     """
@@ -186,7 +183,7 @@ def _tell_apart(folds: list[Fold]) -> list[Fold]:
 
 
 def outlying_layers(fold: Fold) -> list[Outlier]:
-    """Members whose time or retained memory is over 20 % and 5 robust deviations off the median, worst first."""
+    """Return members whose time or retained memory is over 20 % and 5 robust deviations off the median, worst first."""
     # Median steps decide, so that one step that was held up makes no outlier; how far off, the times in the rows say.
     typical = [member.typical_ns for member in fold.members if member.typical_ns is not None]
     times = [member.time_ns for member in fold.members]
@@ -201,72 +198,8 @@ def outlying_layers(fold: Fold) -> list[Outlier]:
     return sorted(far, key=lambda one: -abs(one.excess))
 
 
-# --------------------------------------------------------------------------------------------------
-# Which folds of a layer tree get a row where there is only room for some: the most expensive, each below its parent.
-
-Order = Literal["cost", "model"]
-
-
-@dataclass(eq=False)
-class Shown:
-    """A fold that got a row, further rows that belong to it, and the folds below that got one."""
-
-    fold: Fold
-    depth: int
-    parent: Shown | None = None
-    extras: list[Any] = field(default_factory=list)
-    children: list[Shown] = field(default_factory=list)
-
-    def walk(self) -> Iterator[Shown]:
-        """Itself and all below it."""
-        stack = [self]
-        while stack:
-            this = stack.pop()
-            yield this
-            stack += this.children
-
-
-def choose(tree: Tree, *, most: int, extras: Callable[[Shown], list[Any]]) -> tuple[list[Shown], list[Fold]]:
-    """The roots with what is shown below them, in at most `most` rows; and the roots that do not fit.
-
-    Those need one row together, which is counted. `extras` gives the further rows of a numbered
-    fold; as many as fit are kept.
-    """
-    roots = sorted(tree.roots(), key=lambda fold: -fold.time_ns)
-    fitting = roots if len(roots) <= most else roots[: max(0, most - 1)]
-    rest = roots[len(fitting) :]
-    room = most - len(fitting) - bool(rest)
-    number = count()
-    shown = [Shown(root, 0) for root in fitting]
-    waiting = [(-one.fold.time_ns, next(number), one) for one in shown]
-    heapq.heapify(waiting)
-    while waiting:
-        _, _, one = heapq.heappop(waiting)
-        if one.parent is not None:
-            if room < 1:
-                break
-            room -= 1
-            one.parent.children.append(one)
-        part_of_many = one.parent is not None and len(one.parent.fold.members) > 1
-        if one.fold.numbered and not part_of_many:
-            one.extras = extras(one)[:room]
-            room -= len(one.extras)
-        if room > 0:
-            for fold in tree.children(one.fold):
-                below = Shown(fold, one.depth + 1, parent=one)
-                heapq.heappush(waiting, (-fold.time_ns, next(number), below))
-    return shown, rest
-
-
-def in_order(shown: Sequence[Shown], order: Order) -> list[Shown]:
-    """Siblings as they are drawn: the most expensive first, or as in the model."""
-    if order == "model":
-        return sorted(shown, key=lambda one: one.fold.order)
-    return sorted(shown, key=lambda one: (-one.fold.time_ns, one.fold.order))
-
-
 def sibling_folds(totals: Sequence[LayerTotal]) -> list[tuple[str | None, Fold]]:
-    """Siblings of one parent each that the text table folds into one row, such as `layers.{0..31}`; and the parent."""
+    """Return siblings that the printed table folds into one row, such as `layers.{0..31}`, with their parent."""
     tree = Tree(totals)
     folds: list[tuple[str | None, Fold]] = [(None, fold) for fold in tree.roots()]
     for total in totals:
@@ -276,7 +209,7 @@ def sibling_folds(totals: Sequence[LayerTotal]) -> list[tuple[str | None, Fold]]
 
 
 def attention_by_layer(analysis: Analysis, parents: Mapping[str, str | None]) -> dict[str, Counter[str]]:
-    """Attention's time by layer and backend, in nanoseconds, with the layers below; without `parents` each one's own.
+    """Sum attention's time by layer and backend, in ns, with the layers below; without `parents` each one's own.
 
     An older version's rows do not tell it: there it counts in all above a layer in `parents`.
     """
@@ -292,7 +225,7 @@ def attention_by_layer(analysis: Analysis, parents: Mapping[str, str | None]) ->
 
 
 def own_communication(analysis: Analysis) -> Counter[tuple[str | None, Phase]]:
-    """Communication's time by innermost layer and phase, in nanoseconds."""
+    """Sum communication's time by innermost layer and phase, in nanoseconds."""
     times = Counter[tuple[str | None, Phase]]()
     for row in analysis.collectives:
         times[row.layer, row.phase] += row.time_ns
@@ -324,7 +257,7 @@ class LayerBar:
 
 
 def shown_layers(totals: Sequence[LayerTotal]) -> list[LayerTotal]:
-    """Layers beside one another that together hold all below the roots, in model order.
+    """Return layers beside one another that together hold all below the roots, in model order.
 
     The outermost blocks and what stands beside them or beside what holds them (embedding, norm,
     head); without blocks the layers below the first one that has several.
@@ -332,29 +265,22 @@ def shown_layers(totals: Sequence[LayerTotal]) -> list[LayerTotal]:
     below: dict[str | None, list[LayerTotal]] = defaultdict(list)
     for total in totals:
         below[total.parent].append(total)
-    parents = {total.layer: total.parent for total in totals}
-    holders: set[str] = set()  # of blocks, somewhere below them
-    for total in totals:
-        above = total.parent if total.kind == "block" else None
-        while above is not None and above not in holders:
-            holders.add(above)
-            above = parents[above]
-    shown: list[LayerTotal] = []
-    open_ones = deque(below[None])
-    while open_ones:
-        total = open_ones.popleft()
-        if total.kind != "block" and total.layer in holders:
-            open_ones += below[total.layer]
-        else:
-            shown.append(total)
-    if not holders:
+
+    def outermost(total: LayerTotal) -> list[LayerTotal]:
+        """Return the blocks of a layer that holds some, and what is beside them; else the layer."""
+        parts = [part for child in below.get(total.layer, ()) for part in outermost(child)]
+        holds_blocks = total.kind != "block" and any(part.kind == "block" for part in parts)
+        return parts if holds_blocks else [total]
+
+    shown = [part for root in below[None] for part in outermost(root)]
+    if not any(total.kind == "block" and total.parent is not None for total in totals):
         while len(shown) == 1 and below.get(shown[0].layer):
-            shown = list(below[shown[0].layer])
+            shown = below[shown[0].layer]
     return sorted(shown, key=lambda total: total.order)
 
 
 def layer_bars(analysis: Analysis) -> list[LayerBar]:
-    """One bar per layer of `shown_layers`; of a shared layer with all its calls, as rows do not tell who made which."""
+    """Return one bar per layer of `shown_layers`; a shared layer has all its calls: rows do not tell who made which."""
     totals = layer_totals(analysis)
     shown = shown_layers(totals)
     attention = attention_by_layer(analysis, {total.layer: total.parent for total in totals})
@@ -376,7 +302,7 @@ def layer_bars(analysis: Analysis) -> list[LayerBar]:
 
 
 def rest_bars(analysis: Analysis, bars: Sequence[LayerBar]) -> dict[str, float]:
-    """What is in none of `bars`, in ms per step: the optimizer and the rest, with which they are the total."""
+    """Return what is in none of `bars`, in ms per step: the optimizer and the rest, with which they are the total."""
     steps = step_count(analysis)
     optimizer_ns = sum(row.time_ns for row in analysis.layers if not row.layer and row.phase == "optimizer")
     optimizer = optimizer_ns / steps / NS_PER_MS

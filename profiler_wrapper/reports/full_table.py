@@ -6,22 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from profiler_wrapper.analysis.model import PHASES, Analysis
+from profiler_wrapper.reports import describe
 from profiler_wrapper.reports.columns import COLUMNS, Values, phase_values, scale_of
-from profiler_wrapper.reports.describe import (
-    followed,
-    kv_cache_lines,
-    left_out_in_words,
-    outside_label,
-    parts_in_words,
-    per_step,
-    step_count,
-    title_parts,
-    use_line,
-)
 from profiler_wrapper.reports.memory import memory_sections
 from profiler_wrapper.reports.table import Format, at_least, cell_text, formats_for
 from profiler_wrapper.reports.text import clean, grid, shorten
-from profiler_wrapper.units import mebibytes, milliseconds
+from profiler_wrapper.units import mebibytes
 
 _LONGEST_LINE = 400
 # By the kind of a column, in one unit whatever the values.
@@ -37,46 +27,46 @@ _FORMATS: Mapping[str, Format] = {
 
 
 def full_table(analysis: Analysis) -> str:
-    """Every layer and phase, then attention, classes, steps, what is followed by name, memory and warnings.
+    """Print every layer and phase, then attention, classes, steps, what is followed by name, memory and warnings.
 
     Times are ms per step (sums over the timed trace divided by its steps), but in the table of the
     steps; sizes MiB.
     """
     series = (
         f"{clean(one.name)}: {' '.join('-' if value is None else one.text(value) for value in one.values)}"
-        for one in followed(analysis)
+        for one in describe.followed(analysis)
     )
-    steps = (step_section(analysis), parts_in_words(analysis), left_out_in_words(analysis))
+    steps = (step_section(analysis), describe.parts_in_words(analysis), describe.left_out_in_words(analysis))
     sections = [
-        (f"Layers, in model order: ms {per_step(analysis)}, MiB", layer_section(analysis)),
+        (f"Layers, in model order: ms {describe.per_step(analysis)}, MiB", layer_section(analysis)),
         *_other_tables(analysis),
-        ("Share of the peak", use_line(analysis, _LONGEST_LINE)),
+        ("Share of the peak", describe.use_line(analysis, _LONGEST_LINE)),
         ("Steps: ms", "\n".join(filter(None, steps))),
         ("Followed by name: ms in each step or entry; of a function what it gave", "\n".join(series)),
         *memory_sections(analysis),
-        ("KV cache", "\n".join(kv_cache_lines(analysis))),
+        ("KV cache", "\n".join(describe.kv_cache_lines(analysis))),
         ("Warnings", "\n".join(map(clean, analysis.warnings))),
     ]
-    parts = [", ".join(title_parts(analysis)), *(f"{title}\n\n{text}" for title, text in sections if text)]
+    parts = [", ".join(describe.title_parts(analysis)), *(f"{title}\n\n{text}" for title, text in sections if text)]
     return "\n\n".join(parts) + "\n"
 
 
 def layer_section(analysis: Analysis) -> str:
-    """One row per layer and phase, then what has no layer, `(unattributed)` by reason, and the total."""
+    """Return one row per layer and phase, then what has no layer, `(unattributed)` by reason, and the total."""
     scale = scale_of(analysis)
     # CPU time of calls holds neither what other threads do for them nor the waiting.
     titles = {"communication": "communication calls", "cpu": ""} if analysis.time_basis == "cpu" else {}
     columns = [(column, title) for column in COLUMNS if (title := titles.get(column.key, column.full))]
 
     def numbers(sums: Values) -> list[str]:
-        """Work is that of a step, even where it cannot stand beside the times, and has no rates."""
+        """Write the cells of a row; work is that of a step, even where it has no rates."""
         work, rates = scale._replace(work=1).of(sums), scale.of(sums)
         values = {column.key: (rates if column.kind in ("rate", "share") else work) for column, _ in columns}
         return [cell_text(column, values[column.key], _FORMATS[column.kind]) for column, _ in columns]
 
     drawn = []
     for row in sorted(analysis.layers, key=lambda row: (not row.layer, row.order, row.layer, PHASES.index(row.phase))):
-        name, kind = (row.layer, row.kind) if row.layer else (f"({outside_label(row)})", "")
+        name, kind = (row.layer, row.kind) if row.layer else (f"({describe.outside_label(row)})", "")
         flags = " ".join(flag for flag in ("compiled", "shared", "graph") if getattr(row, flag))
         drawn.append([clean(name), clean(row.class_name), kind, row.phase, *numbers(phase_values(row)), flags])
     closing = [(f"(unattributed) {clean(row.reason)}", row.time_ns) for row in analysis.unattributed]
@@ -87,7 +77,7 @@ def layer_section(analysis: Analysis) -> str:
 
 
 def step_section(analysis: Analysis) -> str:
-    """One row per step; `-` is what belongs to no step.
+    """Return one row per step; `-` is what belongs to no step.
 
     `step takes`: until both the CPU and the devices are done with it; `CPU span`: from its begin to its end on the CPU.
     """
@@ -97,15 +87,15 @@ def step_section(analysis: Analysis) -> str:
     drawn = []
     for row in analysis.steps:
         times_ns = (took.get(row.step), row.span_ns, *map(row.phases_ns.get, phases), row.attention_ns or None)
-        time = at_least(milliseconds(row.time_ns), {"lost_launches": row.lost_launches})
+        time = at_least(_FORMATS["time"].text(row.time_ns), {"lost_launches": row.lost_launches})
         step = "-" if row.step is None else str(row.step)
         drawn.append([step, time, *map(_FORMATS["time"].of, times_ns), _FORMATS["bytes"].of(row.peak_bytes)])
     return grid(["step", "time", "step takes", "CPU span", *phases, "attention", "peak, MiB"], drawn)
 
 
 def _other_tables(analysis: Analysis) -> Iterator[tuple[str, str]]:
-    """Titles and texts of tables of what is no layer, a row each; a sum over the timed trace becomes that of a step."""
-    per, steps, total_ns = f"ms {per_step(analysis)}", step_count(analysis), analysis.time.total_ns
+    """Yield titles and texts of the tables that are not of layers; a sum over the trace becomes that of a step."""
+    per, steps, total_ns = f"ms {describe.per_step(analysis)}", describe.step_count(analysis), analysis.time.total_ns
 
     def cell(row: Any, kind: str, field: str | Callable[[Any], Any]) -> str:
         value = field(row) if callable(field) else getattr(row, field)
@@ -113,7 +103,7 @@ def _other_tables(analysis: Analysis) -> Iterator[tuple[str, str]]:
         return _FORMATS[kind].of(value / steps if is_sum and value is not None else value)
 
     def table(rows: Iterable[Any], *columns: tuple[str, str, str | Callable[[Any], Any]]) -> str:
-        """`columns`: the title, the kind and the field of each."""
+        """Print rows in `columns`: the title, the kind and the field of each."""
         words = [kind in ("text", "names") for _, kind, _ in columns]
         drawn = [[cell(row, kind, field) for _, kind, field in columns] for row in rows]
         return grid([column[0] for column in columns], drawn, left_columns=words.index(False), left_last=words[-1])

@@ -17,7 +17,6 @@ from profiler_wrapper.analysis.model import (
     Change,
     Leak,
     MemoryCategory,
-    MemoryMoment,
     MemoryUse,
     Owner,
     Phase,
@@ -174,34 +173,27 @@ def memory_log(analysis: Analysis) -> str:
     use = analysis.memory_use
     if use is None:
         raise ValueError("memory_log needs an analysis with memory_use; this one has none.")
-    return "\n".join([*_head(analysis, use), "", *_states(use), *_layout(analysis, use), ""])
+    return "\n".join([*_states(analysis, use), *_layout(analysis, use), ""])
 
 
-def _head(analysis: Analysis, use: MemoryUse) -> Iterator[str]:
+def _states(analysis: Analysis, use: MemoryUse) -> Iterator[str]:
     where = ", ".join(part for part in (clean(machine(analysis)), rank_in_words(analysis)) if part)
     yield f"# Memory of {clean(use.device)} ({where}). MB is 2^20 bytes."
     yield "# time: seconds since the recording began."
     yield "# The last state is the peak, the highest allocated; the layout is what was held then."
     yield from (f"# {clean(note)}" for note in use.notes)
-
-
-def _states(use: MemoryUse) -> Iterator[str]:
     moments = [*use.moments, *([use.reserved_peak] if use.reserved_peak is not None else [])]
-    for moment in sorted(moments, key=lambda moment: moment.time_ns):
-        step = "" if moment.step is None else f", step {moment.step}"
-        yield from _state(moment, use.begin_ns, clean(moment.label) + step)
-        yield ""
-    yield from _state(use.peak, use.begin_ns, " ".join(filter(None, ("highest allocated", moment_in_words(use)))))
-
-
-def _state(moment: MemoryMoment, begin_ns: int, title: str) -> Iterator[str]:
-    reserved = "" if moment.reserved_bytes is None else f", reserved {_mb(moment.reserved_bytes)}"
-    yield f"# {title}{reserved}"
-    yield "Memory State:"
-    yield f"time: {(moment.time_ns - begin_ns) / 1e9}"
-    yield "---summary---"
-    yield f"total_memory: {_mb(moment.total_bytes)}"
-    yield ", ".join(f"{name}_memory: {_mb(moment.categories.get(name, 0))}" for name in CATEGORIES)
+    for moment in (*sorted(moments, key=lambda moment: moment.time_ns), use.peak):
+        title = clean(moment.label) + ("" if moment.step is None else f", step {moment.step}")
+        if moment is use.peak:
+            title = " ".join(filter(None, ("highest allocated", moment_in_words(use))))
+        reserved = "" if moment.reserved_bytes is None else f", reserved {_mb(moment.reserved_bytes)}"
+        yield f"\n# {title}{reserved}"
+        yield "Memory State:"
+        yield f"time: {(moment.time_ns - use.begin_ns) / 1e9}"
+        yield "---summary---"
+        yield f"total_memory: {_mb(moment.total_bytes)}"
+        yield ", ".join(f"{name}_memory: {_mb(moment.categories.get(name, 0))}" for name in CATEGORIES)
 
 
 def _layout(analysis: Analysis, use: MemoryUse) -> Iterator[str]:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,44 +14,11 @@ from typing import TYPE_CHECKING, Any
 from profiler_wrapper.analysis.advice.time_parts import time_parts
 from profiler_wrapper.analysis.model import CATEGORIES, PHASES, Analysis
 from profiler_wrapper.errors import in_a_line
+from profiler_wrapper.reports import describe, figures, folding
 from profiler_wrapper.reports.columns import COLUMNS, Column, Scale, Values, scale_of, summed
-from profiler_wrapper.reports.describe import (
-    attention_backends,
-    coverage_percent,
-    full_steps_in_words,
-    has_like_steps,
-    machine,
-    per_step,
-    rank_in_words,
-    root_names,
-    step_count,
-    step_numbers,
-    steps_in_words,
-    time_text,
-    use_line,
-    work_scale,
-)
-from profiler_wrapper.reports.figures import (
-    CATEGORY_COLORS,
-    CLASS_COLORS,
-    KIND_COLORS,
-    OTHER_KIND,
-    PHASE_COLORS,
-    SPLIT_COLORS,
-    SPLIT_NAMES,
-)
-from profiler_wrapper.reports.folding import (
-    Fold,
-    LayerTotal,
-    attention_by_layer,
-    layer_totals,
-    outlying_layers,
-    own_communication,
-    relative_name,
-    sibling_folds,
-)
+from profiler_wrapper.reports.folding import Fold, LayerTotal
 from profiler_wrapper.reports.memory import category_name
-from profiler_wrapper.reports.result_json import LISTS, NS_PER_US, plain, to_dict, to_plain
+from profiler_wrapper.reports.result_json import LISTS, NS_PER_US, microseconds, plain, to_dict, to_plain
 from profiler_wrapper.reports.roofline import HOW_TO_GET_PEAKS, not_shown, roofline
 from profiler_wrapper.reports.table import ALONE, TableRow, console_table, outside_rows, total_row, unattributed_rows
 from profiler_wrapper.reports.text import clean, shorten
@@ -67,23 +33,23 @@ if TYPE_CHECKING:
 
 
 def roofline_data(analysis: Analysis) -> dict[str, Any]:
-    """Points as the roofline picture has them, times in microseconds, and the roofs above them."""
+    """Return points as the roofline picture has them, times in microseconds, and the roofs above them."""
     what = roofline(analysis)
     return {
         "points": [to_plain(point) for point in what.points],
-        "total_us": analysis.time.total_ns / step_count(analysis) / NS_PER_US,
+        "total_us": analysis.time.total_ns / describe.step_count(analysis) / NS_PER_US,
         "flops_per_s": what.flops_per_s,
         "bytes_per_s": what.bytes_per_s,
         "source": what.source,
         "not_shown": not_shown(what, analysis),
         "how": "" if what.flops_per_s else HOW_TO_GET_PEAKS,
-        "colors": dict(KIND_COLORS),
-        "other": OTHER_KIND,
+        "colors": dict(figures.KIND_COLORS),
+        "other": figures.OTHER_KIND,
     }
 
 
 def time_shares(analysis: Analysis) -> dict[str, Any]:
-    """The time of the timed trace by part of the model, as the headline has it, and what has no layer: all of it."""
+    """Return all time of the timed trace: by part of the model, as the headline has it, and what has no layer."""
     rows = [(part.name, part.time_ns, part.layers) for part in time_parts(analysis) if part.time_ns]
     rows += [(f"No layer is known: {row.reason}", row.time_ns, ()) for row in analysis.unattributed]
     total_ns = analysis.time.total_ns
@@ -111,12 +77,12 @@ _OUTSIDE, _UNATTRIBUTED = "\0outside", "\0unattributed"  # rows that hold others
 
 
 def layer_view(analysis: Analysis) -> dict[str, Any]:
-    """Columns; rows of layers with all below them (`total`), and of each alone (`self`); the whole; what is folded.
+    """Return columns, rows of layers with all below them (`total`) and of each alone (`self`), the whole, the folds.
 
     `sum_ns`: what the outermost of `total`, and all of `self`, add up to.
     """
-    scale, totals, alone = scale_of(analysis), layer_totals(analysis), layer_totals(analysis, own=True)
-    folds = sibling_folds(totals)
+    scale, totals, alone = scale_of(analysis), folding.layer_totals(analysis), folding.layer_totals(analysis, own=True)
+    folds = folding.sibling_folds(totals)
     whole = total_row(analysis, totals, scale)
     without_layer = sum(row.time_ns for row in analysis.layers if not row.layer)
     without_layer += sum(row.time_ns for row in analysis.unattributed)
@@ -134,7 +100,7 @@ def layer_view(analysis: Analysis) -> dict[str, Any]:
 
 
 def _layer_columns(analysis: Analysis, totals: Sequence[LayerTotal]) -> list[dict[str, Any]]:
-    """What a script needs to draw each column; those of phases come after the shares."""
+    """Return what a script needs to draw each column; those of phases come after the shares."""
     phases = [
         Column(
             key=phase,
@@ -146,7 +112,7 @@ def _layer_columns(analysis: Analysis, totals: Sequence[LayerTotal]) -> list[dic
         )
         for phase in PHASES
     ]
-    backends = list(attention_backends(analysis))
+    backends = list(describe.attention_backends(analysis))
     columns = {column.key: column for column in COLUMNS if column.page}
     attention = columns["attention"]
     columns["attention"] = replace(attention, help=f"{attention.help}: {', '.join(backends)}")
@@ -163,10 +129,13 @@ def _layer_columns(analysis: Analysis, totals: Sequence[LayerTotal]) -> list[dic
 
 
 def _tree_rows(
-    analysis: Analysis, totals: Sequence[LayerTotal], folds: Sequence[tuple[str | None, Fold]], scale: Scale
+    analysis: Analysis,
+    totals: Sequence[LayerTotal],
+    folds: Sequence[tuple[str | None, Fold]],
+    scale: Scale,
 ) -> list[dict[str, Any]]:
-    """Layers in model order, each below the one that holds it, like siblings below a row of all of them."""
-    attention = attention_by_layer(analysis, {total.layer: total.parent for total in totals})
+    """Return layers in model order, each below the one that holds it, like siblings below a row of all of them."""
+    attention = folding.attention_by_layer(analysis, {total.layer: total.parent for total in totals})
     fold_of = {member.layer: i for i, (_, fold) in enumerate(folds) for member in fold.members}
     placed: set[int] = set()
     rows = []
@@ -177,7 +146,7 @@ def _tree_rows(
             parent, fold = folds[i]
             backends = dict.fromkeys(name for member in fold.members for name in attention.get(member.layer, ()))
             rows.append(_page_row(f"\0group {i}", fold.label, scale.of(fold.values), backends, parent=parent, fold=i))
-        label = relative_name(total.layer, total.parent) if total.parent else total.layer
+        label = folding.relative_name(total.layer, total.parent) if total.parent else total.layer
         row = _layer_row(total, label, scale.of(total.values), attention.get(total.layer, ()))
         rows.append(row | {"parent": total.parent if i is None else f"\0group {i}", "above": total.parent})
     outside, unattributed = outside_rows(analysis, scale), unattributed_rows(analysis, scale)
@@ -186,7 +155,7 @@ def _tree_rows(
 
 
 def _below(top: str, label: str, rows: Sequence[TableRow], scale: Scale) -> list[dict[str, Any]]:
-    """`rows` below one that sums them up; a single one stands for itself."""
+    """Put `rows` below one that sums them up; a single one stands for itself."""
     if len(rows) < 2:
         return [
             _page_row(top, row.before + row.label if row.before else f"({row.label})", row.values, row=row.kind)
@@ -198,9 +167,9 @@ def _below(top: str, label: str, rows: Sequence[TableRow], scale: Scale) -> list
 
 
 def _flat_rows(analysis: Analysis, alone: Sequence[LayerTotal], scale: Scale) -> list[dict[str, Any]]:
-    """What is each layer's own, then what has no layer: all rows add up."""
-    attention = attention_by_layer(analysis, {})
-    communication = own_communication(analysis)
+    """Return what is each layer's own, then what has no layer: all rows add up."""
+    attention = folding.attention_by_layer(analysis, {})
+    communication = folding.own_communication(analysis)
     rows = []
     for total in alone:
         backends = attention[total.layer]
@@ -221,22 +190,18 @@ def _layer_row(total: LayerTotal, label: str, values: Values, backends: Iterable
 
 
 def _page_row(key: str, label: str, values: Values, backends: Iterable[str] = (), **more: Any) -> dict[str, Any]:
-    """Any row; times in microseconds."""
+    """Return a row; times in microseconds."""
     return {
         "id": key, "label": label, "parent": None, "above": None, "layer": "", "class_name": "", "kind": "",
         "flags": [], "fold": None, "row": "", **more,
-        **{phase: _microseconds(values.get(phase) or None) for phase in PHASES},
-        **{name: _microseconds(values[name]) if name in _TIMES else _short(values[name]) for name in _PAGE_KEYS},
+        **{phase: microseconds(values.get(phase) or None) for phase in PHASES},
+        **{name: microseconds(values[name]) if name in _TIMES else _short(values[name]) for name in _PAGE_KEYS},
         "backend": " + ".join(backends),
     }  # fmt: skip
 
 
-def _microseconds(time_ns: float | None) -> float | None:
-    return None if time_ns is None else round(time_ns / NS_PER_US, 3)
-
-
 def _short(value: Any) -> Any:
-    """More digits than are shown, in whole units."""
+    """Round a number to more digits than are shown."""
     if not isinstance(value, float):
         return value
     return round(value) if abs(value) > 1e5 else float(f"{value:.6g}")
@@ -251,7 +216,7 @@ def _group(parent: str | None, fold: Fold) -> dict[str, Any]:
         "parent": parent,
         "layers": layers,
         "outliers": [
-            {"layer": one.layer.layer, "what": one.what, "excess": one.excess} for one in outlying_layers(fold)
+            {"layer": one.layer.layer, "what": one.what, "excess": one.excess} for one in folding.outlying_layers(fold)
         ],
     }
 
@@ -263,7 +228,8 @@ _WIDE = 10_000  # columns: a use line in one piece
 
 
 def page_data(analysis: Analysis, *, title: str = "", trace_href: str | None = None) -> dict[str, Any]:
-    """JSON types only. Lists of rows become columns (see `columns_of`), the rest is as in result.json.
+    """Return what the page knows, in JSON types. Lists of rows become columns (see `columns_of`), the rest is as in
+    result.json.
 
     Beside it stand `texts`, `page` (the title, colours, which layers are alike, and words that all reports share)
     and `views` (what single views need).
@@ -280,38 +246,38 @@ def page_data(analysis: Analysis, *, title: str = "", trace_href: str | None = N
 
 
 def _page(analysis: Analysis, title: str, trace_href: str | None) -> dict[str, Any]:
-    model, where = root_names(analysis), machine(analysis)
+    model, where = describe.root_names(analysis), describe.machine(analysis)
     return {
         "kind": "run",
         "title": title or (f"{model} on {where}" if model else where),
         "machine": where,
-        "rank": rank_in_words(analysis),
-        "steps_in_words": steps_in_words(analysis),
-        "steps": step_count(analysis),
-        "step_numbers": step_numbers(analysis),
-        "like_steps": has_like_steps(analysis),
-        "per": per_step(analysis) if has_like_steps(analysis) else "over the whole trace",
-        "full_steps": full_steps_in_words(analysis),
-        "attributed": f"{coverage_percent(analysis)} %",
-        "work_scale": work_scale(analysis),
-        "use": use_line(analysis, _WIDE),
+        "rank": describe.rank_in_words(analysis),
+        "steps_in_words": describe.steps_in_words(analysis),
+        "steps": describe.step_count(analysis),
+        "step_numbers": describe.step_numbers(analysis),
+        "like_steps": describe.has_like_steps(analysis),
+        "per": describe.per_step(analysis) if describe.has_like_steps(analysis) else "over the whole trace",
+        "full_steps": describe.full_steps_in_words(analysis),
+        "attributed": f"{describe.coverage_percent(analysis)} %",
+        "work_scale": describe.work_scale(analysis),
+        "use": describe.use_line(analysis, _WIDE),
         "time_name": TIME_NAMES[analysis.time_basis],
-        "split_names": {part: names[analysis.time_basis == "cpu"] for part, names in SPLIT_NAMES.items()},
+        "split_names": {part: names[analysis.time_basis == "cpu"] for part, names in figures.SPLIT_NAMES.items()},
         "category_names": {category: category_name(category) for category in CATEGORIES},
         "trace_href": _safe_link(trace_href),
         "phases": list(PHASES),
         "colors": {
-            "phase": dict(PHASE_COLORS),
-            "class": dict(CLASS_COLORS),
-            "category": dict(CATEGORY_COLORS),
-            "split": dict(SPLIT_COLORS),
-            "kind": {**KIND_COLORS, "other": OTHER_KIND},
+            "phase": dict(figures.PHASE_COLORS),
+            "class": dict(figures.CLASS_COLORS),
+            "category": dict(figures.CATEGORY_COLORS),
+            "split": dict(figures.SPLIT_COLORS),
+            "kind": {**figures.KIND_COLORS, "other": figures.OTHER_KIND},
         },
     }
 
 
 def _contained(make: Callable[[Analysis], dict[str, Any]], analysis: Analysis) -> dict[str, Any]:
-    """What `make` makes, or why it could not: one view is not worth the page."""
+    """Return what `make` makes, or why it failed: one view is not worth the page."""
     try:
         return make(analysis)
     except Exception as error:
@@ -319,7 +285,7 @@ def _contained(make: Callable[[Analysis], dict[str, Any]], analysis: Analysis) -
 
 
 def _safe_link(href: str | None) -> str | None:
-    """A link that leads to a file or a page: nothing that a browser would run."""
+    """Return a link if it leads to a file or a page: nothing that a browser would run."""
     if not href:
         return None
     scheme = re.match(r"([a-z][a-z0-9+.-]*):", re.sub(r"[\x00-\x20]", "", href).lower())  # which browsers leave out too
@@ -330,13 +296,13 @@ Texts = dict[str, int]  # every text once; where it is used stands its number
 
 
 def _as_columns(value: Any, texts: Texts) -> Any:
-    """`value` in columns where it is a list of rows with the same keys, else as it is."""
+    """Return `value` in columns where it is a list of rows with the same keys, else as it is."""
     is_rows = isinstance(value, list) and value and all(isinstance(row, dict) and row for row in value)
     return columns_of(value, texts) if is_rows and len({tuple(row) for row in value}) == 1 else value
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]], texts: Texts) -> dict[str, Any]:
-    """`rows`, all with the same keys, as columns: `{"count": 2, "columns": {name: column}}`.
+    """Return `rows`, all with the same keys, as columns: `{"count": 2, "columns": {name: column}}`.
 
     A column is `{"all": value}` where all rows agree, `{"text": [number or null]}` and `{"texts": [[number]]}`
     into `texts`, else `{"values": [value]}`.
@@ -372,7 +338,7 @@ _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 
 
 def page_text(data: Mapping[str, Any], timeline: str = "") -> str:
-    """The page of `data`, JSON types only: what `data["page"]["kind"]` says, titled `data["page"]["title"]`.
+    """Return the page of `data`, JSON types only: what `data["page"]["kind"]` says, titled `data["page"]["title"]`.
 
     `timeline`: the columns of its events, packed.
     """
@@ -390,14 +356,14 @@ def page_text(data: Mapping[str, Any], timeline: str = "") -> str:
 
 
 def script_json(value: Any) -> str:
-    """JSON that stays JSON inside a script element, whatever the names in it hold."""
+    """Return JSON that stays JSON inside a script element, whatever the names in it hold."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return _UNSAFE.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
 
 
 @cache
 def page_template(name: str) -> Template:
-    """One of the HTML files that the package ships; what is put in is escaped."""
+    """Return one of the HTML files that the package ships; what is put in is escaped."""
     from jinja2 import Environment
 
     environment = Environment(autoescape=True, keep_trailing_newline=True)
@@ -410,7 +376,7 @@ def _packaged_source(name: str) -> str:
 
 
 def write_page(analysis: Analysis, path: Path, *, title: str = "", trace_href: str | None = None) -> None:
-    """Writes the page of `analysis`, whole or not at all for the caller to see to.
+    """Write the page of `analysis`, whole or not at all for the caller to see to.
 
     `title`: what the page is called, else the model and the machine. `trace_href`: where the Chrome trace
     lies, relative to the page.
@@ -422,7 +388,7 @@ def write_page(analysis: Analysis, path: Path, *, title: str = "", trace_href: s
 
 
 def page_html(analysis: Analysis, *, title: str = "", trace_href: str | None = None) -> str:
-    """The page as text."""
+    """Return the page as text."""
     data = page_data(analysis, title=title, trace_href=trace_href)
     data["views"]["timeline"], events = packed_timeline(analysis.timeline)
     return page_text(data, events)
@@ -436,67 +402,51 @@ def page_html(analysis: Analysis, *, title: str = "", trace_href: str | None = N
 _ROWS, _COLUMNS = 30, 130
 _FINDINGS = 3
 _TEXT_WIDTH = 300
-_STYLE = """\
-.pw-result { font-size: 13px; line-height: 1.45; max-width: 1100px; overflow-x: auto; }
-.pw-result p { margin: 0 0 4px; }
-.pw-result .pw-verdict { font-size: 15px; font-weight: 600; }
-.pw-result .pw-quiet { opacity: 0.7; }
-.pw-result ul { margin: 4px 0 8px; padding-left: 20px; }
-.pw-result .pw-bar { display: flex; height: 18px; margin: 4px 0; }
-.pw-result .pw-mark { display: inline-block; width: 10px; height: 10px; margin: 0 4px 0 10px; }
-.pw-result pre { font-size: 12px; line-height: 1.4; background: transparent; color: inherit; }
-"""
+_LEAST_SHARE = 0.0005  # of a step: what takes less is nothing, with a decimal
 
 
 def result_html(analysis: Analysis) -> str:
-    """The verdict, where a step went, the first findings, then the tree of layers as it is printed."""
-    headline = analysis.summary.get("headline")
-    verdict = _paragraph(headline["text"] if headline else analysis.summary.get("verdict"), "pw-verdict")
-    table = escape(console_table(analysis, rows=_ROWS, width=_COLUMNS, unicode=True))
-    findings = _findings(analysis.summary.get("findings") or ())
-    return (
-        f'<div class="pw-result"><style>\n{_STYLE}</style>{verdict}{_bar(analysis)}{findings}<pre>{table}</pre></div>'
+    """Return the verdict, where a step went, the first findings, then the tree of layers as it is printed."""
+    summary = analysis.summary
+    headline, findings = summary.get("headline"), summary.get("findings") or ()
+    return page_template("notebook.html").render(
+        verdict=_shown(headline["text"] if headline else summary.get("verdict") or ""),
+        split=_split(analysis),
+        findings=[
+            {name: _shown(one.get(name, "")) for name in ("title", "fix")} | {"saves": _saving(one)}
+            for one in findings[:_FINDINGS]
+        ],
+        more_findings=len(findings) - _FINDINGS,
+        table=console_table(analysis, rows=_ROWS, width=_COLUMNS, unicode=True),
     )
 
 
-def _bar(analysis: Analysis) -> str:
-    """Parts of the wall time of a step, which add up to it: the mean of all steps."""
+def _split(analysis: Analysis) -> dict[str, Any] | None:
+    """Return the parts of the wall time of a step, which add up to it: the mean of all steps."""
     steps = analysis.overview.steps if analysis.overview is not None else ()
-    span_ns, on_cpu = sum(step.span_ns for step in steps), analysis.time_basis == "cpu"
-    bars, legend = list[str](), list[str]()
+    span_ns = sum(step.span_ns for step in steps)
     if not span_ns:
-        return ""
-    for part, names in SPLIT_NAMES.items():
-        time_ns = sum(getattr(step, f"{part}_ns") for step in steps)
-        if time_ns < 0.0005 * span_ns:  # nothing, with a decimal
-            continue
-        color = f"background: {SPLIT_COLORS[part]}"
-        bars.append(f'<span style="flex: {time_ns / span_ns:.4f}; {color}"></span>')
-        said = f"{names[on_cpu]} {time_text(time_ns / len(steps))} {100 * time_ns / span_ns:.1f} %"
-        legend.append(f'<span class="pw-mark" style="{color}"></span>{said}')
-    whole = f"Where {'a step' if steps[0].step is not None else 'the trace'} went, {time_text(span_ns / len(steps))}:"
-    return f'<div class="pw-bar">{"".join(bars)}</div><p>{whole}{"".join(legend)}</p>'
+        return None
+    times_ns = {part: sum(getattr(step, f"{part}_ns") for step in steps) for part in figures.SPLIT_NAMES}
+    return {
+        "of": "the trace" if steps[0].step is None else "a step",
+        "time": describe.time_text(span_ns / len(steps)),
+        "parts": [
+            {
+                "name": figures.SPLIT_NAMES[part][analysis.time_basis == "cpu"],
+                "color": figures.SPLIT_COLORS[part],
+                "time": describe.time_text(time_ns / len(steps)),
+                "share": time_ns / span_ns,
+            }
+            for part, time_ns in times_ns.items()
+            if time_ns >= _LEAST_SHARE * span_ns
+        ],
+    }
 
 
-def harmless(text: object) -> str:
-    """Any text as HTML that shows it, cut where it is long."""
-    return escape(shorten(clean(str(text), unicode=True), _TEXT_WIDTH, ellipsis="…"))
-
-
-def _paragraph(text: object, kind: str = "") -> str:
-    return f'<p class="{kind}">{harmless(text)}</p>' if text else ""
-
-
-def _findings(findings: Sequence[Mapping[str, Any]]) -> str:
-    """The first findings: what is so, what it saves at most, how."""
-    items = "".join(
-        f"<li>{harmless(finding.get('title', ''))}{_saving(finding)}"
-        f'<br><span class="pw-quiet">{harmless(finding.get("fix", ""))}</span></li>'
-        for finding in findings[:_FINDINGS]
-    )
-    rest = len(findings) - _FINDINGS
-    more = _paragraph(f"({rest} more in result.summary)" if rest > 0 else "", "pw-quiet")
-    return f"<ul>{items}</ul>{more}" if items else ""
+def _shown(text: object) -> str:
+    """Return any text on one line of letters that can be seen, cut where it is long."""
+    return shorten(clean(str(text), unicode=True), _TEXT_WIDTH, ellipsis="…")
 
 
 def _saving(finding: Mapping[str, Any]) -> str:
@@ -505,4 +455,4 @@ def _saving(finding: Mapping[str, Any]) -> str:
         saved.append(f"{time_us / 1e3:.3g} ms a step")
     if isinstance(size := finding.get("saves_at_most_bytes"), (int, float)):
         saved.append(f"{size / MIB:.3g} MiB")
-    return f" <b>saves at most {escape(' and '.join(saved))}</b>" if saved else ""
+    return " and ".join(saved)

@@ -12,38 +12,24 @@ import json
 import math
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass, replace
-from functools import cache
+from dataclasses import MISSING, Field, fields, is_dataclass, replace
+from functools import cache, partial
 from importlib.resources import files
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from profiler_wrapper.analysis.advice.facts import RUN, cut
-from profiler_wrapper.analysis.call_rows import AdapterRow, ExpertLayerRow, ExpertRow, PartRow
 from profiler_wrapper.analysis.model import (
     SCHEMA_VERSION,
-    AllocationRow,
     Analysis,
-    AttentionCallRow,
-    AttentionRow,
-    ClassRow,
-    CollectiveRow,
-    FlopRow,
-    KernelRow,
     LayerRow,
-    OperatorRow,
-    OpMemoryRow,
     Overview,
-    ProductRow,
-    StepRow,
     StepSplit,
     Summary,
-    SynchronisationRow,
     TimeTotals,
-    UnattributedRow,
-    UncountedRow,
     Utilization,
 )
 from profiler_wrapper.errors import BrokenTrace, MissingPackage, WrongUse, shown
@@ -55,26 +41,17 @@ if TYPE_CHECKING:
 
 # The lists of rows of an analysis, in the order of the file.
 LISTS: Mapping[str, type[Any]] = {
-    "unattributed": UnattributedRow,
-    "layers": LayerRow,
-    "attention": AttentionRow,
-    "classes": ClassRow,
-    "steps": StepRow,
-    "parts": PartRow,
-    "flops": FlopRow,
-    "uncounted": UncountedRow,
-    "untold_bytes": UncountedRow,
-    "operators": OperatorRow,
-    "kernels": KernelRow,
-    "collectives": CollectiveRow,
-    "synchronisations": SynchronisationRow,
-    "products": ProductRow,
-    "attention_calls": AttentionCallRow,
-    "experts": ExpertRow,
-    "expert_layers": ExpertLayerRow,
-    "adapters": AdapterRow,
-    "allocations": AllocationRow,
-    "op_memory": OpMemoryRow,
+    name: get_args(hint)[0]
+    for name, hint in get_type_hints(Analysis).items()
+    if get_origin(hint) is tuple and is_dataclass(get_args(hint)[0]) and name != "calls"
+}
+# What is written of an analysis, in the order of the file.
+WRITTEN = ("summary", "time_basis", "complete", "warnings", "run", "time", *LISTS, "series", "utilization", "overview",
+           "memory")  # fmt: skip
+# Of rows, the fields that hold rows.
+_ROWS: Mapping[type[Any], Mapping[str, type[Any]]] = {
+    Analysis: {**LISTS, "time": TimeTotals, "utilization": Utilization, "overview": Overview},
+    Overview: {"steps": StepSplit},
 }
 
 # What rows are written with beside their fields, from which it follows.
@@ -82,30 +59,23 @@ FOLLOWS: Mapping[type[Any], tuple[str, ...]] = {LayerRow: ("bound",), TimeTotals
 
 NS_PER_US = 1000
 # Without these a row says nothing; every other field has a value for "not known".
-_REQUIRED = {"layer", "phase", "reason", "backend", "op", "time_ns", "self_time_ns", "total_ns", "unattributed_ns"}
+_REQUIRED = frozenset({
+    "layer", "phase", "reason", "backend", "op", "time", "time_basis", "time_ns", "self_time_ns", "total_ns",
+    "unattributed_ns",
+})  # fmt: skip
 
 
 def to_dict(analysis: Analysis) -> dict[str, Any]:
-    """The contract of `result.json`, schema version 1: JSON types only, no NaN, no infinity."""
+    """Return what `result.json` holds, schema version 1: JSON types only, no NaN, no infinity."""
     timed_steps = [row.step for row in analysis.steps if row.step is not None]
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "summary": {"verdict": None, "findings": [], "comparable": {}} | _plain_mapping(analysis.summary),
-        "time_basis": analysis.time_basis,
-        "complete": analysis.complete,
-        "warnings": plain(analysis.warnings),
-        "run": {"timed_steps": timed_steps, "full_steps": []} | _plain_mapping(analysis.run),
-        "time": to_plain(analysis.time),
-        **{name: [to_plain(row) for row in getattr(analysis, name)] for name in LISTS},
-        "series": _plain_mapping(analysis.series),
-        "utilization": plain(analysis.utilization),
-        "overview": plain(analysis.overview),
-        "memory": _plain_mapping(analysis.memory),
-    }
+    data = {name: convert(getattr(analysis, field)) for field, name, convert in _conversions(Analysis)}
+    data["summary"] = {"verdict": None, "findings": [], "comparable": {}} | data["summary"]
+    data["run"] = {"timed_steps": timed_steps, "full_steps": []} | data["run"]
+    return {"schema_version": SCHEMA_VERSION} | data
 
 
 def from_dict(data: Mapping[str, Any]) -> Analysis:
-    """The analysis that `to_dict` wrote, without its calls.
+    """Return the analysis that `to_dict` wrote, without its calls.
 
     Keys that are not known are ignored and those that may be missing get "not known", so results
     of older and newer versions can be read.
@@ -120,76 +90,55 @@ def from_dict(data: Mapping[str, Any]) -> Analysis:
             "Give the result.json of a run, or its trace."
         )
     try:
-        prepared = _prepared(data)
+        whole = _row_from_dict(Analysis, _without_nulls(data))
+        if "attributed_us" not in data["time"]:
+            whole["time"]["attributed_ns"] = whole["time"]["total_ns"] - whole["time"]["unattributed_ns"]
         # mappings that may have more keys than are known here
-        mappings: dict[str, Any] = {name: prepared.pop(name, None) or {} for name in ("run", "memory", "summary")}
+        mappings: dict[str, Any] = {name: data.get(name) or {} for name in ("run", "memory", "summary")}
         if not all(isinstance(one, Mapping) for one in mappings.values()):
             raise TypeError(f"{', '.join(mappings)} are objects")
         check_run(mappings["run"])
-        msgspec.convert(_without_nulls(mappings["summary"]), Summary)
-        return replace(msgspec.convert(prepared | {"run": {}, "memory": {}}, Analysis), **mappings)
+        summary = {key: _without_nulls(one) for key, one in mappings["summary"].items() if one is not None}
+        msgspec.convert(summary, Summary)
+        return replace(msgspec.convert(whole | {"run": {}, "memory": {}, "summary": {}}, Analysis), **mappings)
     except (msgspec.ValidationError, KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise BrokenTrace(f"Not a readable result of profiler_wrapper: {error}") from error
 
 
 def _without_nulls(value: Any) -> Any:
-    """A mapping, and mappings in it, without what is not known."""
-    if not isinstance(value, Mapping):
-        return value
-    return {key: _without_nulls(one) for key, one in value.items() if one is not None}
-
-
-def _prepared(data: Mapping[str, Any]) -> dict[str, Any]:
-    """`data` with the names and units of `Analysis` and a value for every missing optional field."""
-    known = {field.name for field in fields(Analysis)} - {"calls", "memory_use", "timeline"}
-    prepared = {name: data[name] for name in known if data.get(name) is not None}
-    prepared["time"] = time = _row_from_dict(TimeTotals, data["time"])
-    if "attributed_us" not in data["time"]:
-        time["attributed_ns"] = time["total_ns"] - time["unattributed_ns"]
-    for name, row_type in LISTS.items():
-        prepared[name] = [_row_from_dict(row_type, row) for row in data.get(name) or ()]
-    if prepared.get("utilization") is not None:
-        prepared["utilization"] = _row_from_dict(Utilization, data["utilization"])
-    if prepared.get("overview") is not None:
-        splits = [_row_from_dict(StepSplit, row) for row in data["overview"].get("steps") or ()]
-        prepared["overview"] = _row_from_dict(Overview, data["overview"]) | {"steps": splits}
-    unknown: dict[str, Any] = {"complete": False, "warnings": [], "series": {}}
-    return unknown | prepared
+    """Return `value`; if it is a mapping, without its keys whose value is null."""
+    return {key: one for key, one in value.items() if one is not None} if isinstance(value, Mapping) else value
 
 
 def json_name(row_type: type[Any], name: str) -> str:
-    """What a field of a row is called in the file."""
-    if row_type is not LayerRow and name == "class_name":
+    """Return what a field of a row is called in the file."""
+    if name == "class_name" and row_type is not LayerRow:
         return "class"
     return name[:-3] + "_us" if name.endswith("_ns") else name
 
 
-def _microseconds(time_ns: Any) -> Any:
-    """Nanoseconds as microseconds, inside mappings too; None stays None."""
-    if isinstance(time_ns, Mapping):
-        return {_text(name): _microseconds(value) for name, value in time_ns.items()}
-    if isinstance(time_ns, tuple):
-        return [_microseconds(value) for value in time_ns]
-    return None if time_ns is None else float(time_ns / NS_PER_US)
+def _scaled(convert: Callable[[Any], Any], times: Any) -> Any:
+    """Return a time converted, or each time of a list or mapping; None stays None."""
+    if isinstance(times, Mapping):
+        return {_text(name): _scaled(convert, value) for name, value in times.items()}
+    if isinstance(times, (list, tuple)):
+        return [_scaled(convert, value) for value in times]
+    return None if times is None else convert(times)
 
 
-def _nanoseconds(time_us: Any) -> Any:
-    if isinstance(time_us, Mapping):
-        return {name: _nanoseconds(value) for name, value in time_us.items()}
-    if isinstance(time_us, list):
-        return [_nanoseconds(value) for value in time_us]
-    return None if time_us is None else round(time_us * NS_PER_US)
+microseconds = partial(_scaled, lambda time_ns: float(time_ns / NS_PER_US))
+_nanoseconds = partial(_scaled, lambda time_us: round(time_us * NS_PER_US))
 
 
 @cache
 def _conversions(row_type: type[Any]) -> tuple[tuple[str, str, Callable[[Any], Any]], ...]:
-    """Of each field of a row: its name, that in the file, and what makes its value one of JSON's."""
-    names = (field.name for field in fields(row_type))
-    return tuple((name, json_name(row_type, name), _microseconds if name.endswith("_ns") else plain) for name in names)
+    """Return for each written field of a row: its name, that in the file, and what makes its value one of JSON's."""
+    names = WRITTEN if row_type is Analysis else [field.name for field in fields(row_type)]
+    return tuple((name, json_name(row_type, name), microseconds if name.endswith("_ns") else plain) for name in names)
 
 
 def to_plain(row: Any) -> dict[str, Any]:
-    """Any of our rows (a dataclass) in JSON types: its fields, nanoseconds (`x_ns`) as microseconds (`x_us`)."""
+    """Return a row (a dataclass) in JSON types: its fields, nanoseconds (`x_ns`) as microseconds (`x_us`)."""
     row_type: Any = type(row)
     values = {name: convert(getattr(row, field)) for field, name, convert in _conversions(row_type)}
     return values | {name: getattr(row, name) for name in FOLLOWS.get(row_type, ())}
@@ -197,52 +146,48 @@ def to_plain(row: Any) -> dict[str, Any]:
 
 @cache
 def _unknown_values(row_type: type[Any]) -> dict[str, Any]:
-    """What each optional field of a row type holds when the file does not say."""
-    empty: dict[Any, Any] = {"str": "", "int": 0, "bool": False}
-    unknown: dict[str, Any] = {}
-    for field in fields(row_type):
-        if field.name in _REQUIRED:
-            continue
-        if str(field.type).endswith("| None"):
-            unknown[field.name] = None
-        elif field.default is not MISSING:
-            unknown[field.name] = field.default
-        else:
-            unknown[field.name] = empty.get(field.type, () if str(field.type).startswith("tuple") else {})
-    return unknown
+    """Return what each optional field of a row type holds when the file does not say."""
+    return {field.name: _unknown_value(field) for field in fields(row_type) if field.name not in _REQUIRED}
+
+
+def _unknown_value(field: Field[Any]) -> Any:
+    hint = str(field.type)
+    if hint.endswith("| None"):
+        return None
+    if field.default is not MISSING:
+        return field.default
+    return {"str": "", "int": 0, "bool": False, "tuple": ()}.get(hint.partition("[")[0], {})
 
 
 def _row_from_dict(row_type: Any, data: Mapping[str, Any]) -> dict[str, Any]:
-    row = dict(_unknown_values(row_type))
-    for field in fields(row_type):
-        name = json_name(row_type, field.name)
+    """Return the fields of a row, times in nanoseconds, as `msgspec.convert` takes them."""
+    row, inner = dict(_unknown_values(row_type)), _ROWS.get(row_type, {})
+    for field, name, _ in _conversions(row_type):
         if name in data:
-            row[field.name] = _nanoseconds(data[name]) if field.name.endswith("_ns") else data[name]
+            value = data[name]
+            if field in inner and value is not None:
+                make = partial(_row_from_dict, inner[field])
+                value = [make(one) for one in value] if isinstance(value, list) else make(value)
+            row[field] = _nanoseconds(value) if field.endswith("_ns") else value
     return row
 
 
-def _plain_mapping(mapping: Mapping[Any, Any]) -> dict[str, Any]:
-    return {_text(name): plain(value) for name, value in mapping.items()}
-
-
 def _text(value: Any) -> str:
-    """Text that UTF-8 can hold: a lone surrogate becomes its escape."""
+    """Return text that UTF-8 can hold: a lone surrogate becomes its escape."""
     text = str(value)
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def plain(value: Any) -> Any:
-    """`value` in JSON types. What JSON has no word for becomes null (NaN, infinity) or its text."""
-    if value is None or isinstance(value, bool):
+    """Return `value` in JSON types. What JSON has no word for becomes null (NaN, infinity) or its text."""
+    if value is None or isinstance(value, int):
         return value
     if isinstance(value, str):
         return _text(value)
-    if isinstance(value, int):
-        return int(value)
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return _plain_mapping(value)
+        return {_text(name): plain(one) for name, one in value.items()}
     if is_dataclass(value):
         return to_plain(value)
     if isinstance(value, (list, tuple)):
@@ -261,7 +206,7 @@ SCHEMA_FILE = "result_schema.json"
 
 
 def schema_text() -> str:
-    """JSON Schema, draft 2020-12: every key with its unit and meaning. Later versions of results add keys."""
+    """Return JSON Schema, draft 2020-12: every key with its unit and meaning. Later versions of results add keys."""
     return files(__package__).joinpath(SCHEMA_FILE).read_text(encoding="utf-8")
 
 
@@ -269,15 +214,14 @@ def schema_text() -> str:
 
 # What rows are ranked by: the first of these that they have. Self times add up, so those at the top take most.
 _RANKED_BY = ("self_time_us", "time_us", "time_per_step_us", "wait_us", "allocated_bytes", "size_bytes")
-_CURVE = "memory.curve"  # a list for each of its columns
-_CURVE_ROWS = (f"{_CURVE}.steps", f"{_CURVE}.phases")  # rows of their own beside the points
+_CURVE = "memory.curve"  # a list for each of its columns, and rows of their own beside the points
 _IN_TIME_ORDER = "step"  # rows that have it stay in their order
 
 
 def selected(
-    data: Mapping[str, Any], *, select: Iterable[str] = (), where: Iterable[str] = (), top: int | None = None
+    data: Mapping[str, Any], *, select: Iterable[str] = (), where: Sequence[str] = (), top: int | None = None
 ) -> dict[str, Any]:
-    """`data` with the keys of `select` only (`summary`, `layers.time_us`), and at most `top` rows of each list.
+    """Return `data` with the keys of `select` only (`summary`, `layers.time_us`), and at most `top` rows of each list.
 
     Of rows, those with the highest self time (else time, else bytes) come first; rows of steps stay in their order.
     `memory.curve` keeps as many of its points, the highest, in their order. `rows_left_out` then says how many rows of
@@ -288,35 +232,25 @@ def selected(
     """
     if top is not None and top < 1:
         raise WrongUse(f"top={top}: give the number of rows, from 1.")
-    wanted = _wanted(data, select)
-    for condition in where:
-        lists = {key: data[key] for key in wanted if key in LISTS}
-        data = {**data, **{key: rows_where(rows, condition) for key, rows in lists.items()}}
+    wanted: dict[str, list[str]] = {}
+    for name in select:
+        key, _, part = name.partition(".")
+        if key not in data:
+            raise WrongUse(f"select={shown(name)}: a result has no {shown(key)}. It has: {', '.join(data)}.")
+        wanted.setdefault(key, []).append(part)  # "": all of it
     left_out: dict[str, int] = {}
     found: dict[str, Any] = {}
-    for key, parts in wanted.items():
-        value = data[key] if top is None else _limited(data[key], key, top, left_out)
-        found[key] = _parts(value, key, parts) if parts else value
+    for key, parts in (wanted or {key: [""] for key in data}).items():
+        value = data[key]
+        for condition in where if key in LISTS else ():
+            value = rows_where(value, condition)
+        value = value if top is None else _limited(value, key, top, left_out)
+        found[key] = value if "" in parts else _parts(value, key, parts)
     return found | ({"rows_left_out": left_out} if left_out else {})
 
 
-def _wanted(data: Mapping[str, Any], names: Iterable[str]) -> dict[str, list[str]]:
-    """The parts that are wanted of each key; none: all of it."""
-    wanted: dict[str, list[str]] = {}
-    for name in names:
-        key, dot, part = name.partition(".")
-        if key not in data:
-            raise WrongUse(f"select={shown(name)}: a result has no {shown(key)}. It has: {', '.join(data)}.")
-        parts = wanted.setdefault(key, [part] if dot else [])
-        if not dot:
-            parts.clear()
-        elif parts and part not in parts:
-            parts.append(part)
-    return wanted or {key: [] for key in data}
-
-
 def _parts(value: Any, key: str, parts: Iterable[str]) -> Any:
-    """These keys of a mapping, or of every row of a list."""
+    """Keep the keys `parts` of a mapping, or of every row of a list."""
     if value is None:
         return None
     if isinstance(value, list) and all(isinstance(row, Mapping) for row in value):
@@ -330,7 +264,7 @@ def _parts(value: Any, key: str, parts: Iterable[str]) -> Any:
 
 
 def rows_where(rows: Iterable[Mapping[str, Any]], condition: str) -> list[Any]:
-    """The rows whose key is that value, by `KEY=VALUE`; a value that ends in `*` is what others may begin with.
+    """Return the rows whose key is that value, by `KEY=VALUE`; a value that ends in `*` is what others may begin with.
 
     Of `layer` the layers below count too. Rows that name several, in a list, need one that fits; `layer` also looks
     into `layers`. Rows that have no such key are left out.
@@ -351,37 +285,26 @@ def rows_where(rows: Iterable[Mapping[str, Any]], condition: str) -> list[Any]:
     return [row for row in rows if fits(row)]
 
 
-def _limited(value: Any, place: str, top: int, left_out: dict[str, int]) -> Any:
-    if isinstance(value, Mapping) and place == _CURVE:
-        return _highest(value, top, left_out)
+def _limited(value: Any, place: str, top: int, left_out: dict[str, int], points: Sequence[int] | None = None) -> Any:
+    """Keep at most `top` rows of each list in `value`; of columns of the curve its highest `points`, by their index."""
     if isinstance(value, Mapping):
-        return {key: _limited(inner, f"{place}.{key}", top, left_out) for key, inner in value.items()}
-    if not (isinstance(value, list) and value and all(isinstance(row, Mapping) for row in value)):
+        if place == _CURVE:
+            held = value["allocated_bytes"]
+            points = sorted(sorted(range(len(held)), key=lambda at: -held[at])[:top])
+            if len(held) > top:
+                left_out[_CURVE] = len(held) - top
+        return {key: _limited(inner, f"{place}.{key}", top, left_out, points) for key, inner in value.items()}
+    if not (isinstance(value, list) and value):
         return value
+    if not all(isinstance(row, Mapping) for row in value):
+        return value if points is None else [value[at] for at in points]
     if len(value) > top:
         left_out[place] = len(value) - top
     return ranked(value)[:top]
 
 
-def _highest(curve: Mapping[str, Any], top: int, left_out: dict[str, int]) -> dict[str, Any]:
-    """The curve at its `top` highest points."""
-    held = curve["allocated_bytes"]
-    if len(held) > top:
-        left_out[_CURVE] = len(held) - top
-    kept = sorted(sorted(range(len(held)), key=lambda at: -held[at])[:top])
-
-    def thinned(value: Any, name: str) -> Any:
-        if isinstance(value, Mapping):
-            return {key: thinned(inner, f"{name}.{key}") for key, inner in value.items()}
-        if isinstance(value, list) and name not in _CURVE_ROWS:
-            return [value[at] for at in kept]
-        return _limited(value, name, top, left_out)
-
-    return {key: thinned(value, f"{_CURVE}.{key}") for key, value in curve.items()}
-
-
 def ranked(rows: list[Any]) -> list[Any]:
-    """The rows with the most first; as they are, where nothing ranks them."""
+    """Return the rows with most time (else bytes) first; as they are, where nothing ranks them."""
     by = next((name for name in _RANKED_BY if name in rows[0]), None) if rows else None
     if by is None or _IN_TIME_ORDER in rows[0]:
         return rows
@@ -399,13 +322,13 @@ _SHORTENED = ((200, 400, True), (200, 200, False), (130, 120, False), (80, 120, 
 
 
 def with_path(command: str, path: str) -> str:
-    """A command of ours with the path of the run in the place of RUN."""
+    """Put the path of the run in the place of RUN in a command."""
     quoted = shlex.quote(path)
     return command if len(json.dumps(quoted)) > _LONGEST_PATH else command.replace(f" {RUN}", f" {quoted}", 1)
 
 
 def short_summary(data: Mapping[str, Any], path: str, *, top: int | None = None, ranks: str | None = None) -> Any:
-    """Verdict, findings and next commands of `to_dict`'s data, in less than 2 KiB of JSON without spaces.
+    """Return verdict, findings and next commands of `to_dict`'s data, in less than 2 KiB of JSON without spaces.
 
     As many findings as fit, the first ones, at most `top`; `rest` is the command that prints all that is left out.
     The commands are about `path`, and `ranks`: the directory of the run, where several ranks wrote into it.
@@ -421,23 +344,23 @@ def short_summary(data: Mapping[str, Any], path: str, *, top: int | None = None,
         | {"next": with_path(finding.get("next") or f"{analyze}summary.findings", path)}
         for finding in summary["findings"]
     ][:top]
-    for kept in range(len(findings), -1, -1):
-        for longest, of_verdict, all_fixes in _SHORTENED:
-            found = {
-                "verdict": summary["verdict"] and cut(summary["verdict"], of_verdict),
-                "findings": [
-                    {
-                        key: cut(value, longest) if key in ("title", "layer", "fix") else value
-                        for key, value in one.items()
-                        if all_fixes or key != "fix" or not at
-                    }
-                    for at, one in enumerate(findings[:kept])
-                ],
-                **({"findings_left_out": left} if (left := len(summary["findings"]) - kept) else {}),
-                **also,
-            }
-            if len(json.dumps({"summary": found}, separators=(",", ":"))) < MOST_SHORT_BYTES:
-                return found
+    for kept, (longest, of_verdict, all_fixes) in product(range(len(findings), -1, -1), _SHORTENED):
+        left = len(summary["findings"]) - kept
+        found = {
+            "verdict": summary["verdict"] and cut(summary["verdict"], of_verdict),
+            "findings": [
+                {
+                    key: cut(value, longest) if key in ("title", "layer", "fix") else value
+                    for key, value in one.items()
+                    if all_fixes or key != "fix" or one is findings[0]
+                }
+                for one in findings[:kept]
+            ],
+            **({"findings_left_out": left} if left else {}),
+            **also,
+        }
+        if len(json.dumps({"summary": found}, separators=(",", ":"))) < MOST_SHORT_BYTES:
+            return found
     return {"verdict": None, "findings": [], "findings_left_out": len(summary["findings"]), **also}
 
 
@@ -448,7 +371,7 @@ _BEGINS_A_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def csv_text(analysis: Analysis, rows: str = "layers", *, where: Iterable[str] = (), top: int | None = None) -> str:
-    """One list of the result with its heading; what is not known is empty, and lists have `; ` between their items.
+    """Return one list of the result with its heading; None is empty, and lists have `; ` between their items.
 
     `where`: see `rows_where`. `top`: at most so many rows, those with the highest self time first.
 
@@ -464,20 +387,20 @@ def csv_text(analysis: Analysis, rows: str = "layers", *, where: Iterable[str] =
 
 
 def _line(cells: Sequence[Any]) -> str:
-    """What holds either of the two that may end a line is put in quotes, because both are written; one is kept."""
+    """Return a line of CSV: what holds CR or LF is quoted, as both are written; the LF is kept."""
     line = io.StringIO(newline="")
     csv.writer(line, lineterminator="\r\n").writerow(cells)
     return line.getvalue().removesuffix("\r\n") + "\n"
 
 
 def write_csv(analysis: Analysis, path: Path, rows: str = "layers") -> None:
-    """One list into one file, in UTF-8."""
+    """Write one list into one file, in UTF-8."""
     with replacing(path) as beside:
         beside.write_text(csv_text(analysis, rows), encoding="utf-8", newline="")
 
 
 def write_csv_files(analysis: Analysis, directory: Path) -> tuple[Path, ...]:
-    """Each list that has rows into a file of its own; the files.
+    """Write each list that has rows into a file of its own; return the files.
 
     Raises:
         OSError: one of them cannot be written.
@@ -489,7 +412,7 @@ def write_csv_files(analysis: Analysis, directory: Path) -> tuple[Path, ...]:
 
 
 def rows_of(analysis: Analysis, name: str) -> tuple[Sequence[str], list[dict[str, Any]]]:
-    """The columns of a list, and its rows as `result.json` has them.
+    """Return the columns of a list, and its rows as `result.json` has them.
 
     Raises:
         WrongUse: a result has no such list.
@@ -502,7 +425,7 @@ def rows_of(analysis: Analysis, name: str) -> tuple[Sequence[str], list[dict[str
 
 
 def csv_cell(value: Any) -> Any:
-    """A value as a cell: empty for what is not known, and no formula."""
+    """Return a value as a cell: empty for None, and never a formula."""
     if value is None:
         return ""
     if isinstance(value, Mapping):
@@ -523,7 +446,7 @@ _DTYPES |= {"int | None": "Int64", "float | None": "float64", "bool | None": "bo
 
 
 def data_frame(analysis: Analysis, rows: str = "layers") -> pd.DataFrame:
-    """One list of the result, a row a row, columns and units as in `result.json`; what is not known is NA.
+    """Return one list of the result, a row a row, columns and units as in `result.json`; what is not known is NA.
 
     Raises:
         MissingPackage: pandas is not installed.
@@ -541,7 +464,4 @@ def data_frame(analysis: Analysis, rows: str = "layers") -> pd.DataFrame:
         for field in fields(LISTS[rows])
         if field.type in _DTYPES
     }
-    return pd.DataFrame(
-        {name: pd.Series([row[name] for row in table], dtype=dtypes.get(name, "object")) for name in names},
-        columns=list(names),
-    )
+    return pd.DataFrame(table, columns=list(names), dtype="object").astype(dtypes)

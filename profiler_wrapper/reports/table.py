@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
@@ -11,6 +13,7 @@ from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, PHASES, Analysis, P
 from profiler_wrapper.analysis.statistics import sum_if_all_known
 from profiler_wrapper.analysis.work.peaks import NO_PEAK
 from profiler_wrapper.errors import WrongUse, shown
+from profiler_wrapper.reports import describe
 from profiler_wrapper.reports.columns import (
     COLUMNS,
     SUMMED,
@@ -22,31 +25,7 @@ from profiler_wrapper.reports.columns import (
     scale_of,
     summed,
 )
-from profiler_wrapper.reports.describe import (
-    SECONDS_NS,
-    expert_and_adapter_lines,
-    followed_lines,
-    kv_cache_lines,
-    left_out_in_words,
-    outside_label,
-    parts_in_words,
-    peak_bytes,
-    per_step,
-    step_numbers,
-    title_parts,
-    use_lines,
-)
-from profiler_wrapper.reports.folding import (
-    LayerTotal,
-    Order,
-    Outlier,
-    Shown,
-    Tree,
-    choose,
-    in_order,
-    layer_totals,
-    outlying_layers,
-)
+from profiler_wrapper.reports.folding import Fold, LayerTotal, Outlier, Tree, layer_totals, outlying_layers
 from profiler_wrapper.reports.memory import memory_lines
 from profiler_wrapper.reports.text import AT_LEAST, cells, clean, set_in, shorten, whole_ones, wrap
 from profiler_wrapper.terminal import Cell, Style, bar, in_a_row
@@ -54,6 +33,7 @@ from profiler_wrapper.units import MIB
 
 # --- The rows, as numbers ---
 
+Order = Literal["cost", "model"]
 RowKind = Literal["layer", "median", "outlier", "outside", "unattributed", "total"]
 
 MOST_OUTLIERS = 3
@@ -73,6 +53,9 @@ class TableRow:
     range_ns: tuple[float, float] | None = None  # of a median: the least and the most total
 
 
+_Place = tuple[tuple[int, int, int], ...]  # of a row: sorted by it, rows stand below that of their parent
+
+
 @dataclass(frozen=True)
 class TableRows:
     """The rows of a table and how many layers have none in it."""
@@ -82,7 +65,7 @@ class TableRows:
 
 
 def table_rows(analysis: Analysis, *, most: int, order: Order = "cost", layer_rows: int | None = None) -> TableRows:
-    """At most `most` rows: layers (at most `layer_rows`), what is outside all layers, `(unattributed)` and the total.
+    """Return at most `most` rows: layers (at most `layer_rows`), what is outside layers, `(unattributed)`, the total.
 
     Rows without indentation add up to the total; the most expensive layers of the tree are chosen, each
     below its parent.
@@ -94,28 +77,68 @@ def table_rows(analysis: Analysis, *, most: int, order: Order = "cost", layer_ro
     totals = layer_totals(analysis)
     room = most - 1 - len(outside) - len(unattributed)
     room = room if layer_rows is None else min(room, layer_rows)
-    shown, rest = choose(
-        Tree(totals), most=room, extras=lambda one: [_median_row(one, scale), *_outlier_rows(one, scale)]
-    )
-    rows = [row for root in in_order(shown, order) for row in _rows_below(root, order, scale)]
-    if rest:
-        sums = summed([fold.values for fold in rest])
-        rows.append(TableRow(kind="layer", label=f"({len(rest)} more roots)", values=scale.of(sums)))
-    visible = sum(len(one.fold.members) for root in shown for one in root.walk())
+    rows, shown_layers = _tree_rows(Tree(totals), scale, most=room, order=order)
     rows += [*outside, *unattributed, total_row(analysis, totals, scale)]
-    return TableRows(rows, len(totals) - visible)
+    return TableRows(rows, len(totals) - shown_layers)
+
+
+def _tree_rows(tree: Tree, scale: Scale, *, most: int, order: Order) -> tuple[list[TableRow], int]:
+    """Return at most `most` rows, each below its parent: roots, then the most expensive; and how many layers they hold.
+
+    Roots that do not fit are one row together. A numbered fold brings its median and its outliers, as many as fit.
+    """
+    roots = sorted(tree.roots(), key=lambda fold: -fold.time_ns)
+    fitting = roots if len(roots) <= most else roots[: max(0, most - 1)]
+    rest = roots[len(fitting) :]
+    room, number = most - len(fitting) - bool(rest), count()
+    waiting: list[tuple[int, int, Fold, _Place, bool]] = []
+    drawn: list[tuple[_Place, list[TableRow]]] = []
+    layers = 0
+
+    def wait(fold: Fold, above: _Place = (), *, part_of_many: bool = False) -> None:
+        at, cost = next(number), -fold.time_ns
+        place = (cost, fold.order, at) if order == "cost" else (fold.order, cost, at)
+        heapq.heappush(waiting, (cost, at, fold, (*above, place), part_of_many))
+
+    for root in fitting:
+        wait(root)
+    while waiting:
+        _, _, fold, place, part_of_many = heapq.heappop(waiting)
+        depth = len(place) - 1
+        if depth and room < 1:
+            continue
+        room -= depth > 0
+        rows = [_fold_row(fold, depth, scale)]
+        if fold.numbered and not part_of_many:
+            rows += [_median_row(fold, depth + 1, scale), *_outlier_rows(fold, depth + 1, scale)][:room]
+            room -= len(rows) - 1
+        drawn.append((place, rows))
+        layers += len(fold.members)
+        for child in tree.children(fold) if room > 0 else ():
+            wait(child, place, part_of_many=len(fold.members) > 1)
+    found = [row for _, rows in sorted(drawn, key=lambda one: one[0]) for row in rows]
+    if rest:
+        values = scale.of(summed([fold.values for fold in rest]))
+        found.append(TableRow(kind="layer", label=f"({len(rest)} more roots)", values=values))
+    return found, layers
+
+
+def _fold_row(fold: Fold, depth: int, scale: Scale) -> TableRow:
+    flags = [flag for flag in fold.members[0].flags if all(flag in member.flags for member in fold.members)]
+    after = f" [{', '.join(flags)}]" if flags else ""
+    return TableRow(kind="layer", values=scale.of(fold.values), label=fold.label, depth=depth, after=after)
 
 
 def phase_columns(rows: Sequence[TableRow]) -> list[Phase]:
-    """The phases that have a column."""
+    """Return the phases that have a column."""
     used = {phase for row in rows for phase in PHASES if row.values.get(phase)}
     of_layers = {phase for row in rows if row.kind == "layer" for phase in PHASES if row.values.get(phase)}
     return [phase for phase in PHASES if phase in (of_layers if phase in ALONE else used)]
 
 
-def _median_row(one: Shown, scale: Scale) -> TableRow:
-    """Of what stands in a row of sibling layers, the median of each; the peak is of no layer alone."""
-    rows = [scale.of(member.values) for member in one.fold.members]
+def _median_row(fold: Fold, depth: int, scale: Scale) -> TableRow:
+    """Return the median of each value of sibling layers; the peak is of no layer alone."""
+    rows = [scale.of(member.values) for member in fold.members]
     totals = [row["time"] for row in rows]
     phases = [phase for phase in PHASES if any(phase in row for row in rows)]
     values: dict[str, Any] = {phase: median(row.get(phase, 0) for row in rows) for phase in phases}
@@ -126,53 +149,34 @@ def _median_row(one: Shown, scale: Scale) -> TableRow:
     return TableRow(
         kind="median",
         before="median",
-        depth=one.depth + 1,
+        depth=depth,
         values=scale.completed(values),
         range_ns=(min(totals), max(totals)),
     )
 
 
-def _outlier_rows(one: Shown, scale: Scale) -> list[TableRow]:
-    outlying = outlying_layers(one.fold)
-    relative = dict(zip((member.layer for member in one.fold.members), one.fold.relative, strict=True))
+def _outlier_rows(fold: Fold, depth: int, scale: Scale) -> list[TableRow]:
+    outlying = outlying_layers(fold)
+    relative = dict(zip((member.layer for member in fold.members), fold.relative, strict=True))
     more = len(outlying) - MOST_OUTLIERS
     rows = []
     for i, this in enumerate(outlying[:MOST_OUTLIERS]):
         after = _excess(this) + (f", {more} more" if more > 0 and i == MOST_OUTLIERS - 1 else "")
         values, label = scale.of(this.layer.values), relative[this.layer.layer]
-        rows.append(
-            TableRow(kind="outlier", values=values, label=label, depth=one.depth + 1, before="outlier: ", after=after)
-        )
+        rows.append(TableRow(kind="outlier", values=values, label=label, depth=depth, before="outlier: ", after=after))
     return rows
 
 
 def _excess(outlying: Outlier) -> str:
-    """How far off: ` +97 %`, ` retained -40 %`, or as a factor from 10 on."""
+    """Say how far off a layer is: ` +97 %`, ` retained -40 %`, or as a factor from 10 on."""
     what = "" if outlying.what == "time" else " retained"
     return f"{what} {100 * outlying.excess:+.0f} %" if outlying.excess < 9 else f"{what} x{1 + outlying.excess:.3g}"
 
 
-def _rows_below(one: Shown, order: Order, scale: Scale) -> list[TableRow]:
-    """The row of `one` and of all below it, in drawing order."""
-    rows: list[TableRow] = []
-    stack = [one]
-    while stack:
-        this = stack.pop()
-        fold = this.fold
-        flags = [flag for flag in fold.members[0].flags if all(flag in member.flags for member in fold.members)]
-        after = f" [{', '.join(flags)}]" if flags else ""
-        rows.append(
-            TableRow(kind="layer", values=scale.of(fold.values), label=fold.label, depth=this.depth, after=after)
-        )
-        rows += this.extras
-        stack += reversed(in_order(this.children, order))
-    return rows
-
-
 def outside_rows(analysis: Analysis, scale: Scale) -> list[TableRow]:
-    """What has no module by nature, the most expensive first."""
+    """Return what has no module by nature, the most expensive first."""
     rows = [
-        TableRow(kind="outside", label=outside_label(row), values=scale.of(layer_values([row])))
+        TableRow(kind="outside", label=describe.outside_label(row), values=scale.of(layer_values([row])))
         for row in analysis.layers
         if not row.layer and (row.time_ns or row.lost_launches)
     ]
@@ -180,7 +184,7 @@ def outside_rows(analysis: Analysis, scale: Scale) -> list[TableRow]:
 
 
 def unattributed_rows(analysis: Analysis, scale: Scale) -> list[TableRow]:
-    """What should have a layer and has none, by reason, the most expensive first."""
+    """Return what should have a layer and has none, by reason, the most expensive first."""
     rows = [
         TableRow(
             kind="unattributed", before="(unattributed) ", label=row.reason, values=scale.of({"time": row.time_ns})
@@ -192,7 +196,7 @@ def unattributed_rows(analysis: Analysis, scale: Scale) -> list[TableRow]:
 
 
 def _merged(rows: list[TableRow], most: int, label: str, scale: Scale) -> list[TableRow]:
-    """At most `most` rows: the last ones in one."""
+    """Sum up the last rows in one, where there are more than `most`."""
     if len(rows) <= most:
         return rows
     rest = rows[most - 1 :]
@@ -201,7 +205,7 @@ def _merged(rows: list[TableRow], most: int, label: str, scale: Scale) -> list[T
 
 
 def total_row(analysis: Analysis, totals: Sequence[LayerTotal], scale: Scale) -> TableRow:
-    """All that was recorded; `totals` as `layer_totals` gives them."""
+    """Return the row of all that was recorded; `totals` as `layer_totals` gives them."""
     phases: dict[str, int] = {}
     for row in analysis.layers:
         phases[row.phase] = phases.get(row.phase, 0) + row.self_time_ns
@@ -218,13 +222,13 @@ def total_row(analysis: Analysis, totals: Sequence[LayerTotal], scale: Scale) ->
         "known_flops": sum(row.flops_per_step for row in analysis.flops) if analysis.uncounted else None,
         "roof": _whole_roof(analysis, roots),
         "retained": of_roots["retained"],
-        "peak": most((peak_bytes(analysis), of_roots["peak"])),
+        "peak": most((describe.peak_bytes(analysis), of_roots["peak"])),
     }
     return TableRow(kind="total", label="TOTAL", values=scale.of(sums))
 
 
 def _all_flops(analysis: Analysis) -> int | None:
-    """Of all that ran; None where over 1 % of the time is of kernels launched before the trace, which tell none."""
+    """Sum the FLOPs of all that ran; None where kernels launched before the trace, which tell none, took over 1 %."""
     before_ns = sum(row.time_ns for row in analysis.unattributed if row.reason == LAUNCHED_BEFORE)
     if before_ns > _TRIFLE * analysis.time.total_ns or any(not row.layers for row in analysis.uncounted):
         return None
@@ -234,14 +238,14 @@ def _all_flops(analysis: Analysis) -> int | None:
 
 
 def _whole_roof(analysis: Analysis, roots: Sequence[LayerTotal]) -> int | None:
-    """Of all that ran; None where what is not known took over 1 % of the time."""
+    """Sum the time at the roof of all that ran; None where what has none known took over 1 % of the time."""
     parts = [
         *((root.values["roof"], root.time_ns) for root in roots),
         *((row.roof_time_per_step_ns, row.time_ns) for row in analysis.layers if not row.layer),
         *((row.roof_time_per_step_ns, row.time_ns) for row in analysis.unattributed),
     ]
     known = [roof_ns for roof_ns, _ in parts if roof_ns is not None]
-    steps = max(1, len(step_numbers(analysis)))
+    steps = max(1, len(describe.step_numbers(analysis)))
     missing_ns = max(
         sum(time_ns for roof_ns, time_ns in parts if roof_ns is None),
         steps * sum(row.time_per_step_ns for row in analysis.untold_bytes),
@@ -293,7 +297,7 @@ def console_table(
     order: Order = "cost",
     layer_rows: int | None = None,
 ) -> str:
-    """The layer tree with the most expensive layers first (`order="model"`: as in the model), times in ms per step.
+    """Print the layer tree, the most expensive layers first (`order="model"`: as in the model), times in ms per step.
 
     At most `rows` lines and `width` columns in all, `layer_rows` of them about layers; ASCII unless `unicode`; with
     colours and bars of the shares if `styled`. Rows without indentation add up to TOTAL. A row such as
@@ -307,16 +311,17 @@ def console_table(
         raise WrongUse(f"A table of {rows} rows and {width} columns: give at least {FEWEST_ROWS} and {NARROWEST}.")
     if order not in ("cost", "model"):
         raise WrongUse(f"order={shown(order)}: give 'cost' or 'model'.")
-    head = _joined(title_parts(analysis, unicode=unicode), width, _TITLE_LINES if rows >= _HIGH else 2)
+    high = rows >= _HIGH
+    head = _joined(describe.title_parts(analysis, unicode=unicode), width, _TITLE_LINES if high else 2)
     about: list[str] = []
-    if rows >= _HIGH:
-        steps = filter(None, [parts_in_words(analysis), left_out_in_words(analysis)])
+    if high:
+        steps = filter(None, [describe.parts_in_words(analysis), describe.left_out_in_words(analysis)])
         about += (line for text in steps for line in wrap(text, width, 2))
-        about += use_lines(analysis, width) + expert_and_adapter_lines(analysis, width)
+        about += describe.use_lines(analysis, width) + describe.expert_and_adapter_lines(analysis, width)
         about += memory_lines(analysis.memory, width)
-        about += (line for text in kv_cache_lines(analysis)[:2] for line in wrap(text, width, 2))
-    closing = [*_warning_lines(analysis, rows, width, unicode), *_verdict_lines(analysis, rows, width, unicode, styled)]
-    followed = followed_lines(analysis, most=_FOLLOWED_LINES if rows >= _HIGH else 1, width=width, unicode=unicode)
+        about += (line for text in describe.kv_cache_lines(analysis)[:2] for line in wrap(text, width, 2))
+    closing = [*_warning_lines(analysis, rows, width, unicode), *_verdict_lines(analysis, high, width, unicode, styled)]
+    followed = describe.followed_lines(analysis, most=_FOLLOWED_LINES if high else 1, width=width, unicode=unicode)
     most = rows - len(head) - 2 - len(followed) - len(closing)  # 2: the heading and its units
     room = max(0, most - rows // 3 - 1)  # the table itself comes first
     if len(about) > room + 1:
@@ -334,7 +339,7 @@ def console_table(
 
 
 def _joined(parts: Sequence[str], width: int, most: int) -> list[str]:
-    """`parts` with commas on at most so many lines; what does not fit is left out."""
+    """Join `parts` with commas on at most `most` lines; what does not fit is left out."""
     lines = [shorten(parts[0], width)]
     for part in parts[1:]:
         if cells(lines[-1]) + 2 + cells(part) <= width:
@@ -345,27 +350,29 @@ def _joined(parts: Sequence[str], width: int, most: int) -> list[str]:
 
 
 def _warning_lines(analysis: Analysis, rows: int, width: int, unicode: bool) -> list[str]:
-    """Those that fit in a fifth of the rows, and how many others there are."""
+    """Return the warnings that fit in a fifth of the rows, and how many others there are."""
     # That of CPUs no peak is known is so in every run on one.
     texts = [one for one in analysis.warnings if analysis.time_basis == "device" or not one.startswith(NO_PEAK)]
     lines = [f"warning: {clean(one, unicode=unicode)}" for one in texts]
     return whole_ones(lines, width, rows // 5, "warnings: see the log")
 
 
-def _verdict_lines(analysis: Analysis, rows: int, width: int, unicode: bool, styled: bool) -> list[str]:
-    """What stands out, and what to do first, which has a line of its own."""
+def _verdict_lines(analysis: Analysis, high: bool, width: int, unicode: bool, styled: bool) -> list[str]:
+    """Return what stands out, and what to do first, which has a line of its own."""
     verdict, before, fix = clean(analysis.summary.get("verdict") or "", unicode=unicode).partition("First fix: ")
-    room = _VERDICT_LINES if rows >= _HIGH else 1
+    room = _VERDICT_LINES if high else 1
     lines = wrap(verdict.rstrip(), width, room) if verdict else []
     return [in_a_row([Cell(line, "bold")], styled) for line in lines] + (wrap(before + fix, width) if fix else [])
 
 
 def _draw(rows: Sequence[TableRow], analysis: Analysis, width: int, unicode: bool, styled: bool) -> list[str]:
-    """The heading, its units and one line per row."""
+    """Return the heading, its units and one line per row."""
     formats = formats_for(rows)
-    milliseconds = formats["time"].text
-    fixed = [sum(map(cells, _fixed_text(row, milliseconds))) for row in rows]
-    needed = max([_NAME_WIDTH, *(size + min(12, cells(row.label)) for size, row in zip(fixed, rows, strict=True))])
+    time = formats["time"].text
+    afters = [f" ({time(row.range_ns[0])}-{time(row.range_ns[1])})" if row.range_ns else row.after for row in rows]
+    befores = ["  " * min(row.depth, _DEEPEST_INDENT) + row.before for row in rows]
+    parts = [*zip(befores, (clean(row.label, unicode=unicode) for row in rows), afters, strict=True)]
+    needed = max(_NAME_WIDTH, *(cells(before) + min(12, cells(label)) + cells(after) for before, label, after in parts))
     columns = _columns(rows, formats, unicode, styled)
     while len(columns) > 1 and sum(column.width + 1 for column in columns) > width - needed:
         columns.remove(max(columns, key=lambda column: column.goes))
@@ -375,8 +382,8 @@ def _draw(rows: Sequence[TableRow], analysis: Analysis, width: int, unicode: boo
     # A long name runs on over the empty cells before its first number, which take so many columns of the terminal.
     empty = [next((i for i, column in enumerate(columns) if column.texts[at]), len(columns)) for at in range(len(rows))]
     free = [sum(column.width + gap for column in columns[:count]) for count in empty]
-    names = [_name(row, room + beside, milliseconds, unicode) for row, beside in zip(rows, free, strict=True)]
-    per = per_step(analysis)
+    names = [_name(*part, room + beside, unicode) for part, beside in zip(parts, free, strict=True)]
+    per = describe.per_step(analysis)
     name_width = max([len(per), *(cells(name) - beside for name, beside in zip(names, free, strict=True))])
     longer = min(_LONGEST_BAR - _SHORTEST_BAR, room - name_width)
     columns = [_bars(rows, _SHORTEST_BAR + longer, unicode) if column.style else column for column in columns]
@@ -396,30 +403,20 @@ def _draw(rows: Sequence[TableRow], analysis: Analysis, width: int, unicode: boo
 
 
 def _bars(rows: Sequence[TableRow], size: int, unicode: bool) -> _Drawn:
-    """The shares once more, as bars."""
+    """Return a column with the shares as bars."""
     bars = [bar(row.values["share"] or 0, size, unicode=unicode) for row in rows]
     return _Drawn("", " " * size, _BAR_GOES, [one.ljust(size) for one in bars], "accent")
 
 
-def _name(row: TableRow, width: int, milliseconds: Callable[[float], str], unicode: bool) -> str:
-    """The indented name, with what stands before and after it whole."""
-    before, after = _fixed_text(row, milliseconds)
+def _name(before: str, label: str, after: str, width: int, unicode: bool) -> str:
+    """Join the parts of a name; where there is no room, the label is cut in the middle."""
     ellipsis = "…" if unicode else "..."
-    label = shorten(clean(row.label, unicode=unicode), max(0, width - cells(before) - cells(after)), ellipsis=ellipsis)
+    label = shorten(label, max(0, width - cells(before) - cells(after)), ellipsis=ellipsis)
     return shorten(before + label + after, width, ellipsis=ellipsis)
 
 
-def _fixed_text(row: TableRow, milliseconds: Callable[[float], str]) -> tuple[str, str]:
-    """What must not be shortened before and after a row's label."""
-    after = row.after
-    if row.range_ns is not None:
-        least, most = map(milliseconds, row.range_ns)
-        after = f" ({least}-{most})"
-    return "  " * min(row.depth, _DEEPEST_INDENT) + row.before, after
-
-
 def _columns(rows: Sequence[TableRow], formats: Mapping[str, Format], unicode: bool, styled: bool) -> list[_Drawn]:
-    """The columns that hold anything, those of phases first; with the shares as bars, if `styled`."""
+    """Return the columns that hold anything, those of phases first; with the shares as bars, if `styled`."""
     total = next((row.values for row in rows if row.kind == "total"), {})
     drawn = []
     for i, phase in enumerate(phase_columns(rows)):
@@ -438,12 +435,12 @@ def _columns(rows: Sequence[TableRow], formats: Mapping[str, Format], unicode: b
 
 
 def at_least(time: str, values: Values, *, unicode: bool = False) -> str:
-    """The time of a row as a lower bound, where kernels that it launched are not in the trace."""
+    """Mark the time of a row as a lower bound, where kernels that it launched are not in the trace."""
     return clean(AT_LEAST, unicode=unicode) + time if values["lost_launches"] else time
 
 
 def cell_text(column: Column, values: Values, form: Format, *, unicode: bool = False) -> str:
-    """A value of a row; where an op tells no FLOPs, those that are known, as a lower bound."""
+    """Write a value of a row; where an op tells no FLOPs, those that are known, as a lower bound."""
     if column.key == "flops" and values["flops"] is None and values["known_flops"]:
         return clean(AT_LEAST, unicode=unicode) + form.text(values["known_flops"])
     text = form.of(values[column.key])
@@ -461,7 +458,7 @@ class Format(NamedTuple):
 
 
 def formats_for(rows: Sequence[TableRow]) -> dict[str, Format]:
-    """By the kind of a column: units that fit the largest value, and as many digits as it leaves room for."""
+    """Return formats by the kind of a column: a unit for the largest value, and as many digits as it has room for."""
 
     def largest(*keys: str) -> float:
         return max((row.values[key] or 0 for row in rows for key in keys), default=0)
@@ -471,7 +468,7 @@ def formats_for(rows: Sequence[TableRow]) -> dict[str, Format]:
     rate_unit, rate_size = ("TFLOP/s", 1e12) if rate >= 1e12 else ("GFLOP/s", 1e9) if rate >= 1e7 else ("MFLOP/s", 1e6)
     work = _number(flops, work_size)
     return {
-        "time": Format("s", _number(time, 1e9)) if time >= SECONDS_NS else Format("ms", _number(time, 1e6)),
+        "time": Format("s", _number(time, 1e9)) if time >= describe.SECONDS_NS else Format("ms", _number(time, 1e6)),
         "share": Format("%", lambda share: f"{100 * share:.1f}"),
         "flops": Format(work_unit, lambda value: work(value) if value else ""),
         "rate": Format(rate_unit, _number(rate, rate_size)),

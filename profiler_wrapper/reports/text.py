@@ -15,7 +15,7 @@ _LONGEST_NAME = 4000  # what is longer is cut before it is cleaned, so a name of
 
 
 def clean(text: str, *, unicode: bool = False) -> str:
-    """`text` on one printable line: control characters, surrogates and invisible marks are escaped.
+    """Return `text` on one printable line: control characters, surrogates and invisible marks are escaped.
 
     Without `unicode` everything beyond ASCII is escaped too; the signs of units and errors are spelled out.
     """
@@ -33,7 +33,7 @@ def clean(text: str, *, unicode: bool = False) -> str:
 
 
 def cells(text: str) -> int:
-    """Columns of a terminal that `text` takes: 2 for a wide character, 0 for a combining one."""
+    """Return how many columns of a terminal `text` takes: 2 for a wide character, 0 for a combining one."""
     return len(text) if text.isascii() else sum(map(_char_cells, text))
 
 
@@ -45,7 +45,7 @@ def _char_cells(char: str) -> int:
 
 
 def shorten(text: str, width: int, *, ellipsis: str = "...") -> str:
-    """`text` in at most `width` columns, cut in the middle: `model.lay...self_attn`."""
+    """Cut `text` in the middle to at most `width` columns: `model.lay...self_attn`."""
     if cells(text) <= width:
         return text
     room = width - cells(ellipsis)
@@ -56,14 +56,14 @@ def shorten(text: str, width: int, *, ellipsis: str = "...") -> str:
 
 
 def _head(text: str, width: int) -> str:
-    """The longest start of `text` within `width` columns."""
+    """Return the longest start of `text` within `width` columns."""
     if text.isascii():
         return text[:width]
     return text[: sum(used <= width for used in accumulate(map(_char_cells, text)))]
 
 
 def whole_ones(texts: Sequence[str], width: int, room: int, others: str) -> list[str]:
-    """The texts that fit whole in `room` lines, and a line that counts the `others`: what is cut may be the cure."""
+    """Return the texts that fit whole in `room` lines, and a line that counts the others."""
     lines, hidden = list[str](), len(texts)
     for text in texts:
         if len(lines) + len(wrapped := wrap(text, width, room + 1)) <= room:
@@ -72,7 +72,7 @@ def whole_ones(texts: Sequence[str], width: int, room: int, others: str) -> list
 
 
 def wrap(text: str, width: int, lines: int = 99) -> list[str]:
-    """`text` in at most `lines` lines of at most `width` columns; what is left out leaves an ellipsis."""
+    """Wrap `text` to at most `lines` lines of at most `width` columns; what is left out leaves an ellipsis."""
     doubled = text  # wide characters are two, between which a line may part
     if not text.isascii():
         doubled = "".join(char + "\0" * (_char_cells(char) - 1) for char in text)
@@ -87,7 +87,7 @@ def wrap(text: str, width: int, lines: int = 99) -> list[str]:
 def grid(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, left_columns: int = 1, left_last: bool = False
 ) -> str:
-    """A plain table: the first `left_columns` columns to the left, numbers to the right, two spaces between.
+    """Print a plain table: the first `left_columns` columns to the left, numbers to the right, two spaces between.
 
     Columns without any text are left out. With `left_last` the last column is to the left too.
     """
@@ -101,7 +101,7 @@ def grid(
 
 
 def aligned_lines(lines: Sequence[Sequence[str] | None], aligned: Sequence[str], *, gap: int = 2) -> list[str]:
-    """Cells in columns that are `gap` apart, each "left" or "right" `aligned`; None: a rule."""
+    """Align cells in columns that are `gap` apart, each "left" or "right" `aligned`; None: a rule."""
     widths = [max(cells(line[i]) for line in lines if line is not None) for i in range(len(aligned))]
     rule = ["-" * width for width in widths]
     drawn = ((set_in(*one) for one in zip(line or rule, widths, aligned, strict=True)) for line in lines)
@@ -109,6 +109,6 @@ def aligned_lines(lines: Sequence[Sequence[str] | None], aligned: Sequence[str],
 
 
 def set_in(text: str, width: int, aligned: str = "right") -> str:
-    """`text` at one side of `width` columns."""
+    """Pad `text` to `width` columns."""
     blank = " " * (width - cells(text))
     return text + blank if aligned == "left" else blank + text

@@ -22,7 +22,7 @@ _PLAIN = frozenset({"duration_ns", "depth", "device", "time_ns", "count", "event
 
 
 def packed_timeline(timeline: Timeline | str) -> tuple[dict[str, Any], str]:
-    """(what its numbers mean, its numbers); where there is no timeline, or packing it fails, ({why}, "")."""
+    """Return (what its numbers mean, its numbers); where there is no timeline, or packing fails, ({why}, "")."""
     if isinstance(timeline, str):
         return {"why": timeline}, ""
     tables: dict[str, Columns] = {"events": timeline.events, "gaps": timeline.gaps, "sums": timeline.sums}
@@ -51,7 +51,7 @@ def packed_timeline(timeline: Timeline | str) -> tuple[dict[str, Any], str]:
 
 
 def coded(table: str, name: str, column: Int64) -> Int64:
-    """The numbers of a column that are written."""
+    """Return the numbers that are written for a column."""
     if name in _PLAIN or f"{table}.{name}" in _PLAIN:
         return column
     differences = np.diff(column, prepend=0)
@@ -59,7 +59,7 @@ def coded(table: str, name: str, column: Int64) -> Int64:
 
 
 def varints(numbers: Int64) -> bytes:
-    """From 0, seven bits a byte, the lowest first; all bytes of a number but its last have the highest bit."""
+    """Code numbers from 0, seven bits a byte, the lowest first; all bytes of one but its last have the highest bit."""
     length = np.ones(len(numbers), dtype=np.int64)
     for bits in range(7, 63, 7):
         length += numbers >> bits > 0

@@ -195,6 +195,14 @@ def test_many_roots_still_add_up() -> None:
     assert table.hidden_layers == 32
 
 
+def test_a_cheap_root_has_its_row_where_there_is_no_room_below_the_others() -> None:
+    layers = [Layer(name, "Root", self_us={"forward": 1.0}) for name in ("a", "b")]
+    layers += [Layer(f"a.{name}", name.upper(), self_us={"forward": 50.0}) for name in "pqrst"]
+    parents = {layer.name: "a" if "." in layer.name else None for layer in layers}
+    labels = [row.label for row in table_rows(analysis_of(layers, parents=parents), most=5).rows]
+    assert labels == ["a", "p", "q", "b", "TOTAL"]
+
+
 def test_few_rows_show_the_dearest_and_count_the_others() -> None:
     table = table_rows(llama(4), most=6)
     assert [row.before or row.label for row in table.rows] == [
@@ -663,7 +671,7 @@ def test_no_colour_codes_and_ascii() -> None:
 
 def test_much_to_say_below_leaves_a_third_to_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     short = console_table(llama(12)).split("\n")
-    monkeypatch.setattr(f"{console_table.__module__}.use_lines", lambda *_: [f"use {i}" for i in range(20)])
+    monkeypatch.setattr("profiler_wrapper.reports.describe.use_lines", lambda *_: [f"use {i}" for i in range(20)])
     lines = console_table(llama(12)).split("\n")
     layers = [line for line in lines if "layers." in line]
     assert layers[:3] == [line for line in short if "layers." in line][:3]

@@ -45,7 +45,7 @@ class Peaks:
 
     device: str  # exact name; "" where one was given for whatever device
     flops_per_s: Mapping[str, float]  # by the names in TYPES; what is not known is not there
-    bandwidth_bytes_per_s: float | None
+    bandwidth_bytes_per_s: float | None  # of its memory; null where not known
     source: str  # document of the maker, "measured ...", "given ..."
 
     def flops(self, dtype: str) -> float | None:
