@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 from profiler_wrapper.analysis.model import Analysis, LayerRow, Phase
 from profiler_wrapper.comparison.compare import Source
 from profiler_wrapper.comparison.match import Side, backends_of, match_names, shown_names, side_of, traits
-from profiler_wrapper.comparison.times import FEWEST_STEPS
+from profiler_wrapper.comparison.times import FEWEST
 from profiler_wrapper.errors import BrokenTrace, WrongUse, first_few, shown
 from profiler_wrapper.reports.describe import peak_bytes
 from profiler_wrapper.reports.result_json import from_dict, to_dict
@@ -142,8 +142,8 @@ def _measured(analysis: Analysis) -> Baseline:
     no_times = ""
     if own.get("shapes_in_timed_steps"):
         no_times = "shapes were recorded in the timed steps, which takes time; record without record_shapes=True"
-    elif not side.known_steps or side.steps < FEWEST_STEPS:
-        no_times = f"it takes at least {FEWEST_STEPS} timed steps to know the noise; record more: steps='5-14'"
+    elif not side.known_steps or side.steps < FEWEST:
+        no_times = f"it takes at least {FEWEST} timed steps to know the noise; record more: steps='5-14'"
     listed = analysis.run.get("graph_breaks")
     breaks = tuple(dict.fromkeys(map(_break_in_words, listed))) if isinstance(listed, (list, tuple)) else None
     flops = sum(row.flops_per_step - _not_counted(row) for row in analysis.flops) if analysis.flops else None

@@ -32,12 +32,12 @@ from profiler_wrapper.comparison.model import (
     Decision,
     WorkChange,
 )
-from profiler_wrapper.comparison.text import CLOCK, MOST_OF_IT, PEAK, SURE, explained, uncertain, verdict_of
+from profiler_wrapper.comparison.text import CLOCK, PEAK, SURE, explained, uncertain, verdict_of
 from profiler_wrapper.comparison.times import (
-    FEWEST_STEPS,
-    LEAST_CHANGE_UNKNOWN,
-    LEAST_ONE_SIDED,
-    LEAST_SHARED,
+    FEWEST,
+    HALF,
+    MOST_NOISE,
+    NAMED_SHARE,
     TimeChanges,
     UnitKey,
     changed_layers,
@@ -142,9 +142,9 @@ def compare(a: Source, b: Source, *, name_a: str = "", name_b: str = "") -> Comp
     backend_changes = _backend_changes(pairs)
     work: tuple[WorkChange, ...] = ()
     phases: list[tuple[Phase, float]] = []
-    if shared_time(pairs, side_a, side_b) >= LEAST_SHARED:
+    if shared_time(pairs, side_a, side_b) >= HALF:
         work, phases = work_changes(pairs, side_a, side_b), list(_phases_of_one(pairs, side_a, side_b))
-    changes = time_changes(pairs, side_a, side_b, otherwise=frozenset(layer for one in work for layer in one.layers))
+    changes = time_changes(pairs, side_a, side_b, other_work=frozenset(layer for one in work for layer in one.layers))
     total_delta_ns = side_b.total_ns - side_a.total_ns
     changed = changes.total.beyond_noise and total_delta_ns * changes.total.shift > 0
     decision = _decision(total_delta_ns, changed)
@@ -160,7 +160,7 @@ def compare(a: Source, b: Source, *, name_a: str = "", name_b: str = "") -> Comp
     bases = (a.time_basis, b.time_basis)
     precise = math.isfinite(changes.total.mean_error) and changes.total.mean_error <= SURE
     sure = changes.known and (
-        precise if decision in ("no difference", "not certain") else explained(found, totals[0]) >= MOST_OF_IT
+        precise if decision in ("no difference", "not certain") else explained(found, totals[0]) >= HALF
     )
     return Comparison(
         verdict=verdict_of(phases, different, totals, changes, found, work, backend_changes, bases),
@@ -208,7 +208,7 @@ def _phases_of_one(pairs: Sequence[ComparedRow], a: Side, b: Side) -> Iterable[t
         for i, (row, side) in enumerate(((pair.a, a), (pair.b, b))):
             spent[pair.phase][i] += 0 if row is None else row.self_time_ns / side.steps
     for phase, (before, after) in spent.items():
-        if not (before and after) and max(before, after) >= LEAST_ONE_SIDED * max(a.total_ns, b.total_ns):
+        if not (before and after) and max(before, after) >= NAMED_SHARE * max(a.total_ns, b.total_ns):
             yield phase, after - before
 
 
@@ -247,7 +247,7 @@ def _totals(
     times = [np.array(step_times_ns(one), dtype=np.float64) for one in (a, b)]
     clock = _total(CLOCK, "ns", *(float(one.mean()) if len(one) else None for one in times), comparable=same_basis)
     # same (0 -> 1): no step takes 1 ns
-    if same_basis and all(len(one) >= FEWEST_STEPS and (one > 0).all() for one in times):
+    if same_basis and all(len(one) >= FEWEST and (one > 0).all() for one in times):
         change = series_change(*times)
         shown = _decision(change.shift, change.beyond_noise)
         clock = replace(clock, error=_finite(change.mean_error), decision=shown, reason=change.why_noise)
@@ -324,12 +324,12 @@ def _backend_changes(pairs: Sequence[ComparedRow]) -> tuple[tuple[str, str, str]
 
 
 def _notes(side_a: Side, side_b: Side, changes: TimeChanges) -> Iterable[str]:
-    few = [name for name, side in (("a", side_a), ("b", side_b)) if not side.known_steps or side.steps < FEWEST_STEPS]
+    few = [name for name, side in (("a", side_a), ("b", side_b)) if not side.known_steps or side.steps < FEWEST]
     if few and not changes.known and side_a.analysis.time_basis == side_b.analysis.time_basis:
-        who = f"{' and '.join(few)} {'has' if len(few) == 1 else 'have'} fewer than {FEWEST_STEPS} timed steps"
-        least = f"{100 * LEAST_CHANGE_UNKNOWN:.0f} %"
+        who = f"{' and '.join(few)} {'has' if len(few) == 1 else 'have'} fewer than {FEWEST} timed steps"
+        least = f"{100 * MOST_NOISE:.0f} %"
         yield f"noise not known, because {who}: a change counts from {least} on, and beyond that of other layers"
     if side_a.marked != side_b.marked:
         yield f"{'b' if side_a.marked else 'a'} marks no steps: its times and counts are of all of it, not of one step"
-    if changes.shared < LEAST_SHARED:
+    if changes.shared < HALF:
         yield f"only {100 * changes.shared:.0f} % of the time is in layers and phases that both have by name or class"

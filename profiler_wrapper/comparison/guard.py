@@ -35,8 +35,7 @@ from profiler_wrapper.comparison.compare import Source, name_of
 from profiler_wrapper.comparison.match import OF_MACHINE, differences, siblings_together, what_differs
 from profiler_wrapper.comparison.model import Difference
 from profiler_wrapper.comparison.times import (
-    BUSY,
-    beside_the_rest,
+    MOST_NOISE,
     common_factors,
     layer_shifts,
     limit,
@@ -503,11 +502,8 @@ def _check_time(base: Baseline, run: Baseline) -> GuardCheck:
     spreads = np.maximum.reduce([shifts.spread, *between])
     limits = np.maximum(_limit(spreads), limit(shifts.error))
     rows = []
-    for i in np.flatnonzero(shifts.beyond_noise()).tolist():
+    for i in np.flatnonzero(shifts.beyond_noise(on_cpu=not run.on_device)).tolist():
         shift = float(shifts.excess[i])
-        if not run.on_device:
-            beside = beside_the_rest(before[i], after[i], step_before, step_after)
-            shift = min(shift, beside, key=abs) if shift * beside > 0 else 0.0
         if abs(shift) > limits[i]:
             rows.append(_time_row(keys[i], float(np.median(before[i])), shift, limits[i], spreads[i]))
     unsteady, moved = int((~shifts.steady).sum()), math.expm1(shifts.common)
@@ -519,7 +515,7 @@ def _check_time(base: Baseline, run: Baseline) -> GuardCheck:
         whole = series_change(step_before, step_after)
         if whole.beyond_noise and abs(whole.shift) > _limit(spread):
             rows.append(_time_row(("", None), float(np.median(step_before)), whole.shift, _limit(spread), spread))
-    elif abs(moved) > BUSY and not any(row.worse for row in rows):
+    elif abs(moved) > MOST_NOISE and not any(row.worse for row in rows):
         return _undecided("time", f"all layers alike changed by {100 * moved:+.0f} %, as on a busy machine: try again")
     elif unsteady == len(keys):
         return _undecided("time", f"{reason}, as on a busy machine: try again")

@@ -21,7 +21,7 @@ from profiler_wrapper.comparison.model import (
     Difference,
     WorkChange,
 )
-from profiler_wrapper.comparison.times import LEAST_CHANGE, LEAST_ONE_SIDED, LEAST_SHARED, TimeChanges
+from profiler_wrapper.comparison.times import HALF, LEAST_CHANGE, NAMED_SHARE, TimeChanges
 from profiler_wrapper.errors import first_few
 from profiler_wrapper.reports.page import page_text
 from profiler_wrapper.reports.result_json import NS_PER_US, csv_cell, to_plain
@@ -33,7 +33,6 @@ from profiler_wrapper.units import MIB, TIME_NAMES
 CLOCK = "step on the clock"
 PEAK = "peak memory"
 SURE = 0.05  # standard error of the change of a step: with more, no difference is found where there may be one
-MOST_OF_IT = 0.5  # of a change: with less in single layers, it is said of all
 LIKE_LOAD = "all layers alike (as under other load or clock; low confidence)"
 _MOST_DIFFERENCES = 3  # in the verdict
 _MOST_LAYERS = 2  # with other work
@@ -63,7 +62,7 @@ def verdict_of(
     time = [_of_total(total, like_load, bases)]
     if certain:
         time += [flops, _where(changed, total, flops)]
-    elif changed and _time_ns(changed[0], changes) >= LEAST_ONE_SIDED * max(total.a or 0.0, total.b or 0.0):
+    elif changed and _time_ns(changed[0], changes) >= NAMED_SHARE * max(total.a or 0.0, total.b or 0.0):
         time.append(f"but {_beside_the_rest(changed, changes.left_out)}")
     memory = _of_memory(totals)
     parts = [*time, memory] if certain else [memory or (flops and f"b runs {flops}"), *time]
@@ -124,11 +123,11 @@ def explained(changed: Sequence[ChangedLayer], total: ComparedTotal) -> float:
 
 def _like_load(changed: Sequence[ChangedLayer], changes: TimeChanges, total: ComparedTotal) -> bool:
     """Load and clock of a machine change from run to run, and no step of a run shows it: on a CPU, by any amount."""
-    if total.decision not in ("slower", "faster") or explained(changed, total) >= MOST_OF_IT:
+    if total.decision not in ("slower", "faster") or explained(changed, total) >= HALF:
         return False
-    if changes.common_beyond_noise or changes.shared < LEAST_SHARED:
+    if changes.common_beyond_noise or changes.shared < HALF:
         return changes.common_beyond_noise
-    alone = not changed and total.change is not None and changes.common / total.change >= MOST_OF_IT
+    alone = not changed and total.change is not None and changes.common / total.change >= HALF
     return changes.on_cpu or alone
 
 
@@ -335,7 +334,7 @@ def _legend(comparison: Comparison) -> str:
     uncertain_ones = (total for total in comparison.totals if total.decision == "not certain")
     parts += [f"{total.name} not certain: {total.reason}" for total in uncertain_ones]
     change = comparison.totals[0].change
-    if comparison.decision == "not certain" and change and comparison.common / change >= MOST_OF_IT:
+    if comparison.decision == "not certain" and change and comparison.common / change >= HALF:
         parts.append("all layers changed alike, as under other load or clock")
     return "; ".join(parts)
 

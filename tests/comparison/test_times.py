@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profiler_wrapper.comparison.times import (
-    _ranks_agree,
     common_factors,
     layer_shifts,
+    row_shifts,
     series_change,
     step_spread,
     weighted_median,
@@ -26,12 +26,14 @@ def test_the_spread_of_a_step_is_its_standard_deviation(steps: int) -> None:
     assert np.isnan(step_spread(times[:, :1], times[:, :1])).all()
 
 
-def test_the_rank_test_asks_for_nine_of_ten_pairs_of_few_steps_and_for_less_of_many() -> None:
-    few = np.arange(5.0)
-    assert _ranks_agree(np.array([few, few]), np.array([few + 3.5, few + 2.5])).tolist() == [True, False]
-    many = np.arange(50.0)
-    assert _ranks_agree(np.array([many, many]), np.array([many + 11, many + 8])).tolist() == [True, False]
-    assert _ranks_agree(few[None, :1], few[None, :1]).tolist() == [True]  # one step has no ranks
+@pytest.mark.parametrize(("steps", "enough", "too_little"), [(5, 3.5, 2.5), (50, 14, 11)])
+def test_the_rank_test_asks_for_nine_of_ten_pairs_of_few_steps_and_for_less_of_many(
+    steps: int, enough: float, too_little: float
+) -> None:
+    side = np.arange(float(steps))
+    shifts = row_shifts(np.array([side, side]), np.array([side + enough, side + too_little]))
+    assert shifts.one_way.tolist() == [True, False]
+    assert row_shifts(side[None, :1], side[None, :1]).one_way.tolist() == [True]  # one step has no ranks
 
 
 def test_a_weighted_median_by_hand() -> None:
