@@ -13,6 +13,8 @@ from profiler_wrapper.terminal import unicode_terminal
 from profiler_wrapper.trace.atomic import replacing
 
 COMPARISON_VERSION = 1
+SAME = 0.01  # relative: FLOPs and bytes that are nearer are as good as equal
+LEAST_BYTES = 64 << 10  # of memory: a smaller difference is none
 
 Decision = Literal["slower", "faster", "no difference", "not certain", "not judged", "only in a", "only in b"]
 Confidence = Literal["high", "low"]

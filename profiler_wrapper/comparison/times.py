@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from profiler_wrapper.analysis.model import Phase
-from profiler_wrapper.analysis.statistics import MAD_TO_SIGMA, Float
+from profiler_wrapper.analysis.statistics import MAD_TO_SIGMA, Float, grouped
 from profiler_wrapper.comparison.match import Side, blocks_of, folded_name, like_name
 from profiler_wrapper.comparison.model import ChangedLayer, ComparedRow
 
@@ -137,6 +137,11 @@ class Change:
     def beyond_noise(self) -> bool:
         return not self.why_noise
 
+    @property
+    def precise(self) -> bool:
+        """Whether noise is small enough to hide no large change."""
+        return STANDARD_ERRORS * self.mean_error <= MOST_NOISE
+
 
 NO_CHANGE = Change(0.0, math.nan, "times of steps are not known on both sides")
 
@@ -241,14 +246,14 @@ class TimeChanges:
 
 
 def time_changes(
-    pairs: Sequence[ComparedRow], a: Side, b: Side, *, other_work: frozenset[str] = frozenset()
+    pairs: Sequence[ComparedRow], a: Side, b: Side, shared: float, other_work: frozenset[str]
 ) -> TimeChanges:
     """Judge every layer, phase and fold of sibling layers that takes `LEAST_SHARE` of a step on a side.
 
-    Times of a CPU and of a device are not judged together. `other_work`: layers, see `layer_shifts`.
+    Times of a CPU and of a device are not judged together. `shared`: see `TimeChanges`;
+    `other_work`: layers, see `layer_shifts`.
     """
     on_cpu = "cpu" in (a.analysis.time_basis, b.analysis.time_basis)
-    shared = shared_time(pairs, a, b)
     if a.analysis.time_basis != b.analysis.time_basis:
         return TimeChanges({}, NO_CHANGE, shared, on_cpu)
     judged = a.marked == b.marked and a.total_ns and b.total_ns
@@ -301,34 +306,26 @@ def time_changes(
     return TimeChanges(units, total, shared, on_cpu, shifts.known, math.expm1(common), all_moved, math.expm1(left_out))
 
 
-def shared_time(pairs: Sequence[ComparedRow], a: Side, b: Side) -> float:
-    """Return the share of the time that is in layers and phases of both sides: the smaller of the two."""
-    both = [(pair.a, pair.b) for pair in pairs if pair.a is not None and pair.b is not None]
-    return min(
-        sum(rows[i].self_time_ns for rows in both) / max(1, side.analysis.time.total_ns)
-        for i, side in enumerate((a, b))
-    )
-
-
 def _units(pairs: Sequence[ComparedRow]) -> Iterable[tuple[UnitKey, list[ComparedRow]]]:
-    by_layer: dict[str, list[ComparedRow]] = defaultdict(list)
+    """Yield what is judged as one, with its rows."""
+    by_layer = _rows_of_layers(pairs)
     for pair in pairs:
-        by_layer[pair.layer].append(pair)
         yield UnitKey((pair.layer,), pair.phase), [pair]
-    for layer, members in by_layer.items():
-        if layer:
-            yield UnitKey((layer,), None), members
-    for layers in _folds(by_layer):
+    for layers in [(layer,) for layer in by_layer if layer] + _folds(by_layer):
         members = [pair for layer in layers for pair in by_layer[layer]]
         yield UnitKey(layers, None), members
-        for phase in dict.fromkeys(pair.phase for pair in members):
+        for phase in dict.fromkeys(pair.phase for pair in members if len(layers) > 1):
             yield UnitKey(layers, phase), [pair for pair in members if pair.phase == phase]
 
 
-def _folds(rows: Mapping[str, Sequence[ComparedRow]]) -> list[tuple[str, ...]]:
-    """Layers of one class that have one place in their blocks, or names that differ in one number; three or more.
+def _rows_of_layers(pairs: Iterable[ComparedRow]) -> dict[str, list[ComparedRow]]:
+    return grouped((pair.layer, pair) for pair in pairs)
 
-    What only one side has goes together.
+
+def _folds(rows: Mapping[str, Sequence[ComparedRow]]) -> list[tuple[str, ...]]:
+    """Return layers of one class that have one place in their blocks, or names that differ in one number.
+
+    Three or more; what only one side has goes together.
     """
     groups: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for layer, pairs in rows.items():
@@ -340,54 +337,50 @@ def _folds(rows: Mapping[str, Sequence[ComparedRow]]) -> list[tuple[str, ...]]:
     return [tuple(layers) for layers in groups.values() if len(layers) >= FEWEST]
 
 
-# --- What explains a change: from the whole model down to the layers that it is in ---
+# What explains a change: from the whole model down to the layers that it is in.
 
-MOST_CHANGED = 5
+MOST_CHANGED = 5  # layers
 
 
 def changed_layers(
     pairs: Sequence[ComparedRow], changes: TimeChanges, total_delta_ns: float | None
 ) -> tuple[ChangedLayer, ...]:
-    """What changed otherwise than the rest, the largest change first. `total_delta_ns`: of a step, if it changed."""
-    tree = _Tree(pairs, changes)
-    found = [key for root in tree.roots() for key in tree.explain(root)]
-    rows = [tree.row(key, total_delta_ns) for key in dict.fromkeys(found)]
+    """Return what changed otherwise than the rest, the largest change first.
+
+    `total_delta_ns`: the change of a step, if it changed.
+    """
+    tree = _Tree(pairs, changes.units)
+    outside = [key for pair in pairs if not pair.layer and tree.apart(key := UnitKey(("",), pair.phase))]
+    rows = [tree.row(key, total_delta_ns) for key in dict.fromkeys((*tree.explain(None), *outside))]
     return tuple(sorted(rows, key=lambda row: -abs(row.change_ns))[:MOST_CHANGED])
 
 
 class _Tree:
-    """Layers below layers, with like ones together where they changed alike."""
+    """Layers below layers, with siblings together where they changed alike."""
 
-    def __init__(self, pairs: Sequence[ComparedRow], changes: TimeChanges) -> None:
-        self._changes = changes.units
-        self._children: dict[str | None, list[str]] = defaultdict(list)
-        self._rows: dict[str, list[ComparedRow]] = defaultdict(list)
-        shown: dict[str | None, str] = {pair.a.layer: pair.layer for pair in pairs if pair.a is not None}
-        parents: dict[str, str | None] = {}
-        for pair in pairs:
-            self._rows[pair.layer].append(pair)
-            if pair.b is not None:
-                parents[pair.layer] = pair.b.parent
-            else:
-                parents.setdefault(pair.layer, shown.get(pair.row.parent, pair.row.parent))
-        for layer in filter(None, parents):
-            above = parents[layer]
-            self._children[above if above and above in parents else None].append(layer)
+    def __init__(self, pairs: Sequence[ComparedRow], changes: Mapping[UnitKey, UnitChange]) -> None:
+        self._changes = changes
+        self._rows = _rows_of_layers(pairs)
         self._blocks = blocks_of(pairs)
         self._fold_of = {layer: fold for fold in _folds(self._rows) for layer in fold}
+        shown: dict[str | None, str] = {pair.a.layer: pair.layer for pair in pairs if pair.a is not None}
+        self._children: dict[str | None, list[str]] = defaultdict(list)
+        for layer, rows in self._rows.items():
+            of_b = [row.b.parent for row in rows if row.b is not None]
+            parent = of_b[0] if of_b else shown.get(rows[0].row.parent, rows[0].row.parent)
+            if layer:
+                self._children[parent if parent in self._rows else None].append(layer)
 
-    def roots(self) -> list[UnitKey]:
-        """Where to begin: the roots, and what has no module, phase by phase."""
-        outside = [UnitKey(("",), pair.phase) for pair in self._rows.get("", ())]
-        return self._together(self._children[None]) + [key for key in outside if self._apart(key)]
+    def apart(self, key: UnitKey) -> bool:
+        """Whether it changed otherwise than the rest."""
+        return key in self._changes and self._changes[key].apart
 
-    def explain(self, key: UnitKey) -> list[UnitKey]:
-        """The parts that explain the change of `key`, itself if no part does; nothing where nothing changed."""
-        if key.phase is not None:
-            return [key]
-        below = [child for layer in key.layers for child in self._children.get(layer, ())]
-        deeper = [deep for part in self._together(below) for deep in self.explain(part)]
-        if not self._apart(key):
+    def explain(self, key: UnitKey | None) -> list[UnitKey]:
+        """Return the parts that explain a change, itself if no part does; of the whole model (None) all parts."""
+        layers = key.layers if key is not None else (None,)
+        parts = self._together([child for layer in layers for child in self._children.get(layer, ())])
+        deeper = [deep for part in parts for deep in self.explain(part)]
+        if key is None or not self.apart(key):
             return deeper
         own = self._changes[key]
         explained = sum(self._changes[part].apart_ns for part in deeper) / own.apart_ns
@@ -395,15 +388,11 @@ class _Tree:
         everything = len(deeper) > 1 and changed_time >= EXPLAINS  # then the whole is said for its parts
         return deeper if explained >= EXPLAINS and not everything else [key]
 
-    def _apart(self, key: UnitKey) -> bool:
-        return key in self._changes and self._changes[key].apart
-
     def _together(self, layers: Sequence[str]) -> list[UnitKey]:
-        """`layers` as parts: siblings that are all among them as one, unless they changed unlike one another."""
+        """Return `layers` as parts: siblings that are all among them as one, unless they changed in different ways."""
         present = set(layers)
-        folds = {self._fold_of.get(layer, (layer,)): None for layer in layers}
         parts: dict[UnitKey, None] = {}
-        for fold in folds:
+        for fold in dict.fromkeys(self._fold_of.get(layer, (layer,)) for layer in layers):
             if present.issuperset(fold) and self._one_change(fold):
                 parts[UnitKey(fold, None)] = None
             else:
@@ -411,34 +400,27 @@ class _Tree:
         return list(parts)
 
     def _one_change(self, fold: tuple[str, ...]) -> bool:
-        """None of them changed; or all together, most of them in one direction, and the typical one about as all."""
+        """Whether none of them changed; or all together, and the typical one about as all."""
         whole, single = UnitKey(fold, None), [UnitKey((layer,), None) for layer in fold]
-        if not self._apart(whole):
-            return not any(map(self._apart, single))
+        if not self.apart(whole):
+            return not any(map(self.apart, single))
         mean = self._changes[whole].apart_ns / len(fold)
-        shares = [self._changes[key].apart_ns / mean for key in single if key in self._changes]
-        return median(shares) >= HALF
+        return median(self._changes[key].apart_ns / mean for key in single if key in self._changes) >= HALF
 
     def row(self, key: UnitKey, total_delta_ns: float | None) -> ChangedLayer:
+        """Return a changed layer; with the phase that explains its change, if one does."""
+        if key.phase is None:
+            phases = dict.fromkeys(pair.phase for layer in key.layers for pair in self._rows[layer])
+            parts = [part for phase in phases if self.apart(part := UnitKey(key.layers, phase))]
+            whole_ns = self._changes[key].apart_ns
+            key = next((part for part in parts if self._changes[part].apart_ns / whole_ns >= EXPLAINS), key)
         change = self._changes[key]
-        phase = key.phase
-        if phase is None:
-            phase, change = self._phase_of(key, change)
-        share = change.decided_ns / total_delta_ns if total_delta_ns else math.nan
         return ChangedLayer(
             layer=folded_name({layer: self._blocks.get(layer) for layer in key.layers}),
             layers=key.layers,
-            phase=phase,
+            phase=key.phase,
             change=change.change,
             error=change.error,
             change_ns=change.decided_ns,
-            share=share if math.isfinite(share) else None,
+            share=change.decided_ns / total_delta_ns if total_delta_ns else None,
         )
-
-    def _phase_of(self, key: UnitKey, whole: UnitChange) -> tuple[Phase | None, UnitChange]:
-        """The phase that has most of the change, and its own; else none and the change of all."""
-        for phase in dict.fromkeys(pair.phase for layer in key.layers for pair in self._rows[layer]):
-            part = self._changes.get(UnitKey(key.layers, phase))
-            if part is not None and part.apart and part.apart_ns / whole.apart_ns >= EXPLAINS:
-                return phase, part
-        return None, whole
