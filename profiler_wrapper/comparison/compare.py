@@ -76,8 +76,8 @@ def compare(a: Source, b: Source, *, name_a: str = "", name_b: str = "") -> Comp
     side_a, side_b = side_of(a), side_of(b)
     pairs = pair_rows(a, b)
     shared = shared_time(pairs, side_a, side_b)
-    alike = shared >= HALF
-    work = work_changes(pairs, side_a, side_b) if alike else ()
+    same_model = shared >= HALF
+    work = work_changes(pairs, side_a, side_b) if same_model else ()
     changes = time_changes(pairs, side_a, side_b, shared, frozenset(layer for one in work for layer in one.layers))
     totals = tuple(_totals(side_a, side_b, pairs, changes))
     decision = totals[0].decision
@@ -106,7 +106,9 @@ def compare(a: Source, b: Source, *, name_a: str = "", name_b: str = "") -> Comp
         backend_changes=_backend_changes(pairs),
         common=changes.left_out,
     )
-    return replace(found, verdict=verdict_of(found, changes, _phases_of_one(pairs, side_a, side_b) if alike else ()))
+    return replace(
+        found, verdict=verdict_of(found, changes, _phases_of_one(pairs, side_a, side_b) if same_model else ())
+    )
 
 
 def name_of(source: Source, default: str) -> str:
@@ -220,12 +222,12 @@ def _totals(side_a: Side, side_b: Side, pairs: Sequence[ComparedRow], changes: T
         return _total(name, unit, of(side_a), of(side_b), comparable=comparable)
 
     time = both(f"{basis} time", "ns", lambda side: side.total_ns, comparable=judged)
-    yield _judged(time, changes.total) if judged and side_a.total_ns and side_b.total_ns else time
+    yield _with_decision(time, changes.total) if judged and side_a.total_ns and side_b.total_ns else time
     times = [np.array(step_times_ns(one), dtype=np.float64) for one in (a, b)]
     clock = _total(CLOCK, "ns", *(float(one.mean()) if len(one) else None for one in times), comparable=same_basis)
     # same (0 -> 1): no step takes 1 ns
     known = same_basis and all(len(one) >= FEWEST and (one > 0).all() for one in times)
-    yield _judged(clock, series_change(*times)) if known else clock
+    yield _with_decision(clock, series_change(*times)) if known else clock
     yield both(PEAK, "bytes", lambda side: peak_bytes(side.analysis), comparable=same_basis)
     flops = both("FLOPs", "flops", lambda side: flops_per_step(side.analysis))
     yield flops
@@ -249,7 +251,7 @@ def _total(name: str, unit: Any, a: float | None, b: float | None, *, comparable
     return ComparedTotal(name=name, unit=unit, a=a, b=b, change=change)
 
 
-def _judged(total: ComparedTotal, change: Change) -> ComparedTotal:
+def _with_decision(total: ComparedTotal, change: Change) -> ComparedTotal:
     """Return a time with whether noise may have made its change, or may hide one."""
     moved = total.change or 0.0
     error = change.mean_error if math.isfinite(change.mean_error) else None

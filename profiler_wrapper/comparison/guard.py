@@ -210,14 +210,14 @@ def _name_of(source: Source | Baseline) -> str:
 
 
 def _checks(base: Baseline, run: Baseline, found: Sequence[Difference]) -> tuple[GuardCheck, ...]:
-    not_alike = "".join(f"the baseline is of {one.a}, the run of {one.b}" for one in found if one.what == "model")
-    if not not_alike and bool(base.traits.get("steps")) != bool(run.traits.get("steps")):
+    incomparable = "".join(f"the baseline is of {one.a}, the run of {one.b}" for one in found if one.what == "model")
+    if not incomparable and bool(base.traits.get("steps")) != bool(run.traits.get("steps")):
         who = "the run" if base.traits.get("steps") else "the baseline"
-        not_alike = f"{who} marks no steps, so that nothing of it is per step"
+        incomparable = f"{who} marks no steps, so that nothing of it is per step"
     checks = []
     for kind in _KINDS:
-        others = "; ".join(f"{one.what} was {one.a}, is {one.b}" for one in found if one.what in kind.alike)
-        why = not_alike or others or _not_recorded(base, run, kind)
+        others = "; ".join(f"{one.what} was {one.a}, is {one.b}" for one in found if one.what in kind.same_traits)
+        why = incomparable or others or _not_recorded(base, run, kind)
         checks.append(_undecided(kind.name, why) if why else kind.check(base, run))
     return tuple(checks)
 
@@ -515,7 +515,7 @@ class _Kind(NamedTuple):
 
     name: str  # where it is not judged
     check: Callable[[Baseline, Baseline], GuardCheck]
-    alike: frozenset[str] = OF_MACHINE - {"CPU", "Python"}  # on what numbers of kernels, waits and bytes depend
+    same_traits: frozenset[str] = OF_MACHINE - {"CPU", "Python"}  # on what numbers of kernels, waits and bytes depend
     needs: What | None = None  # that is known of a step
     without: str = ""  # what a side did that does not know it
 
