@@ -46,7 +46,6 @@ KNOWN_CIRCLES = {
     frozenset(f"{room}.{name}" for name in names.split())
     for room, names in {
         "analysis": "attributed attribution calls charges compiled memory.events steps",
-        "comparison": "match model text times",
     }.items()
 }
 

@@ -30,10 +30,9 @@ from profiler_wrapper.comparison.model import (
     ComparedReason,
     ComparedRow,
     ComparedTotal,
-    Comparison,
     WorkChange,
 )
-from profiler_wrapper.comparison.text import CLOCK, PEAK, explained, verdict_of
+from profiler_wrapper.comparison.text import CLOCK, PEAK, Comparison, explained, verdict_of
 from profiler_wrapper.comparison.times import (
     FEWEST,
     HALF,

@@ -1,15 +1,17 @@
-"""A comparison in words: its verdict in one sentence, a text that fits a terminal, a CSV, and the page."""
+"""A comparison, and its words: a verdict in one sentence, a text that fits a terminal, a CSV, and the page."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
+import os
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
 
 from profiler_wrapper.analysis.model import LayerRow
 from profiler_wrapper.analysis.statistics import sum_of_known
@@ -18,18 +20,118 @@ from profiler_wrapper.comparison.model import (
     LEAST_BYTES,
     SAME,
     ChangedLayer,
+    ComparedClass,
+    ComparedReason,
     ComparedRow,
     ComparedTotal,
-    Comparison,
+    Decision,
     Difference,
     WorkChange,
 )
 from profiler_wrapper.comparison.times import FEWEST, HALF, LEAST_CHANGE, NAMED_SHARE, TimeChanges, UnitKey
 from profiler_wrapper.errors import first_few
 from profiler_wrapper.reports.page import page_text
-from profiler_wrapper.reports.result_json import NS_PER_US, csv_cell, to_plain
+from profiler_wrapper.reports.result_json import NS_PER_US, csv_cell, plain, to_plain
 from profiler_wrapper.reports.text import cells, clean, grid, shorten
+from profiler_wrapper.terminal import unicode_terminal
+from profiler_wrapper.trace.atomic import replacing
 from profiler_wrapper.units import MIB, TIME_NAMES
+
+COMPARISON_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Two results side by side. `print(comparison)` shows the verdict and what changed most."""
+
+    verdict: str  # one sentence
+    decision: Decision  # of the time of a step
+    confidence: Literal[
+        "high", "low"
+    ]  # in `decision`; low: no layer explains it, as under other load; or much noise, or not known
+    name_a: str
+    name_b: str
+    time_basis: Literal["device", "cpu"]  # of `b`
+    steps_a: int  # what sums are divided by to give a step
+    steps_b: int
+    noise_known: bool
+    differences: tuple[Difference, ...]
+    notes: tuple[str, ...]
+    totals: tuple[ComparedTotal, ...]
+    culprits: tuple[ChangedLayer, ...]  # what changed otherwise than the rest, the largest change first
+    work: tuple[WorkChange, ...]  # what does other work, whatever its time: exact, the most first
+    rows: tuple[ComparedRow, ...]  # in the order of `b`, behind them what only `a` has
+    classes: tuple[ComparedClass, ...]
+    unattributed: tuple[ComparedReason, ...]
+    backend_changes: tuple[tuple[str, str, str], ...]  # attention's layers (folded), backends of a, of b
+    common: float = 0.0  # relative change of all layers that `change_ns` of culprits leaves out, as load does it
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def table(self, *, rows: int = 20, width: int = 100) -> str:
+        """Return the verdict, totals, what changed, and self times per step: at most `rows` of them by `width`."""
+        return compare_text(self, rows=rows, width=width, unicode=unicode_terminal())
+
+    def to_csv(self, path: str | os.PathLike[str]) -> Path:
+        """Write a line per layer and phase, with both sides. Returns `path`.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        return _write(path, compare_csv(self))
+
+    def write_page(self, path: str | os.PathLike[str]) -> Path:
+        """Write one page with both sides, which opens from disk and loads nothing. Returns `path`.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        return _write(path, page_text(_page_data(self)))
+
+    def total(self, name: str) -> ComparedTotal:
+        """Return one of `totals`.
+
+        Raises:
+            KeyError: there is none of this name.
+        """
+        return {total.name: total for total in self.totals}[name]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data: times in microseconds, sizes in bytes; the verdict first.
+
+        {comparison_version, verdict, decision, confidence, a, b, time_basis, steps_a, steps_b, noise_known,
+         differences[{what, a, b, of_time_only}], notes[], totals[{name, unit, a, b, change, error, decision,
+         reason}],
+         culprits[{layer, layers[], phase, change, error, change_us, share}],
+         work[{layer, layers[], phase, flops_a, flops_b, events_a, events_b, calls_a, calls_b, retained_a, retained_b,
+               time_a_us, time_b_us}],
+         rows[{layer, class_name, kind, block, parent, depth, order, phase, a{...}|null, b{...}|null,
+               change, error, decision}],
+         classes[{class, phase, time_a_us, time_b_us, count_a, count_b, flops_per_step_a, flops_per_step_b}],
+         unattributed[{reason, time_a_us, time_b_us}], backend_changes[{layer, a, b}], common}
+
+        Changes are relative: 0.1 is 10 % more in b. Times of `rows` are sums over the timed trace with, beside
+        them, those per step; of `totals` per step; counts and times of `classes` are sums.
+        """
+        own = {
+            "totals": [total.to_dict() for total in self.totals],
+            "rows": [row.to_dict(self.steps_a, self.steps_b) for row in self.rows],
+            "backend_changes": [{"layer": layer, "a": a, "b": b} for layer, a, b in self.backend_changes],
+        }
+        return {"comparison_version": COMPARISON_VERSION} | {
+            name.removeprefix("name_"): own[name] if name in own else plain(getattr(self, name))
+            for name in (field.name for field in fields(self))
+        }
+
+
+def _write(path: str | os.PathLike[str], text: str) -> Path:
+    with replacing(Path(path)) as beside:
+        beside.write_text(text, encoding="utf-8")
+    return Path(path)
+
+
+# The verdict.
 
 CLOCK = "step on the clock"
 PEAK = "peak memory"
@@ -418,11 +520,6 @@ def compare_csv(comparison: Comparison) -> str:
         own = {f"self_time_per_step_us_{side}": times[side] / steps[side] / NS_PER_US for side in "ab"}
         writer.writerow({"layer": f"(unattributed) {reason.reason}"} | own)
     return out.getvalue()
-
-
-def compare_page(comparison: Comparison) -> str:
-    """Return one page with both sides, which opens from disk, in the frame of a run's page."""
-    return page_text(_page_data(comparison))
 
 
 def _page_data(comparison: Comparison) -> dict[str, Any]:
