@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from profiler_wrapper.analysis.model import Analysis, Phase
-from profiler_wrapper.analysis.statistics import sum_if_all_known, sum_of_known
+from profiler_wrapper.analysis.statistics import grouped, sum_if_all_known, sum_of_known
 from profiler_wrapper.analysis.steps import step_times_ns
 from profiler_wrapper.comparison.match import (
     Side,
@@ -105,9 +105,8 @@ def compare(a: Source, b: Source, *, name_a: str = "", name_b: str = "") -> Comp
         backend_changes=_backend_changes(pairs),
         common=changes.left_out,
     )
-    return replace(
-        found, verdict=verdict_of(found, changes, _phases_of_one(pairs, side_a, side_b) if same_model else ())
-    )
+    phases = _phases_of_one(pairs, side_a, side_b) if same_model else ()
+    return replace(found, verdict=verdict_of(found, changes, phases))
 
 
 def name_of(source: Source, default: str) -> str:
@@ -140,9 +139,7 @@ def work_changes(pairs: Sequence[ComparedRow], a: Side, b: Side) -> tuple[WorkCh
     """
     if a.marked != b.marked:
         return ()
-    members: dict[tuple[str, Phase | None], list[ComparedRow]] = defaultdict(list)
-    for pair in pairs:
-        members[pair.layer, None if pair.layer else pair.phase].append(pair)
+    members = grouped(((pair.layer, None if pair.layer else pair.phase), pair) for pair in pairs)
     changes = {key: _change(*key, rows, a, b) for key, rows in members.items()}
     changed = {key: change for key, change in changes.items() if change is not None}
     deltas = (
@@ -217,7 +214,9 @@ def _totals(side_a: Side, side_b: Side, pairs: Sequence[ComparedRow], changes: T
     same_basis = a.time_basis == b.time_basis
     judged = same_basis and side_a.marked == side_b.marked
 
-    def both(name: str, unit: Any, of: Callable[[Side], float | None], *, comparable: bool = True) -> ComparedTotal:
+    def both(
+        name: str, unit: Any, of: Callable[[Side], float | None], *, comparable: bool = same_basis
+    ) -> ComparedTotal:
         return _total(name, unit, of(side_a), of(side_b), comparable=comparable)
 
     time = both(f"{basis} time", "ns", lambda side: side.total_ns, comparable=judged)
@@ -227,25 +226,24 @@ def _totals(side_a: Side, side_b: Side, pairs: Sequence[ComparedRow], changes: T
     # same (0 -> 1): no step takes 1 ns
     known = same_basis and all(len(one) >= FEWEST and (one > 0).all() for one in times)
     yield _with_decision(clock, series_change(*times)) if known else clock
-    yield both(PEAK, "bytes", lambda side: peak_bytes(side.analysis), comparable=same_basis)
-    flops = both("FLOPs", "flops", lambda side: flops_per_step(side.analysis))
+    yield both(PEAK, "bytes", lambda side: peak_bytes(side.analysis))
+    flops = both("FLOPs", "flops", lambda side: flops_per_step(side.analysis), comparable=True)
     yield flops
     if None in (flops.a, flops.b) and a.flops and b.flops:
         rows = [[0 if row is None else row.self_flops_per_step for row in (pair.a, pair.b)] for pair in pairs]
         sums = (sum(row[i] or 0 for row in rows if None not in row) for i in (0, 1))
-        yield _total("FLOPs known on both sides", "flops", *sums)
-    yield both(EVENTS[basis], "count", lambda side: _per_step(side, side.analysis.classes), comparable=same_basis)
-    yield both(
-        "synchronisations",
-        "count",
-        lambda side: _per_step(side, side.analysis.synchronisations) if side.analysis.time_basis == "device" else None,
-        comparable=same_basis,
-    )
-    yield both("unattributed", "share", lambda side: 1 - side.analysis.time.coverage)
-    yield both("MFU", "share", lambda side: side.analysis.utilization.mfu if side.analysis.utilization else None)
+        yield _total("FLOPs known on both sides", "flops", *sums, comparable=True)
+    yield both(EVENTS[basis], "count", lambda side: _per_step(side, side.analysis.classes))
+    yield both("synchronisations", "count", _synchronisations)
+    yield both("unattributed", "share", lambda side: 1 - side.analysis.time.coverage, comparable=True)
+    yield both("MFU", "share", lambda side: getattr(side.analysis.utilization, "mfu", None), comparable=True)
 
 
-def _total(name: str, unit: Any, a: float | None, b: float | None, *, comparable: bool = True) -> ComparedTotal:
+def _synchronisations(side: Side) -> float | None:
+    return _per_step(side, side.analysis.synchronisations) if side.analysis.time_basis == "device" else None
+
+
+def _total(name: str, unit: Any, a: float | None, b: float | None, *, comparable: bool) -> ComparedTotal:
     change = b / a - 1 if a and b is not None and comparable else None
     return ComparedTotal(name=name, unit=unit, a=a, b=b, change=change)
 
@@ -272,18 +270,19 @@ def flops_per_step(analysis: Analysis) -> int | None:
 
 def _classes(a: Analysis, b: Analysis) -> tuple[ComparedClass, ...]:
     one, other = ({(row.class_name, row.phase): row for row in side.classes} for side in (a, b))
+    both = [(key, one.get(key), other.get(key)) for key in dict.fromkeys((*other, *one))]
     return tuple(
         ComparedClass(
-            class_name=key[0],
-            phase=key[1],
-            time_a_ns=one[key].time_ns if key in one else 0,
-            time_b_ns=other[key].time_ns if key in other else 0,
-            count_a=one[key].count if key in one else 0,
-            count_b=other[key].count if key in other else 0,
-            flops_per_step_a=one[key].flops_per_step if key in one else None,
-            flops_per_step_b=other[key].flops_per_step if key in other else None,
+            class_name=class_name,
+            phase=phase,
+            time_a_ns=of_a.time_ns if of_a else 0,
+            time_b_ns=of_b.time_ns if of_b else 0,
+            count_a=of_a.count if of_a else 0,
+            count_b=of_b.count if of_b else 0,
+            flops_per_step_a=of_a.flops_per_step if of_a else None,
+            flops_per_step_b=of_b.flops_per_step if of_b else None,
         )
-        for key in dict.fromkeys((*other, *one))
+        for (class_name, phase), of_a, of_b in both
     )
 
 

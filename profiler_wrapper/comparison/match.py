@@ -196,8 +196,8 @@ def blocks_of(pairs: Iterable[ComparedRow]) -> dict[str, str | None]:
 
 def backends_of(analysis: Analysis) -> dict[tuple[str, Phase], tuple[str, ...]]:
     """Return the backends of each layer's own attention, the one with most time first."""
-    rows = sorted(analysis.attention, key=lambda row: (-row.time_ns, row.backend))
-    return {key: tuple(names) for key, names in grouped(((row.layer, row.phase), row.backend) for row in rows).items()}
+    found = grouped(((row.layer, row.phase), (-row.time_ns, row.backend)) for row in analysis.attention)
+    return {key: tuple(backend for _, backend in sorted(backends)) for key, backends in found.items()}
 
 
 def shown_names(a: Analysis, b: Analysis, mark: str = "a") -> dict[str, str]:

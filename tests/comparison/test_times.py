@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from profiler_wrapper.comparison.times import (
     common_factors,
     layer_shifts,
+    other_load,
     row_shifts,
     series_change,
     step_spread,
@@ -81,6 +82,27 @@ def test_runs_that_differ_by_more_than_their_steps_show_widen_every_error() -> N
     shifts = layer_shifts(one, other, np.sqrt(base))
     assert not shifts.beyond_noise().any()
     assert np.median(shifts.error) > 3 * 0.03 * math.sqrt(2 / 5)
+
+
+@pytest.mark.parametrize(("factor", "least"), [(1.0, 0.0), (1.24, 0.0), (1.26, math.log(1.26)), (0.7, -math.log(0.7))])
+def test_on_a_cpu_whose_layers_all_changed_by_a_quarter_one_has_to_change_by_more(factor: float, least: float) -> None:
+    assert other_load(math.log(factor)) == pytest.approx(least)
+    steps = np.array([[10.0, 10.1, 9.9]] * 5)
+    after = steps * factor * np.array([1.0, 1.0, 1.2, 1.5, 1.0])[:, None]
+    shifts = layer_shifts(steps, after, np.ones(5))
+    assert np.flatnonzero(shifts.beyond_noise()).tolist() == [2, 3]
+    assert np.flatnonzero(shifts.beyond_noise(on_cpu=True)).tolist() == ([3] if least else [2, 3])
+
+
+def test_layers_that_do_other_work_are_judged_by_their_own_steps_alone() -> None:
+    random = np.random.default_rng(4)
+    base = np.exp(random.normal(0, 1, 200))
+    between = np.exp(random.normal(0, 0.2, 200))
+    between[9] = 1.3
+    one, other = _times(random, base, 5), _times(random, base * between, 5)
+    other_work = np.arange(200) == 9
+    shifts = layer_shifts(one, other, np.sqrt(base), other_work=other_work)
+    assert np.flatnonzero(shifts.beyond_noise()).tolist() == [9]
 
 
 def test_one_step_a_side_takes_a_large_change() -> None:
