@@ -456,20 +456,20 @@ def _check_time(base: Baseline, run: Baseline) -> GuardCheck:
         return _undecided("time", why[0] if why else "no layer of both has a time in every step")
     before, after = (np.array([side.times[key].steps_ns for key in keys]) for side in (base, run))
     weight = np.sqrt(before.mean(axis=1) * np.array([base.times[key].own for key in keys]))
-    shifts = layer_shifts(before, after, weight)
+    steps = np.array(base.steps_ns), np.array(run.steps_ns)
+    shifts = layer_shifts(before, after, weight, cpu_steps=None if run.on_device else steps)
     spreads = np.maximum(shifts.spread, _between_runs(before, base, weight), _between_runs(after, run, weight))
     limits = np.maximum(_limit(spreads), limit(shifts.error))
     rows = [
         _time_row(keys[i], float(np.median(before[i])), float(shifts.excess[i]), limits[i], spreads[i])
-        for i in np.flatnonzero(shifts.beyond_noise(on_cpu=not run.on_device) & (np.abs(shifts.excess) > limits))
+        for i in np.flatnonzero(shifts.beyond_noise() & (np.abs(shifts.excess) > limits))
     ]
     unsteady = int((~shifts.steady).sum())
     reason = f"{unsteady} of {len(keys)} vary too much from step to step to be judged" if unsteady else ""
     if run.on_device:
-        steps = [np.array([side.steps_ns]) for side in (base, run)]
-        between = [_between_runs(one, side) for one, side in zip(steps, (base, run), strict=True)]
-        spread = float(max(step_spread(*map(np.log, steps)), *between)[0])
-        whole = series_change(steps[0][0], steps[1][0])
+        between = [_between_runs(one[None, :], side) for one, side in zip(steps, (base, run), strict=True)]
+        spread = float(max(step_spread(*(np.log(one)[None, :] for one in steps)), *between)[0])
+        whole = series_change(*steps)
         if whole.beyond_noise and abs(whole.shift) > _limit(spread):
             rows.append(_time_row(("", None), float(np.median(steps[0])), whole.shift, _limit(spread), spread))
     elif other_load(shifts.common) and not any(row.size > 0 for row in rows):

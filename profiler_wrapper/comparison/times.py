@@ -22,9 +22,9 @@ from profiler_wrapper.comparison.model import ChangedLayer, ComparedRow
 Bool = npt.NDArray[np.bool_]
 
 # The noise rule. A layer's change is that of its median step, as a logarithm and without what the layers of a step
-# share. Its standard error is that of its own steps, at least what the changes of all layers scatter by. It changed
-# if that is over 2 % and over four standard errors, and nine of ten pairs of steps go one way; on a CPU it must also
-# be more than what all layers share, because other load slows down all of them, and long ones most.
+# share. Its standard error is that of its own steps, at least that of layers which take about as long, and larger for
+# all where their changes scatter by more. The layer changed if that is over 2 %, over four standard errors, and nine of
+# ten pairs of steps go one way; on a CPU also its share of the step, as other load holds up whole steps.
 
 LEAST_CHANGE = 0.02  # relative: a smaller one is no difference
 STANDARD_ERRORS = 4.0  # no alarm in hundreds of layers (benchmarks/guard_alarms.py, test_times.py)
@@ -53,15 +53,16 @@ class Shifts:
     known: bool  # both sides have steps enough to know the noise
     common: float = 0.0  # what the rows share
     common_error: float = 0.0  # its standard error
+    least: float = 0.0  # what a row must have changed by beyond that
 
     @property
     def excess(self) -> Float:
         """Return what each row changed by beyond what all share."""
         return self.shift - self.common
 
-    def beyond_noise(self, *, on_cpu: bool = False) -> Bool:
+    def beyond_noise(self) -> Bool:
         """Return which rows changed otherwise than the typical one."""
-        noise = np.maximum(limit(self.error, known=self.known), other_load(self.common) if on_cpu else 0.0)
+        noise = np.maximum(limit(self.error, known=self.known), self.least)
         return (np.abs(self.excess) > noise) & self.steady & self.one_way
 
 
@@ -94,13 +95,22 @@ def row_shifts(log_a: Float, log_b: Float, common: float = 0.0) -> Shifts:
     )
 
 
-def layer_shifts(a: Float, b: Float, weight: Float, *, other_work: Bool | bool = False) -> Shifts:
+def layer_shifts(
+    a: Float,
+    b: Float,
+    weight: Float,
+    *,
+    cpu_steps: tuple[Float, Float] | None = None,
+    other_work: Bool | bool = False,
+) -> Shifts:
     """Return the shifts between two tables (layers, steps) of positive times, beside what the layers share.
 
     Args:
         a: nanoseconds, of what was before.
         b: nanoseconds, of what is now.
         weight: of each layer in what they share.
+        cpu_steps: times of whole steps on both sides, on a CPU, where other load holds up steps and long layers most:
+            a layer's share of its step must then have changed beyond noise too, and see `other_load`.
         other_work: layers that are judged by their own steps alone: how all others scatter is no reason to take their
             change for chance.
     """
@@ -116,9 +126,16 @@ def layer_shifts(a: Float, b: Float, weight: Float, *, other_work: Bool | bool =
         error = np.maximum(shifts.error, _of_neighbours(shifts.error, log_a.mean(axis=1) + log_b.mean(axis=1)))
         wider = max(1.0, MAD_TO_SIGMA * weighted_median(away / np.maximum(error, 1e-12), weight))
         error = np.where(other_work, shifts.error, error * wider)
+    one_way, least = shifts.one_way, 0.0
+    if cpu_steps is not None:
+        share = row_shifts(log_a - np.log(cpu_steps[0]), log_b - np.log(cpu_steps[1]))
+        changed = (np.abs(share.shift) > limit(share.error, known=share.known)) & share.one_way
+        one_way, least = one_way & changed & (share.shift * (shifts.shift - common) > 0), other_load(common)
     return replace(
         shifts,
         error=error,
+        one_way=one_way,
+        least=least,
         steady=shifts.steady | other_work,
         common=common,
         common_error=float(row_shifts(factor_a[None, :], factor_b[None, :]).error[0]),
@@ -279,11 +296,12 @@ def time_changes(
     table_a, table_b, own = (np.array(column) for column in zip(*series.values(), strict=True))
     weight = np.sqrt(own) if own.any() else np.ones(len(series))
     of_other_work = np.array([other_work.issuperset(key.layers) for key in series])
-    shifts = layer_shifts(table_a, table_b, weight, other_work=of_other_work)
+    cpu_steps = (a.step_totals(), b.step_totals()) if on_cpu else None
+    shifts = layer_shifts(table_a, table_b, weight, cpu_steps=cpu_steps, other_work=of_other_work)
     before, after = table_a.mean(axis=1), table_b.mean(axis=1)
     moved = np.log(after / before)  # of the means, which are shown; the medians are tested, and both must go one way
     common = weighted_median(moved, weight)
-    apart = shifts.beyond_noise(on_cpu=on_cpu) & ((moved - common) * shifts.excess > 0)
+    apart = shifts.beyond_noise() & ((moved - common) * shifts.excess > 0)
     if on_cpu:
         apart &= np.abs(moved - common) > other_load(common)
     sure_of_common = abs(shifts.common) > limit(shifts.common_error, known=shifts.known)

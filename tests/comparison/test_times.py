@@ -89,9 +89,12 @@ def test_on_a_cpu_whose_layers_all_changed_by_a_quarter_one_has_to_change_by_mor
     assert other_load(math.log(factor)) == pytest.approx(least)
     steps = np.array([[10.0, 10.1, 9.9]] * 5)
     after = steps * factor * np.array([1.0, 1.0, 1.2, 1.5, 1.0])[:, None]
-    shifts = layer_shifts(steps, after, np.ones(5))
-    assert np.flatnonzero(shifts.beyond_noise()).tolist() == [2, 3]
-    assert np.flatnonzero(shifts.beyond_noise(on_cpu=True)).tolist() == ([3] if least else [2, 3])
+    assert np.flatnonzero(layer_shifts(steps, after, np.ones(5)).beyond_noise()).tolist() == [2, 3]
+    whole = 10 * steps.sum(axis=0), 10 * steps.sum(axis=0) * factor
+    on_cpu = layer_shifts(steps, after, np.ones(5), cpu_steps=whole).beyond_noise()
+    assert np.flatnonzero(on_cpu).tolist() == ([3] if least else [2, 3])
+    slower_steps = whole[0], whole[1] * 1.5  # in which the share of layer 3 is what it was
+    assert not layer_shifts(steps, after, np.ones(5), cpu_steps=slower_steps).beyond_noise()[3]
 
 
 def test_layers_that_do_other_work_are_judged_by_their_own_steps_alone() -> None:
