@@ -28,7 +28,7 @@ Bool = npt.NDArray[np.bool_]
 
 LEAST_CHANGE = 0.02  # relative: a smaller one is no difference
 STANDARD_ERRORS = 4.0  # no alarm in hundreds of layers (benchmarks/guard_alarms.py, test_times.py)
-MOST_OVERLAP = 0.8  # share of pairs of steps that one side wins, less those that it loses: nine of ten go one way
+LEAST_WON = 0.8  # share of pairs of steps that one side wins, less those that it loses: nine of ten go one way
 NEIGHBOURS = 15  # layers on each side in order of their time: by chance one alone may seem to vary little
 FEWEST = 3  # steps of a side, siblings: among fewer the odd one is not known
 MOST_NOISE = 0.25  # relative: steps that vary by more are not judged; a change counts beyond it where steps are too few
@@ -84,7 +84,7 @@ def row_shifts(log_a: Float, log_b: Float, common: float = 0.0) -> Shifts:
     spread = step_spread(log_a, log_b)
     # Mann and Whitney's rank test: the share of pairs in which `b` is more, less that in which it is less.
     won = np.sign(log_b[:, None, :] - log_a[:, :, None] - common).mean(axis=(1, 2))
-    enough = min(MOST_OVERLAP, STANDARD_ERRORS * math.sqrt((m + n + 1) / (3 * m * n)))
+    enough = min(LEAST_WON, STANDARD_ERRORS * math.sqrt((m + n + 1) / (3 * m * n)))
     return Shifts(
         shift=np.median(log_b, axis=1) - np.median(log_a, axis=1),
         error=np.nan_to_num(spread) * math.sqrt(sum((_MEDIAN_ERROR if k > 1 else 1.0) ** 2 / k for k in (m, n))),
