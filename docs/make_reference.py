@@ -24,7 +24,8 @@ from make_result_schema import _comments
 from profiler_wrapper.__main__ import _parser
 from profiler_wrapper.analysis.model import LayerRow
 from profiler_wrapper.comparison.guard import GuardCheck, GuardFinding, GuardReport
-from profiler_wrapper.comparison.model import ChangedLayer, ComparedTotal, Comparison, WorkChange
+from profiler_wrapper.comparison.model import ChangedLayer, ComparedTotal, WorkChange
+from profiler_wrapper.comparison.text import Comparison
 from profiler_wrapper.config_flops.model_flops import ModelFlops
 from profiler_wrapper.ranks.model import Suspect, Verdict
 from profiler_wrapper.ranks.report import RanksReport

@@ -42,12 +42,7 @@ MOST_LINES = 53_384
 MOST_LINES_OF_A_FILE = 700
 
 # Modules that need one another, wherever they say so: also in functions and for type checkers alone. To be cut.
-KNOWN_CIRCLES = {
-    frozenset(f"{room}.{name}" for name in names.split())
-    for room, names in {
-        "comparison": "match model text times",
-    }.items()
-}
+KNOWN_CIRCLES: set[frozenset[str]] = set()
 
 # Words that had a meaning in this package alone; a reader of torch.profiler's documentation knows another one.
 # Parts of identifiers, in small letters.

@@ -11,7 +11,7 @@ from profiler_wrapper.errors import WrongUse
 from profiler_wrapper.terminal import terminal_width
 
 if TYPE_CHECKING:
-    from profiler_wrapper.comparison.model import Comparison
+    from profiler_wrapper.comparison.text import Comparison
 
 
 DEFAULT_ROWS = 20

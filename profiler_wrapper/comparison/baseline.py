@@ -1,4 +1,4 @@
-"""What a guard compares a run with: of one run, or of several of the same thing, what is exact and the times of steps.
+"""Make, write and read what a guard compares a run with: exact amounts and step times, of one run or of several.
 
 What is exact is a range, (least, most) over the runs. A baseline's file holds the results of its runs, with what a
 guard looks at.
@@ -9,17 +9,17 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from profiler_wrapper.analysis.model import Analysis, LayerRow, Phase
+from profiler_wrapper.analysis.statistics import grouped
 from profiler_wrapper.comparison.compare import Source
 from profiler_wrapper.comparison.match import Side, backends_of, match_names, shown_names, side_of, traits
-from profiler_wrapper.comparison.times import FEWEST_STEPS
+from profiler_wrapper.comparison.times import FEWEST
 from profiler_wrapper.errors import BrokenTrace, WrongUse, first_few, shown
 from profiler_wrapper.reports.describe import peak_bytes
 from profiler_wrapper.reports.result_json import from_dict, to_dict
@@ -51,7 +51,7 @@ class Amount(NamedTuple):
         return self.phase is not None and self.what != "op"
 
     def renamed(self, new_name: Callable[[str], str]) -> Amount:
-        """The same of the layer of another name."""
+        """Return the same of the layer of another name."""
         if self.of_layer:
             return self._replace(name=new_name(self.name))
         if self.what == "wait" and " in " in self.name:
@@ -70,7 +70,7 @@ class LayerTime(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """What a run may cost."""
+    """What a run may cost: ranges of exact amounts, and times of steps."""
 
     runs: int = 1
     sources: tuple[str, ...] = ()
@@ -90,11 +90,11 @@ class Baseline:
         return self.traits.get("time_basis") == "device"
 
     def of_step(self, what: What) -> Range | None:
-        """Of a whole step; None where it is not known."""
+        """Return the range of a whole step; None where it is not known."""
         return self.ranges.get(Amount(what))
 
     def renamed_like(self, other: Baseline) -> Baseline:
-        """The same with its layers by the names of `other`, whatever wraps the model."""
+        """Return the same with its layers by the names of `other`, whatever wraps the model."""
         if self.results and other.results:
             # same (0 -> -1): all runs of a side have its layers
             names = shown_names(self.results[0], other.results[0], "run")
@@ -114,7 +114,7 @@ class Baseline:
 
 
 def make_baseline(runs: Sequence[Source], *, read: Callable[[str | os.PathLike[str]], Analysis] = load) -> Baseline:
-    """What to compare later runs with, from runs of one thing: with several, what varies among them is let pass.
+    """Return what to compare later runs with, from runs of one thing: what varies among several of them passes.
 
     Raises:
         WrongUse: there is none, or they are of different models.
@@ -137,31 +137,21 @@ def _baseline_of(analyses: tuple[Analysis, ...], sources: tuple[str, ...]) -> Ba
 
 
 def _measured(analysis: Analysis) -> Baseline:
-    """Of one run."""
+    """Return the baseline of one run."""
     side, own = side_of(analysis), traits(analysis)
     no_times = ""
     if own.get("shapes_in_timed_steps"):
         no_times = "shapes were recorded in the timed steps, which takes time; record without record_shapes=True"
-    elif not side.known_steps or side.steps < FEWEST_STEPS:
-        no_times = f"it takes at least {FEWEST_STEPS} timed steps to know the noise; record more: steps='5-14'"
+    elif not side.known_steps or side.steps < FEWEST:
+        no_times = f"it takes at least {FEWEST} timed steps to know the noise; record more: steps='5-14'"
     listed = analysis.run.get("graph_breaks")
     breaks = tuple(dict.fromkeys(map(_break_in_words, listed))) if isinstance(listed, (list, tuple)) else None
     flops = sum(row.flops_per_step - _not_counted(row) for row in analysis.flops) if analysis.flops else None
-    counts: dict[Amount, int] = defaultdict(int, {Amount("events"): 0})
-    for row in analysis.classes:
-        counts[Amount("events")] += row.count
-        counts[Amount("class", row.class_name)] += row.count
-    for op in analysis.operators:  # without autograd's nodes: the ops of a node say more
-        if op.calls and "::" in op.op and not op.op.startswith(("autograd::", "torch::autograd::")):
-            counts[Amount("op", op.op, op.phase)] += op.calls
-    for wait in analysis.synchronisations if analysis.time_basis == "device" else ():
-        where = f" in {wait.layer}" if wait.layer else ""
-        counts[Amount("wait", f"{wait.kind} ({wait.op}){where}, {wait.phase}")] += wait.count
     known: dict[Amount, float | None] = {
         Amount("flops"): flops,
         Amount("peak_bytes"): peak_bytes(analysis),
         Amount("graph_breaks"): None if breaks is None else len(breaks),
-        **{amount: count / side.steps for amount, count in counts.items()},
+        **{amount: sum(counts) / side.steps for amount, counts in grouped(_counts(analysis)).items()},
         **_of_layers(side),
     }
     return Baseline(
@@ -176,8 +166,22 @@ def _measured(analysis: Analysis) -> Baseline:
     )
 
 
+def _counts(analysis: Analysis) -> Iterator[tuple[Amount, int]]:
+    """Yield counts over all steps, in parts."""
+    yield Amount("events"), 0
+    for row in analysis.classes:
+        yield Amount("events"), row.count
+        yield Amount("class", row.class_name), row.count
+    for op in analysis.operators:  # without autograd's nodes: the ops of a node say more
+        if op.calls and "::" in op.op and not op.op.startswith(("autograd::", "torch::autograd::")):
+            yield Amount("op", op.op, op.phase), op.calls
+    for wait in analysis.synchronisations if analysis.time_basis == "device" else ():
+        where = f" in {wait.layer}" if wait.layer else ""
+        yield Amount("wait", f"{wait.kind} ({wait.op}){where}, {wait.phase}"), wait.count
+
+
 def _not_counted(row: Any) -> int:
-    """FLOPs that do not count: the scores that a fused backward makes again, but nothing of recompute."""
+    """Return FLOPs that do not count: the scores that a fused backward makes again, but nothing of recompute."""
     return 0 if row.phase == "recompute" else int(row.repeated_flops_per_step)
 
 
@@ -187,10 +191,8 @@ def _break_in_words(one: object) -> str:
 
 
 def _of_layers(side: Side) -> dict[Amount, float | None]:
-    """Own amounts of all layers but experts, whose work the data divide."""
-    again: dict[tuple[str | None, Phase], int] = defaultdict(int)
-    for flops in side.analysis.flops:
-        again[flops.layer, flops.phase] += _not_counted(flops)
+    """Return own amounts of all layers but experts, whose work the data divide."""
+    again = grouped(((row.layer, row.phase), _not_counted(row)) for row in side.analysis.flops)
     experts: set[str | None] = set()
     for row in sorted(side.analysis.layers, key=lambda row: row.order):
         if row.kind == "expert" or row.parent in experts:
@@ -200,20 +202,20 @@ def _of_layers(side: Side) -> dict[Amount, float | None]:
         if row.layer in experts:
             continue
         flops_, events, key = row.self_flops_per_step, row.self_events, (row.layer, row.phase)
-        amounts[Amount("flops", *key)] = None if flops_ is None else flops_ - again[key]
+        amounts[Amount("flops", *key)] = None if flops_ is None else flops_ - sum(again.get(key, ()))
         amounts[Amount("events", *key)] = None if events is None else events / side.steps
         amounts[Amount("retained_bytes", *key)] = row.self_retained_bytes
     return amounts
 
 
 def _times(side: Side) -> dict[TimeKey, LayerTime]:
-    """Of each layer with all its phases, and of each phase of what has no module."""
-    grouped: dict[TimeKey, list[LayerRow]] = defaultdict(list)
-    for row in side.analysis.layers:
-        if row.step_times_ns:
-            grouped[row.layer, None if row.layer else row.phase].append(row)
+    """Return the times of each layer with all its phases, and of each phase of what has no module."""
+    timed = (row for row in side.analysis.layers if row.step_times_ns)
+    by_key: dict[TimeKey, list[LayerRow]] = grouped(
+        ((row.layer, None if row.layer else row.phase), row) for row in timed
+    )
     times = {}
-    for key, rows in grouped.items():
+    for key, rows in by_key.items():
         series = side.series(rows)
         if (series > 0).all() and series.mean() >= LEAST_SHARE * side.total_ns:
             own = sum(row.self_time_ns for row in rows) / max(1, sum(row.time_ns for row in rows))
@@ -222,7 +224,7 @@ def _times(side: Side) -> dict[TimeKey, LayerTime]:
 
 
 def _together(sides: Sequence[Baseline]) -> Baseline:
-    """The ranges over several runs, and the steps of all of them."""
+    """Return the ranges over several runs, and the steps of all of them."""
     timed = [one for one in sides if not one.no_times]
     timed = [one for one in timed if not one.traits.get("memory_in_timed_steps")] or timed  # never both in one mean
     common = [key for key in timed[0].times if all(key in one.times for one in timed)] if timed else []
@@ -252,7 +254,7 @@ def _span(amount: Amount, sides: Sequence[Baseline]) -> Range | None:
     return (min(one[0] for one in known), max(one[1] for one in known)) if known else None
 
 
-# -- the file -------------------------------------------------------------------------------------
+# The file.
 
 BASELINE_VERSION = 3
 _LARGEST_BASELINE = 64 << 20  # bytes: a larger file is a trace, and is not read to see whether it is a baseline
@@ -270,7 +272,7 @@ _GUARDED: Mapping[str, str] = {
 
 
 def read_baseline(source: Source) -> Baseline:
-    """A baseline from its file, else of a result, a trace or the directory of a run.
+    """Read a baseline from its file, else make it of a result, a trace or the directory of a run.
 
     Raises:
         WrongUse: the file is of another version.
@@ -301,7 +303,7 @@ def _baseline_data(path: Path) -> dict[str, Any] | None:
 
 
 def write_baseline(baseline: Baseline, path: Path) -> None:
-    """The file to commit: the results of the runs, with what a guard looks at; a row on each line, for diffs.
+    """Write the file to commit: the results of the runs, with what a guard looks at; a row on each line, for diffs.
 
     Raises:
         WrongUse: it was read from a file of version 2, which has no results.
@@ -316,7 +318,7 @@ def write_baseline(baseline: Baseline, path: Path) -> None:
 
 
 def _guarded_result(analysis: Analysis) -> str:
-    """Of a `result.json` what a guard looks at, without what is not known."""
+    """Return what a guard looks at of a `result.json`, without what is not known."""
     whole = to_dict(analysis)
     short = {key: whole[key] for key in ("schema_version", "time_basis", "complete", "time")}
     short |= {
@@ -336,9 +338,9 @@ def _guarded_result(analysis: Analysis) -> str:
 
 
 def _of_version_2(data: Mapping[str, Any]) -> Baseline:
-    """Of a file that held ranges, levels and spreads in the place of results.
+    """Return the baseline of a file that holds ranges, levels and spreads in the place of results.
 
-    There a range of one number is that number, and like layers are one row: `*` in a pattern stands for their numbers.
+    There a range of one number is that number, and sibling layers are one row: `*` stands for their numbers.
     """
     ranges = {Amount(what): _range(data.get(what)) for what in _OF_STEP}
     ranges |= {Amount("class", name): _range(value) for name, value in data["classes"].items()}
@@ -374,12 +376,12 @@ def _of_version_2(data: Mapping[str, Any]) -> Baseline:
 
 
 def _three_steps(level_us: float, spread: float) -> tuple[float, ...]:
-    """Steps that have this level and spread, nearly; nanoseconds."""
+    """Return steps that have nearly this level and spread, in nanoseconds."""
     return tuple(1000 * level_us * math.exp(spread * away) for away in (-1, 0, 1))
 
 
 def _pair(value: Any) -> list[float]:
-    """Two equal numbers were written as one."""
+    """Return two numbers, which are written as one where they are equal."""
     return value if isinstance(value, list) else [value, value]
 
 
@@ -391,7 +393,7 @@ def _range(value: Any) -> Range | None:
 
 
 def _layers(names: Mapping[str, Any]) -> dict[str, str | None]:
-    """The layers that a row stands for, each with its block."""
+    """Return the layers that a row stands for, each with its block."""
     head, _, tail = names["pattern"].partition("*")
     if "numbers" not in names:
         return {names["pattern"]: None}

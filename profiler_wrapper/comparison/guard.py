@@ -1,8 +1,8 @@
 """A guard for continuous integration: a run against a baseline, with limits. What is exact first, then time.
 
 Exact counts (FLOPs, kernels, waits, graph breaks, memory, attention's backend) may not leave the baseline's range.
-A layer's time may change, beside the other layers, by the larger of 10 % and three times its spread, if that is noise
-(see `times`) at all.
+A layer's time, apart from what all layers share, may change by noise (see `times`), and by the larger of 10 % and three
+times its spread.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import os
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -33,13 +33,12 @@ from profiler_wrapper.comparison.baseline import (
 )
 from profiler_wrapper.comparison.compare import Source, name_of
 from profiler_wrapper.comparison.match import OF_MACHINE, differences, siblings_together, what_differs
-from profiler_wrapper.comparison.model import Difference
+from profiler_wrapper.comparison.model import LEAST_BYTES, SAME, Difference
 from profiler_wrapper.comparison.times import (
-    BUSY,
-    beside_the_rest,
     common_factors,
     layer_shifts,
     limit,
+    other_load,
     series_change,
     step_spread,
 )
@@ -51,15 +50,11 @@ Status = Literal["ok", "regression", "improved", "not judged"]
 
 FLOPS_SLACK = 0.001  # relative: means over steps of uneven length
 UNEVEN_SLACK = 0.1  # relative: events of a layer whose number differs from step to step
-MEMORY_SLACK = 0.01  # relative, of the peak
-MEMORY_SLACK_BYTES = 64 << 10
-LEAST_CHANGE = 0.10  # of a time
-SPREADS = 3.0
-_AUTOTUNED = frozenset({"gemm", "conv", "attention", "copy"})  # libraries choose kernels of these by trying
+LEAST_SLOWDOWN = 0.10  # relative: a time may change by so much
+SPREADS = 3.0  # standard deviations of a step, or of runs: a time may change by so many
+_AUTOTUNED = frozenset({"gemm", "conv", "attention", "copy"})  # classes whose kernels libraries choose by trying
 _WAITS = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero"})
-_MOST_OPS = 4
-_OF_TIMES = OF_MACHINE | {"allocations in the timed steps"}  # recording those takes a few percent of a step
-_OF_COUNTS = OF_MACHINE - {"CPU", "Python"}  # what the numbers of kernels, waits and bytes depend on
+_MOST_OPS = 4  # named in a reason
 _MOST_FINDINGS = 8  # of one check, in the text
 _MARKDOWN = re.compile(r"[\\`*_\[\]<>|&~]")  # what would be markup
 
@@ -181,7 +176,7 @@ def guard(
     baseline_name: str = "",
     run_name: str = "",
 ) -> GuardReport:
-    """Whether `runs` are worse than `baseline`, as the command `guard` says it.
+    """Return whether `runs` are worse than `baseline`, as the command `guard` does.
 
     FLOPs, kernels, waits, graph breaks, memory and attention, then time. What is not comparable is not judged, and
     says why.
@@ -215,64 +210,62 @@ def _name_of(source: Source | Baseline) -> str:
 
 
 def _checks(base: Baseline, run: Baseline, found: Sequence[Difference]) -> tuple[GuardCheck, ...]:
-    reason = "".join(f"the baseline is of {one.a}, the run of {one.b}" for one in found if one.what == "model")
-    if bool(base.traits.get("steps")) != bool(run.traits.get("steps")):
+    incomparable = "".join(f"the baseline is of {one.a}, the run of {one.b}" for one in found if one.what == "model")
+    if not incomparable and bool(base.traits.get("steps")) != bool(run.traits.get("steps")):
         who = "the run" if base.traits.get("steps") else "the baseline"
-        reason = reason or f"{who} marks no steps, so that nothing of it is per step"
-    if reason:
-        return tuple(_undecided(name, reason) for name in ("FLOPs", *_EXACT, "time"))
-    if other_machine := _in_words(found, _OF_COUNTS):
-        exact = tuple(_undecided(name, other_machine) for name in _EXACT)
-    else:
-        causes = _better_attention(base, run)
-        exact = (
-            _check_events(base, run, causes),
-            _check_synchronisations(base, run),
-            _check_breaks(base, run),
-            _check_memory(base, run, causes),
-            _check_backends(base, run),
-        )
-    why = _in_words(found, _OF_TIMES) or _no_times(base, run)
-    return (_check_flops(base, run), *exact, _undecided("time", why) if why else _check_time(base, run))
-
-
-_EXACT = ("kernels or ops", "synchronisations", "graph breaks", "memory", "attention")
+        incomparable = f"{who} marks no steps, so that nothing of it is per step"
+    checks = []
+    for kind in _KINDS:
+        others = "; ".join(f"{one.what} was {one.a}, is {one.b}" for one in found if one.what in kind.same_traits)
+        why = incomparable or others or _not_recorded(base, run, kind)
+        checks.append(_undecided(kind.name, why) if why else kind.check(base, run))
+    return tuple(checks)
 
 
 def _undecided(name: str, reason: str) -> GuardCheck:
     return GuardCheck(name=name, status="not judged", reason=reason)
 
 
-def _in_words(found: Iterable[Difference], of: frozenset[str]) -> str:
-    return "; ".join(f"{one.what} was {one.a}, is {one.b}" for one in found if one.what in of)
+def _not_recorded(base: Baseline, run: Baseline, kind: _Kind) -> str:
+    """Return which side does not know of a step what a check needs; "" where both do."""
+    silent = [name for name, side in (("the baseline", base), ("the run", run)) if not _knows(side, kind.needs)]
+    return f"{silent[0]} {kind.without}" if silent else ""
 
 
-# -- rows beyond their limits ---------------------------------------------------------------------
+def _knows(side: Baseline, what: What | None) -> bool:
+    return what is None or side.of_step(what) is not None
+
+
+# What is beyond its limits.
 
 
 class _Row(NamedTuple):
-    """A finding, and whether it is for the worse."""
+    """A finding, and how much more there is than before, of all its layers: more is worse."""
 
     finding: GuardFinding
-    worse: bool
-    layers: int = 1  # that it stands for
-    follows: bool = False  # from something that is for the better, so that it is no regression
-
-    @property
-    def size(self) -> float:
-        """How much more there is, of all its layers together."""
-        return ((self.finding.after or 0.0) - (self.finding.before or 0.0)) * self.layers
+    size: float
+    follows: bool = False  # from something that is better, so that it is no regression
 
 
-def _of_step(what: str, text: str, change: tuple[float, float, float], *, layer: str = "") -> _Row:
-    """The row of something that is no layer's own."""
+def _row(
+    what: str,
+    text: str,
+    change: tuple[float, float, float],
+    *,
+    layer: str = "",
+    phase: Phase | None = None,
+    layers: int = 1,
+    follows: bool = False,
+) -> _Row:
+    """Return the row of a change (before, now, the most that would be fine); what is of a whole step is the largest."""
     before, after, most = change
-    finding = GuardFinding(layer=layer, what=what, before=before, after=after, limit=most, text=text)
-    return _Row(finding, after > before)
+    size = (after - before) * (layers if layer or phase else math.inf)
+    finding = GuardFinding(layer=layer, phase=phase, what=what, before=before, after=after, limit=most, text=text)
+    return _Row(finding, size, follows)
 
 
 def _changed(what: What, base: Baseline, run: Baseline) -> dict[Amount, tuple[float, float, float]]:
-    """Where all of the run is beyond what is fine: before and now, the nearer ends, and the most that would be fine."""
+    """Return where all of the run is beyond what is fine: before and now (the nearer ends), the most that is fine."""
     changed = {}
     for amount in dict.fromkeys((*run.ranges, *base.ranges)):
         before, now = (side.ranges.get(amount, NOTHING) for side in (base, run))
@@ -290,89 +283,71 @@ def _changed(what: What, base: Baseline, run: Baseline) -> dict[Amount, tuple[fl
 
 
 def _layer_rows(base: Baseline, run: Baseline, amount: What, what: str, causes: Mapping[str, str]) -> list[_Row]:
-    """The layers whose `amount` left the baseline's range; like layers that changed alike together.
+    """Return the layers whose `amount` left the baseline's range; sibling layers that changed alike together.
 
-    `causes`: of layers, what is for the better there and explains more of the amount.
+    `causes`: of layers, what is better there and explains more of the amount.
     """
     found = [
-        (key.name, (key.phase, *change, causes.get(key.name, "") if change[1] > change[0] else ""))
+        (key.name, (key.phase, change, causes.get(key.name, "") if change[1] > change[0] else ""))
         for key, change in _changed(amount, base, run).items()
         if key.phase is not None
     ]
     rows = []
-    for name, layers, (phase, one, other, most, cause) in siblings_together(found, {**run.blocks, **base.blocks}):
-        text = f"{name or 'outside of layers'} ({phase}): {what} {_change_text(amount, one, other)}"
+    for name, layers, (phase, change, cause) in siblings_together(found, {**run.blocks, **base.blocks}):
+        text = f"{name or 'outside of layers'} ({phase}): {what} {_change_text(amount, *change[:2])}"
         text += f", with {cause}" if cause else ""
-        finding = GuardFinding(layer=name, phase=phase, what=what, before=one, after=other, limit=most, text=text)
-        rows.append(_Row(finding, other > one, len(layers), follows=bool(cause)))
+        rows.append(_row(what, text, change, layer=name, phase=phase, layers=len(layers), follows=bool(cause)))
     return rows
 
 
 def _check_of(name: str, rows: Iterable[_Row], reason: str = "") -> GuardCheck:
-    """The check that found `rows`, the largest change first; what is of the whole step before all."""
-    rows = sorted(
-        rows, key=lambda row: -math.inf if row.finding.phase is None and not row.finding.layer else -abs(row.size)
-    )
-    worse = tuple(row.finding for row in rows if row.worse and not row.follows)
-    better = tuple(row.finding for row in rows if not row.worse)
+    """Return the check that found `rows`, the largest change first."""
+    rows = sorted(rows, key=lambda row: -abs(row.size))
+    worse = tuple(row.finding for row in rows if row.size > 0 and not row.follows)
+    better = tuple(row.finding for row in rows if row.size < 0)
     return GuardCheck(
         name=name,
         status="regression" if worse else "improved" if better else "ok",
         regressions=worse,
         improvements=better,
-        consequences=tuple(row.finding for row in rows if row.worse and row.follows),
+        consequences=tuple(row.finding for row in rows if row.size > 0 and row.follows),
         reason=reason,
     )
 
 
 def _change_text(amount: What, before: float, after: float) -> str:
-    """`5 -> 7 (+40 %)`; `new` where there was none."""
-    per, unit = {"flops": (1e9, " GFLOP"), "retained_bytes": (MIB, " MiB"), "peak_bytes": (MIB, " MiB")}.get(
-        amount, (1, "")
-    )
+    """Return `5 -> 7 (+40 %)`; `new` where there was none."""
+    per, unit = (1e9, " GFLOP") if amount == "flops" else (MIB, " MiB") if amount.endswith("_bytes") else (1, "")
     # Counts may be large: their six digits are all shown.
     one, other = (f"{value / per:.4g}{unit}" if unit else f"{value:g}" for value in (before, after))
     return f"{one} -> {other} ({f'{100 * (after / before - 1):+.3g} %' if before else 'new'})"
 
 
-# -- what is exact --------------------------------------------------------------------------------
+# What is exact.
 
 
 def _check_flops(base: Baseline, run: Baseline) -> GuardCheck:
-    """FLOPs of each layer's own ops, exactly.
+    """Compare FLOPs of each layer's own ops, exactly.
 
     Those of the model: the scores that a fused attention's backward makes again are its way to save memory, and no
     more work of the model. What checkpointing computes again is work that it need not do without: of the phase
     `recompute` all FLOPs count.
     """
-    if silent := _silent(base, run, "flops"):
-        return _undecided("FLOPs", f"{silent} recorded no shapes (record_shapes='auto' is enough)")
     check = _check_of("FLOPs", _layer_rows(base, run, "flops", "FLOPs", {}))
-    if _unknown_flops(base, run) and not check.regressions:
-        return replace(check, reason="where both sides know them: some layers have an op without a FLOP formula")
-    return check
+    if _all_flops_known(base, run) or check.regressions:
+        return check
+    return replace(check, reason="where both sides know them: some layers have an op without a FLOP formula")
 
 
-def _silent(base: Baseline, run: Baseline, what: What) -> str:
-    """Which side does not know `what` of a step; "" where both do."""
-    if base.of_step(what) is None:
-        return "the baseline"
-    return "the run" if run.of_step(what) is None else ""
+def _all_flops_known(*sides: Baseline) -> bool:
+    """Whether both sides know the FLOPs of every layer and of a step."""
+    return all(known is not None for side in sides for amount, known in side.ranges.items() if amount.what == "flops")
 
 
-def _unknown_flops(base: Baseline, run: Baseline) -> bool:
-    """Whether some layer's are not known."""
-    return any(
-        amount.what == "flops" and amount.of_layer and known is None
-        for side in (base, run)
-        for amount, known in side.ranges.items()
-    )
-
-
-def _check_events(base: Baseline, run: Baseline, causes: Mapping[str, str]) -> GuardCheck:
-    """Kernels of each layer, on a CPU ops; with the ops of a step that are called more often. `causes`: see below."""
+def _check_events(base: Baseline, run: Baseline) -> GuardCheck:
+    """Compare kernels of each layer, on a CPU ops; with the ops of a step that are called more often."""
     what = "kernels" if run.on_device else "ops"
-    check = _check_of(what, _layer_rows(base, run, "events", what, causes))
+    check = _check_of(what, _layer_rows(base, run, "events", what, _better_attention(base, run)))
     if check.status != "regression":
         return check
     more = {amount: now - before for amount, (before, now, _) in _changed("op", base, run).items() if now > before}
@@ -385,47 +360,44 @@ def _check_events(base: Baseline, run: Baseline, causes: Mapping[str, str]) -> G
 
 
 def _only_autotuned(base: Baseline, run: Baseline) -> bool:
-    """On a device: the same FLOPs, and other numbers of events only in classes whose kernels libraries choose."""
-    if not run.on_device or _silent(base, run, "flops") or _unknown_flops(base, run):
-        return False
+    """Whether the FLOPs are the same, and only numbers of kernels that libraries choose by trying are not."""
     changed = {amount.name for amount in _changed("class", base, run)}
-    return bool(changed) and changed <= _AUTOTUNED and Amount("flops") not in _changed("flops", base, run)
+    same_flops = _all_flops_known(base, run) and Amount("flops") not in _changed("flops", base, run)
+    return run.on_device and same_flops and bool(changed) and changed <= _AUTOTUNED
 
 
-def _check_memory(base: Baseline, run: Baseline, causes: Mapping[str, str]) -> GuardCheck:
-    """The peak, and what layers keep for backward where that is of weight at the peak.
+def _check_memory(base: Baseline, run: Baseline) -> GuardCheck:
+    """Compare the peak, and what layers keep for backward where that is of weight at the peak.
 
-    `causes`: see `_better_attention`; they excuse no higher peak.
+    A better backend of attention excuses no higher peak.
     """
-    if silent := _silent(base, run, "peak_bytes"):
-        return _undecided("memory", f"{silent} recorded no allocations (profile_memory=True does)")
     before, after = (side.of_step("peak_bytes") or NOTHING for side in (base, run))
-    slack = max(MEMORY_SLACK * before[1], MEMORY_SLACK_BYTES, before[1] - before[0])
-    rows = _layer_rows(base, run, "retained_bytes", "retained", causes)
+    slack = max(SAME * before[1], LEAST_BYTES, before[1] - before[0])
+    rows = _layer_rows(base, run, "retained_bytes", "retained", _better_attention(base, run))
     rows = [row for row in rows if abs(row.size) > slack]
     change = (before[1], after[0]) if after[0] > before[1] else (before[0], after[1])
     if after[0] > before[1] + slack or after[1] < before[0] - slack:
         text = f"peak memory {_change_text('peak_bytes', *change)}"
         if rows and change[1] > change[0]:
             text += f", with {max(rows, key=lambda row: row.size).finding.text}"
-        rows.append(_of_step("peak memory", text, (*change, before[1] + slack)))
+        rows.append(_row("peak memory", text, (*change, before[1] + slack)))
     return _check_of("memory", rows)
 
 
 def _check_backends(base: Baseline, run: Baseline) -> GuardCheck:
-    """Which implementation attention runs."""
+    """Compare which implementation attention runs."""
     if not base.backends:
         return GuardCheck(name="attention", status="ok", reason="the baseline has no attention")
     rows = []
     for name, _, (phase, one, other) in siblings_together(_changed_backends(base, run), base.blocks):
         text = f"attention of {name} ({phase}): {one} -> {other}"
         finding = GuardFinding(layer=name, phase=phase, what="attention", text=text)
-        rows.append(_Row(finding, _is_worse(one, other)))
+        rows.append(_Row(finding, 1 if _is_worse(one, other) else -1))
     return _check_of("attention", rows)
 
 
 def _better_attention(base: Baseline, run: Baseline) -> dict[str, str]:
-    """Layers whose attention has a better backend in some phase and a worse one in none, with both backends.
+    """Return layers whose attention has a better backend in some phase and a worse one in none, with both backends.
 
     Another implementation has other ops and keeps other tensors: that follows from it, and is no regression there.
     """
@@ -435,7 +407,7 @@ def _better_attention(base: Baseline, run: Baseline) -> dict[str, str]:
 
 
 def _changed_backends(base: Baseline, run: Baseline) -> list[tuple[str, tuple[Phase, str, str]]]:
-    """Layer; phase, backends before and now; "none" for what has no attention any more."""
+    """Return layers with phase, backends before and now; "none" for what has no attention now."""
     changed: list[tuple[str, tuple[Phase, str, str]]] = []
     ran = {(amount.name, amount.phase) for amount in run.ranges if amount.what == "events"}
     for (layer, phase), before in base.backends.items():
@@ -454,102 +426,107 @@ def _is_worse(before: str, after: str) -> bool:
 
 
 def _check_synchronisations(base: Baseline, run: Baseline) -> GuardCheck:
-    """Waits of the CPU for the device."""
+    """Compare waits of the CPU for the device."""
     name = "synchronisations"
     if not base.on_device or not run.on_device:
         return _undecided(name, "there is no device to wait for; on a CPU an .item() shows among the ops")
     rows = []
     for wait, change in _changed("wait", base, run).items():
         text = f"waits for the device, {wait.name}: {change[0]:g} -> {change[1]:g} a step"
-        rows.append(_of_step(name, text, change, layer=wait.name.partition(" in ")[2].rpartition(", ")[0]))
+        rows.append(_row(name, text, change, layer=wait.name.partition(" in ")[2].rpartition(", ")[0]))
     return _check_of(name, rows)
 
 
 def _check_breaks(base: Baseline, run: Baseline) -> GuardCheck:
-    """Places where torch.compile could not go on."""
+    """Compare places where torch.compile could not go on."""
     name = "graph breaks"
-    if _silent(base, run, "graph_breaks"):
-        return _undecided(name, "the run does not tell of them")
-    fresh = [f", {place}" for place in run.breaks if place not in base.breaks][:1]
-    return _check_of(
-        name,
-        [
-            _of_step(name, f"graph breaks: {change[0]:g} -> {change[1]:g}{''.join(fresh)}", change)
-            for change in _changed("graph_breaks", base, run).values()
-        ],
-    )
+    fresh = "".join([f", {place}" for place in run.breaks if place not in base.breaks][:1])
+    changes = _changed("graph_breaks", base, run).values()
+    return _check_of(name, [_row(name, f"{name}: {one[0]:g} -> {one[1]:g}{fresh}", one) for one in changes])
 
 
-# -- time -----------------------------------------------------------------------------------------
-
-
-def _no_times(base: Baseline, run: Baseline) -> str:
-    """Why times cannot be compared; "" where they can."""
-    for who, side in (("the baseline", base), ("the run", run)):
-        if side.no_times:
-            return f"{who}: {side.no_times}"
-    return "" if base.times.keys() & run.times.keys() else "no layer of both has a time in every step"
+# Time.
 
 
 def _check_time(base: Baseline, run: Baseline) -> GuardCheck:
-    """Each layer beside the others, and the step as a whole; on a CPU the step alone says too little."""
+    """Compare each layer beside the others, and the step as a whole; on a CPU the step alone says too little."""
     keys = [key for key in base.times if key in run.times]
+    why = [f"{who}: {side.no_times}" for who, side in (("the baseline", base), ("the run", run)) if side.no_times]
+    if why or not keys:
+        return _undecided("time", why[0] if why else "no layer of both has a time in every step")
     before, after = (np.array([side.times[key].steps_ns for key in keys]) for side in (base, run))
-    step_before, step_after = (np.array(side.steps_ns) for side in (base, run))
-    own = np.array([base.times[key].own for key in keys])
-    weight = np.sqrt(before.mean(axis=1) * own)
-    shifts = layer_shifts(before, after, weight)
-    between = [_between(one, side.lengths, weight) for one, side in ((before, base), (after, run))]
-    spreads = np.maximum.reduce([shifts.spread, *between])
+    weight = np.sqrt(before.mean(axis=1) * np.array([base.times[key].own for key in keys]))
+    steps = np.array(base.steps_ns), np.array(run.steps_ns)
+    shifts = layer_shifts(before, after, weight, cpu_steps=None if run.on_device else steps)
+    spreads = np.maximum(shifts.spread, _between_runs(before, base, weight), _between_runs(after, run, weight))
     limits = np.maximum(_limit(spreads), limit(shifts.error))
-    rows = []
-    for i in np.flatnonzero(shifts.beyond_noise()).tolist():
-        shift = float(shifts.excess[i])
-        if not run.on_device:
-            beside = beside_the_rest(before[i], after[i], step_before, step_after)
-            shift = min(shift, beside, key=abs) if shift * beside > 0 else 0.0
-        if abs(shift) > limits[i]:
-            rows.append(_time_row(keys[i], float(np.median(before[i])), shift, limits[i], spreads[i]))
-    unsteady, moved = int((~shifts.steady).sum()), math.expm1(shifts.common)
+    rows = [
+        _time_row(keys[i], float(np.median(before[i])), float(shifts.excess[i]), limits[i], spreads[i])
+        for i in np.flatnonzero(shifts.beyond_noise() & (np.abs(shifts.excess) > limits))
+    ]
+    unsteady = int((~shifts.steady).sum())
     reason = f"{unsteady} of {len(keys)} vary too much from step to step to be judged" if unsteady else ""
     if run.on_device:
-        steps = ((step_before[None, :], base.lengths), (step_after[None, :], run.lengths))
-        between = [_between(one, lengths) for one, lengths in steps]
-        spread = float(max(step_spread(*(np.log(one) for one, _ in steps)), *between)[0])
-        whole = series_change(step_before, step_after)
+        between = [_between_runs(one[None, :], side) for one, side in zip(steps, (base, run), strict=True)]
+        spread = float(max(step_spread(*(np.log(one)[None, :] for one in steps)), *between)[0])
+        whole = series_change(*steps)
         if whole.beyond_noise and abs(whole.shift) > _limit(spread):
-            rows.append(_time_row(("", None), float(np.median(step_before)), whole.shift, _limit(spread), spread))
-    elif abs(moved) > BUSY and not any(row.worse for row in rows):
-        return _undecided("time", f"all layers alike changed by {100 * moved:+.0f} %, as on a busy machine: try again")
+            rows.append(_time_row(("", None), float(np.median(steps[0])), whole.shift, _limit(spread), spread))
+    elif other_load(shifts.common) and not any(row.size > 0 for row in rows):
+        moved = f"{100 * math.expm1(shifts.common):+.0f} %"
+        return _undecided("time", f"all layers alike changed by {moved}, as on a busy machine: try again")
     elif unsteady == len(keys):
         return _undecided("time", f"{reason}, as on a busy machine: try again")
     return _check_of("time", rows, reason)
 
 
-def _between(times: Float, lengths: Sequence[int], weight: Float | None = None) -> Float:
-    """How far apart the runs are in each row: what their steps, taken together, do not show. 0 of one run.
+def _between_runs(times: Float, side: Baseline, weight: Float | None = None) -> Float:
+    """Return how far apart the runs of a side are in each row of times of its steps; 0 of one run.
 
-    With `weight` beside what all rows of a step have in common.
+    Steps taken together do not show it. With `weight` beside what all rows of a step share.
     """
     logs = np.log(times)
     own = logs if weight is None else logs - common_factors(logs, weight)
-    levels = [np.median(run, axis=1) for run in np.split(own, np.cumsum(lengths[:-1], dtype=int), axis=1)]
+    levels = [np.median(run, axis=1) for run in np.split(own, np.cumsum(side.lengths[:-1], dtype=int), axis=1)]
     return np.std(levels, axis=0, ddof=1) if len(levels) > 1 else np.zeros(len(own))
 
 
 def _limit(spread: Any) -> Any:
-    """How much a time, as a logarithm, may change."""
-    return np.maximum(math.log1p(LEAST_CHANGE), SPREADS * spread)
+    """Return how much a time, as a logarithm, may change."""
+    return np.maximum(math.log1p(LEAST_SLOWDOWN), SPREADS * spread)
 
 
 def _time_row(key: TimeKey, before_ns: float, shift: float, limit_: float, spread: float) -> _Row:
     layer, phase = key
-    before, after = before_ns / 1000, before_ns / 1000 * math.exp(shift)
+    before, after, most = (before_ns / 1000 * math.exp(one) for one in (0.0, shift, limit_))
     where = layer or (f"outside of layers ({phase})" if phase else "the whole step")
     text = (
         f"{where}: time {before / 1000:.4g} -> {after / 1000:.4g} ms a step ({100 * math.expm1(shift):+.1f} %; "
         f"spread {100 * spread:.1f} %, limit {100 * math.expm1(limit_):+.1f} %)"
     )
-    most = before * math.exp(limit_)
-    finding = GuardFinding(layer=layer, phase=phase, what="time", before=before, after=after, limit=most, text=text)
-    return _Row(finding, shift > 0)
+    return _row("time", text, (before, after, most), layer=layer, phase=phase)
+
+
+# All checks, in the order in which they are shown.
+
+
+class _Kind(NamedTuple):
+    """A check, and what it needs of both sides."""
+
+    name: str  # where it is not judged
+    check: Callable[[Baseline, Baseline], GuardCheck]
+    same_traits: frozenset[str] = OF_MACHINE - {"CPU", "Python"}  # on what numbers of kernels, waits and bytes depend
+    needs: What | None = None  # that is known of a step
+    without: str = ""  # what a side did that does not know it
+
+
+_KINDS = (
+    _Kind("FLOPs", _check_flops, frozenset(), "flops", "recorded no shapes (record_shapes='auto' is enough)"),
+    _Kind("kernels or ops", _check_events),
+    _Kind("synchronisations", _check_synchronisations),
+    _Kind("graph breaks", _check_breaks, needs="graph_breaks", without="does not tell of them"),
+    _Kind("memory", _check_memory, needs="peak_bytes", without="recorded no allocations (profile_memory=True does)"),
+    _Kind("attention", _check_backends),
+    # Recording allocations takes a few percent of a step.
+    _Kind("time", _check_time, OF_MACHINE | {"allocations in the timed steps"}),
+)

@@ -1,4 +1,4 @@
-"""Which layer of one result is which of another, whatever made its name; and what makes two results hard to compare."""
+"""Match the layers of two results, whatever made their names, and list what makes the results hard to compare."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any, TypeVar
 import numpy as np
 
 from profiler_wrapper.analysis.model import PHASES, Analysis, LayerRow, Phase
-from profiler_wrapper.analysis.statistics import Float, fill_numbers, split_number
+from profiler_wrapper.analysis.statistics import Float, fill_numbers, grouped, split_number
 from profiler_wrapper.comparison.model import ComparedRow, Difference
 
 _FEWEST_VOTES = 2  # a prefix that puts fewer names together is chance, unless they are all there is
 _ENOUGH = 0.5  # of the names of the smaller side: with fewer, classes are tried
-_Parts = tuple[str, ...]  # of a name
+_Parts = tuple[str, ...]  # of a name, between its dots
 Key = TypeVar("Key")
 
 
 def match_layers(a: Analysis, b: Analysis) -> dict[str, str]:
-    """Layers of `a` and the same ones of `b`, by full name; what has no counterpart is left out.
+    """Return the layers of `a` with the same ones of `b`, by full name; what has no counterpart is left out.
 
     By name; then with a prefix exchanged for another, where most names agree then; last by the classes on the way from
     the root and the place among siblings of one class. No layer is matched twice.
     """
-    layers_a, layers_b = _named(a), _named(b)
+    layers_a, layers_b = ({row.layer: row for row in side.layers if row.layer} for side in (a, b))
     matched = _match(_from_root(layers_a), _from_root(layers_b))
     if len(matched) < _ENOUGH * min(len(layers_a), len(layers_b)):
         matched = max(matched, _match(_class_paths(layers_a), _class_paths(layers_b)), key=len)
@@ -33,12 +33,12 @@ def match_layers(a: Analysis, b: Analysis) -> dict[str, str]:
 
 
 def match_names(a: Iterable[str], b: Iterable[str]) -> dict[str, str]:
-    """As `match_layers`, where only names are known."""
+    """Match as `match_layers`, where only names are known."""
     return _match(*({name: name for name in names if name} for names in (a, b)))
 
 
 def like_name(layer: str, block: str | None) -> tuple[str, int | None]:
-    """A name with the number of its block left open, outside of blocks with its last number, and that number."""
+    """Return a name with the number of its block left open (outside of blocks its last number), and that number."""
     if block and (layer == block or layer.startswith(block + ".")):
         pattern, number = split_number(block)
         return pattern + layer[len(block) :], number
@@ -46,7 +46,7 @@ def like_name(layer: str, block: str | None) -> tuple[str, int | None]:
 
 
 def folded_name(layers: Mapping[str, str | None]) -> str:
-    """`model.layers.{0..23}.mlp` for many like layers, the name for one; `layers`: with the block of each."""
+    """Return `model.layers.{0..23}.mlp` for sibling layers, the name for one; `layers`: with the block of each."""
     split = [like_name(layer, block) for layer, block in layers.items()]
     numbers = [number for _, number in split if number is not None]
     return fill_numbers(split[0][0], numbers) if len(numbers) > 1 else next(iter(layers))
@@ -55,7 +55,7 @@ def folded_name(layers: Mapping[str, str | None]) -> str:
 def siblings_together(
     found: Iterable[tuple[str, Key]], blocks: Mapping[str, str | None]
 ) -> Iterator[tuple[str, tuple[str, ...], Key]]:
-    """Layers of which the same was found, siblings under one name: that name, the layers, and what was found."""
+    """Yield siblings of which the same was found under one name: that name, the layers, and what was found."""
     groups: dict[tuple[str, Key], dict[str, str | None]] = defaultdict(dict)
     for layer, what in found:
         block = blocks.get(layer)
@@ -64,22 +64,14 @@ def siblings_together(
         yield folded_name(layers), tuple(layers), what
 
 
-def _named(analysis: Analysis) -> dict[str, LayerRow]:
-    named: dict[str, LayerRow] = {}
-    for row in analysis.layers:
-        if row.layer:
-            named.setdefault(row.layer, row)
-    return named
-
-
 def _from_root(layers: Mapping[str, LayerRow]) -> dict[str, str]:
-    """Name -> layer, where "" is the root, if there is one."""
+    """Return name -> layer, where "" is the root, if there is one."""
     roots = [layer for layer, named in layers.items() if named.parent not in layers]
     return {"" if [layer] == roots else layer: layer for layer in layers}
 
 
 def _class_paths(layers: Mapping[str, LayerRow]) -> dict[str, str]:
-    """`Qwen2DecoderLayer#7.Qwen2RMSNorm#1` -> layer: classes, each with the place among its siblings of that class."""
+    """Return `Qwen2DecoderLayer#7.Qwen2RMSNorm#1` -> layer: classes with the place among siblings of that class."""
     children: dict[str | None, list[LayerRow]] = defaultdict(list)
     for named in layers.values():
         children[named.parent if named.parent in layers else None].append(named)
@@ -101,7 +93,7 @@ def _class_paths(layers: Mapping[str, LayerRow]) -> dict[str, str]:
 
 
 def _match(a: Mapping[str, str], b: Mapping[str, str]) -> dict[str, str]:
-    """Layers of equal names, and of names that are equal with one prefix in the place of another."""
+    """Match layers of equal names, and of names that are equal with one prefix in the place of another."""
     parts_a, parts_b = (
         {tuple(name.split(".")) if name else (): layer for name, layer in side.items()} for side in (a, b)
     )
@@ -118,7 +110,7 @@ def _match(a: Mapping[str, str], b: Mapping[str, str]) -> dict[str, str]:
 
 
 def _prefixes(a: Collection[_Parts], b: Collection[_Parts]) -> list[tuple[_Parts, _Parts]]:
-    """Which prefix of `a` stands for which of `b`, that of most names first."""
+    """Return which prefix of `a` stands for which of `b`, that of most names first."""
     none: tuple[_Parts, _Parts] = ((), ())
     votes = Counter({none: 0})
     ends: tuple[dict[_Parts, list[_Parts]], ...] = (defaultdict(list), defaultdict(list))
@@ -140,12 +132,12 @@ def _prefixes(a: Collection[_Parts], b: Collection[_Parts]) -> list[tuple[_Parts
     return [pair for pair, count in votes.most_common() if count >= enough or pair == none]
 
 
-# --- Two results side by side: steps, series per step, and the rows of like layers together ---
+# Two results side by side: steps, series per step, and the rows of both.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Side:
-    """One result, with what is divided by to give a step."""
+    """One result, with the number of steps that sums are divided by."""
 
     analysis: Analysis
     steps: int  # at least 1
@@ -154,32 +146,31 @@ class Side:
 
     @property
     def total_ns(self) -> float:
-        """Of a step."""
+        """Return the time of a step."""
         return self.analysis.time.total_ns / self.steps
 
     def series(self, rows: Sequence[LayerRow]) -> Float:
-        """Time of `rows` together in each step; of one step, where no more is known, all of it."""
+        """Return the time of `rows` together in each step, as far as steps are known; else all of it as one step."""
         if self.known_steps:
             known = [row.step_times_ns for row in rows if row.step_times_ns]
-            per_row: Float = np.array(known, dtype=np.float64).reshape(-1, self.steps)
-            return np.asarray(per_row.sum(axis=0), dtype=np.float64)
+            return np.asarray(np.array(known, dtype=np.float64).reshape(-1, self.steps).sum(axis=0))
         return np.array([sum(row.time_ns for row in rows) / self.steps])
 
     def step_totals(self) -> Float:
-        """Time of each step, or of one."""
+        """Return the time of each step, or of one."""
         times = [row.time_ns for row in self.analysis.steps if row.step is not None]
         return np.array(times if self.known_steps else [self.total_ns], dtype=np.float64)
 
 
 def side_of(analysis: Analysis) -> Side:
-    """The side of one result. Times of its steps count as known where every row of a layer with time has them."""
+    """Return the side of one result. Its steps are known where every row of a layer with time has theirs."""
     steps = sum(row.step is not None for row in analysis.steps)
     each_row_known = all(len(row.step_times_ns) == steps for row in analysis.layers if row.time_ns)
     return Side(analysis, max(1, steps), steps > 1 and each_row_known and bool(analysis.layers), steps > 0)
 
 
 def pair_rows(a: Analysis, b: Analysis) -> tuple[ComparedRow, ...]:
-    """Every row of both results, once: layers in the order of `b`, behind them those that only `a` has."""
+    """Return every row of both results, once: layers in the order of `b`, behind them those that only `a` has."""
     shown_of_a = shown_names(a, b)
     rows_a = {(shown_of_a[row.layer], row.phase): row for row in a.layers}
     rows_b = {(row.layer, row.phase): row for row in b.layers}
@@ -199,29 +190,24 @@ def pair_rows(a: Analysis, b: Analysis) -> tuple[ComparedRow, ...]:
 
 
 def blocks_of(pairs: Iterable[ComparedRow]) -> dict[str, str | None]:
-    """The block of each layer."""
+    """Return the block of each layer."""
     return {pair.layer: pair.row.block for pair in pairs}
 
 
 def backends_of(analysis: Analysis) -> dict[tuple[str, Phase], tuple[str, ...]]:
-    """Backends of each layer's own attention, the one with most time first."""
-    found: dict[tuple[str, Phase], list[tuple[int, str]]] = defaultdict(list)
-    for row in analysis.attention:
-        found[row.layer, row.phase].append((-row.time_ns, row.backend))
+    """Return the backends of each layer's own attention, the one with most time first."""
+    found = grouped(((row.layer, row.phase), (-row.time_ns, row.backend)) for row in analysis.attention)
     return {key: tuple(backend for _, backend in sorted(backends)) for key, backends in found.items()}
 
 
 def shown_names(a: Analysis, b: Analysis, mark: str = "a") -> dict[str, str]:
-    """The layers of `a` by the names of `b`. What `b` does not have keeps its name, marked if `b` has that too."""
-    matched = match_layers(a, b)
-    of_b = {row.layer for row in b.layers if row.layer}
-    shown = {"": ""}
-    for layer in dict.fromkeys(row.layer for row in a.layers if row.layer):
-        shown[layer] = matched.get(layer, f"{layer} ({mark})" if layer in of_b else layer)
-    return shown
+    """Return the layers of `a` by the names of `b`. What `b` does not have keeps its name, marked if `b` has it too."""
+    of_a, of_b = ({row.layer: row.layer for row in side.layers} for side in (a, b))
+    alone = {layer: f"{layer} ({mark})" if layer in of_b else layer for layer in of_a if layer}
+    return {"": ""} | alone | match_layers(a, b)
 
 
-# --- What makes two results hard to compare ---
+# What makes two results hard to compare.
 
 BASIS = "time basis"
 SIZES = "sizes of linear layers' products"  # known by digests
@@ -263,10 +249,10 @@ OF_MACHINE = frozenset({"device", "devices", "CPU", "world size", "torch", "Pyth
 
 
 def traits(analysis: Analysis) -> dict[str, Any]:
-    """What makes a result comparable, as far as it is known."""
+    """Return what makes a result comparable, as far as it is known."""
     settings = _settings(analysis.run)
     known = {**(analysis.summary.get("comparable") or {}), "time_basis": analysis.time_basis}
-    # A baseline's results have them there, and tell no more of the run.
+    # A baseline's results have them there, and know no more of the run.
     known |= {key: settings.pop(key, known.get(key)) for key in ("torch", "python")}
     known["settings"] = settings or known.get("settings")
     return {key: value for key, value in known.items() if value is not None}
@@ -286,7 +272,7 @@ def _settings(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[Difference, ...]:
-    """Where two results' traits differ: the work and the machine, versions and settings, then how it was recorded.
+    """Return where two results' traits differ: work and machine, versions and settings, then how it was recorded.
 
     What is not known on a side is no difference.
     """
@@ -296,7 +282,7 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[Difference,
     for key, (words, of_time_only) in {**_TRAITS, **settings, **_RECORDING}.items():
         one, other = a.get(key), b.get(key)
         if one is None or other is None or one == other or isinstance(one, str) != isinstance(other, str):
-            continue  # a trace tells CUDA's version as a number
+            continue  # a trace has CUDA's version as a number
         if key == "coverage" and abs(float(one) - float(other)) <= _SAME_COVERAGE:
             continue
         if key == "cpu_name" and a.get("time_basis") == b.get("time_basis") == "device":
@@ -306,7 +292,7 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[Difference,
 
 
 def changed(what: str, a: str, b: str) -> str:
-    """`torch 2.12 -> 2.13`; of lists what one side has alone: `phases +recompute`."""
+    """Return `torch 2.12 -> 2.13`; of lists what one side has alone: `phases +recompute`."""
     if what == SIZES:
         return what
     before, after = a.split(", "), b.split(", ")
@@ -317,7 +303,7 @@ def changed(what: str, a: str, b: str) -> str:
 
 
 def what_differs(found: Sequence[tuple[str, str, str]]) -> list[str]:
-    """A line for each difference (what, on both sides); of many for the first."""
+    """Return a line for each difference (what, on both sides); of many for the first."""
     more = [f"{len(found) - _MOST_LISTED} more, which the JSON has"] if len(found) > _MOST_LISTED else []
     return [f"differs: {text}" for text in (*(changed(*one) for one in found[:_MOST_LISTED]), *more)]
 

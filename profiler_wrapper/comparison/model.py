@@ -1,21 +1,17 @@
-"""What a comparison says: frozen rows, in integer nanoseconds and bytes. `a` is what was before, `b` what is now."""
+"""The rows of a comparison, in nanoseconds and bytes. `a` is what was before, `b` what is now."""
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from profiler_wrapper.analysis.model import LayerRow, Phase
-from profiler_wrapper.reports.result_json import NS_PER_US, plain, to_plain
-from profiler_wrapper.terminal import unicode_terminal
-from profiler_wrapper.trace.atomic import replacing
+from profiler_wrapper.reports.result_json import NS_PER_US, to_plain
 
-COMPARISON_VERSION = 1
+SAME = 0.01  # relative: FLOPs and bytes that are nearer are as good as equal
+LEAST_BYTES = 64 << 10  # of memory: a smaller difference is none
 
 Decision = Literal["slower", "faster", "no difference", "not certain", "not judged", "only in a", "only in b"]
-Confidence = Literal["high", "low"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +34,13 @@ class ComparedRow:
 
     @property
     def row(self) -> LayerRow:
-        """That of `b`, else that of `a`."""
+        """Return that of `b`, else that of `a`."""
         row = self.b if self.b is not None else self.a
         assert row is not None
         return row
 
     def to_dict(self, steps_a: int, steps_b: int) -> dict[str, Any]:
-        """As plain data."""
+        """Return plain data."""
         return {
             "layer": self.layer,
             **{name: getattr(self.row, name) for name in ("class_name", "kind", "block", "parent", "depth", "order")},
@@ -56,7 +52,7 @@ class ComparedRow:
 
 
 def _side_to_dict(row: LayerRow, steps: int, backends: tuple[str, ...]) -> dict[str, Any]:
-    """One layer in one phase on one side, with times and counts per step beside the sums."""
+    """Return one layer in one phase on one side, with times and counts per step beside the sums."""
     return {
         "layer": row.layer,
         "time_us": row.time_ns / NS_PER_US,
@@ -87,6 +83,12 @@ class ComparedTotal:
     error: float | None = None  # standard error of `change`
     decision: Decision = "not judged"
     reason: str = ""  # the rule by which it is no difference, or not certain
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, times in microseconds."""
+        in_us = self.unit == "ns"
+        a, b = (value / NS_PER_US if in_us and value is not None else value for value in (self.a, self.b))
+        return to_plain(self) | {"unit": "us" if in_us else self.unit, "a": a, "b": b}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,105 +156,6 @@ class WorkChange:
     time_b_ns: float = 0.0  # and in `b`
 
     def delta(self, what: Literal["flops", "events", "calls", "retained"]) -> float:
-        """By how much `b` does more; 0 where a side does not know."""
+        """Return by how much `b` does more; 0 where a side does not know."""
         a, b = getattr(self, f"{what}_a"), getattr(self, f"{what}_b")
         return 0 if a is None or b is None else b - a
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """Two results side by side. `print(comparison)` shows the verdict and what changed most."""
-
-    verdict: str  # one sentence
-    decision: Decision  # of the time of a step
-    confidence: Confidence  # in `decision`; low: no layer explains it, as under other load; or much noise, or not known
-    name_a: str
-    name_b: str
-    time_basis: Literal["device", "cpu"]  # of `b`
-    steps_a: int  # what sums are divided by to give a step
-    steps_b: int
-    noise_known: bool
-    differences: tuple[Difference, ...]
-    notes: tuple[str, ...]
-    totals: tuple[ComparedTotal, ...]
-    culprits: tuple[ChangedLayer, ...]  # what changed otherwise than the rest, the largest change first
-    work: tuple[WorkChange, ...]  # what does other work, whatever its time: exact, the most first
-    rows: tuple[ComparedRow, ...]  # in the order of `b`, behind them what only `a` has
-    classes: tuple[ComparedClass, ...]
-    unattributed: tuple[ComparedReason, ...]
-    backend_changes: tuple[tuple[str, str, str], ...]  # attention's layers (folded), backends of a, of b
-    common: float = 0.0  # relative change of all layers that `change_ns` of culprits leaves out, as load does it
-
-    def __str__(self) -> str:
-        return self.table()
-
-    def table(self, *, rows: int = 20, width: int = 100) -> str:
-        """The verdict, the totals, what changed, and self times per step: at most `rows` of them by `width`."""
-        from profiler_wrapper.comparison.text import compare_text
-
-        return compare_text(self, rows=rows, width=width, unicode=unicode_terminal())
-
-    def to_csv(self, path: str | os.PathLike[str]) -> Path:
-        """A line per layer and phase, with both sides. Returns `path`.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        from profiler_wrapper.comparison.text import compare_csv
-
-        with replacing(Path(path)) as beside:
-            beside.write_text(compare_csv(self), encoding="utf-8")
-        return Path(path)
-
-    def write_page(self, path: str | os.PathLike[str]) -> Path:
-        """One page with both sides, which opens from disk and loads nothing. Returns `path`.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        from profiler_wrapper.comparison.text import compare_page
-
-        with replacing(Path(path)) as beside:
-            beside.write_text(compare_page(self), encoding="utf-8")
-        return Path(path)
-
-    def total(self, name: str) -> ComparedTotal:
-        """One of `totals`.
-
-        Raises:
-            KeyError: there is none of this name.
-        """
-        return {total.name: total for total in self.totals}[name]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data: times in microseconds, sizes in bytes; the verdict first.
-
-        {comparison_version, verdict, decision, confidence, a, b, time_basis, steps_a, steps_b, noise_known,
-         differences[{what, a, b, of_time_only}], notes[], totals[{name, unit, a, b, change, error, decision,
-         reason}],
-         culprits[{layer, layers[], phase, change, error, change_us, share}],
-         work[{layer, layers[], phase, flops_a, flops_b, events_a, events_b, calls_a, calls_b, retained_a, retained_b,
-               time_a_us, time_b_us}],
-         rows[{layer, class_name, kind, block, parent, depth, order, phase, a{...}|null, b{...}|null,
-               change, error, decision}],
-         classes[{class, phase, time_a_us, time_b_us, count_a, count_b, flops_per_step_a, flops_per_step_b}],
-         unattributed[{reason, time_a_us, time_b_us}], backend_changes[{layer, a, b}], common}
-
-        Changes are relative: 0.1 is 10 % more in b. Times of `rows` are sums over the timed trace with, beside
-        them, those per step; of `totals` per step; counts and times of `classes` are sums.
-        """
-        own = {
-            "totals": [_total_to_dict(total) for total in self.totals],
-            "rows": [row.to_dict(self.steps_a, self.steps_b) for row in self.rows],
-            "backend_changes": [{"layer": layer, "a": a, "b": b} for layer, a, b in self.backend_changes],
-        }
-        return {"comparison_version": COMPARISON_VERSION} | {
-            name.removeprefix("name_"): own[name] if name in own else plain(getattr(self, name))
-            for name in (field.name for field in fields(self))
-        }
-
-
-def _total_to_dict(total: ComparedTotal) -> dict[str, Any]:
-    in_us = total.unit == "ns"
-    a, b = (value / NS_PER_US if in_us and value is not None else value for value in (total.a, total.b))
-    return to_plain(total) | {"unit": "us" if in_us else total.unit, "a": a, "b": b}

@@ -16,7 +16,7 @@ from gpu_traces import names_of_traces, result
 from page_tables import table_of
 from profiler_wrapper.__main__ import main
 from profiler_wrapper.comparison.compare import compare
-from profiler_wrapper.comparison.model import Comparison
+from profiler_wrapper.comparison.text import Comparison
 from profiling import profiler, result_of
 from sample_results import llama
 from shared_traces import TRACES, needs_traces

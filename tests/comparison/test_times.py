@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profiler_wrapper.comparison.times import (
-    _ranks_agree,
     common_factors,
     layer_shifts,
+    other_load,
+    row_shifts,
     series_change,
     step_spread,
     weighted_median,
@@ -26,12 +27,14 @@ def test_the_spread_of_a_step_is_its_standard_deviation(steps: int) -> None:
     assert np.isnan(step_spread(times[:, :1], times[:, :1])).all()
 
 
-def test_the_rank_test_asks_for_nine_of_ten_pairs_of_few_steps_and_for_less_of_many() -> None:
-    few = np.arange(5.0)
-    assert _ranks_agree(np.array([few, few]), np.array([few + 3.5, few + 2.5])).tolist() == [True, False]
-    many = np.arange(50.0)
-    assert _ranks_agree(np.array([many, many]), np.array([many + 11, many + 8])).tolist() == [True, False]
-    assert _ranks_agree(few[None, :1], few[None, :1]).tolist() == [True]  # one step has no ranks
+@pytest.mark.parametrize(("steps", "enough", "too_little"), [(5, 3.5, 2.5), (50, 14, 11)])
+def test_the_rank_test_asks_for_nine_of_ten_pairs_of_few_steps_and_for_less_of_many(
+    steps: int, enough: float, too_little: float
+) -> None:
+    side = np.arange(float(steps))
+    shifts = row_shifts(np.array([side, side]), np.array([side + enough, side + too_little]))
+    assert shifts.one_way.tolist() == [True, False]
+    assert row_shifts(side[None, :1], side[None, :1]).one_way.tolist() == [True]  # one step has no ranks
 
 
 def test_a_weighted_median_by_hand() -> None:
@@ -79,6 +82,30 @@ def test_runs_that_differ_by_more_than_their_steps_show_widen_every_error() -> N
     shifts = layer_shifts(one, other, np.sqrt(base))
     assert not shifts.beyond_noise().any()
     assert np.median(shifts.error) > 3 * 0.03 * math.sqrt(2 / 5)
+
+
+@pytest.mark.parametrize(("factor", "least"), [(1.0, 0.0), (1.24, 0.0), (1.26, math.log(1.26)), (0.7, -math.log(0.7))])
+def test_on_a_cpu_whose_layers_all_changed_by_a_quarter_one_has_to_change_by_more(factor: float, least: float) -> None:
+    assert other_load(math.log(factor)) == pytest.approx(least)
+    steps = np.array([[10.0, 10.1, 9.9]] * 5)
+    after = steps * factor * np.array([1.0, 1.0, 1.2, 1.5, 1.0])[:, None]
+    assert np.flatnonzero(layer_shifts(steps, after, np.ones(5)).beyond_noise()).tolist() == [2, 3]
+    whole = 10 * steps.sum(axis=0), 10 * steps.sum(axis=0) * factor
+    on_cpu = layer_shifts(steps, after, np.ones(5), cpu_steps=whole).beyond_noise()
+    assert np.flatnonzero(on_cpu).tolist() == ([3] if least else [2, 3])
+    slower_steps = whole[0], whole[1] * 1.5  # in which the share of layer 3 is what it was
+    assert not layer_shifts(steps, after, np.ones(5), cpu_steps=slower_steps).beyond_noise()[3]
+
+
+def test_layers_that_do_other_work_are_judged_by_their_own_steps_alone() -> None:
+    random = np.random.default_rng(4)
+    base = np.exp(random.normal(0, 1, 200))
+    between = np.exp(random.normal(0, 0.2, 200))
+    between[9] = 1.3
+    one, other = _times(random, base, 5), _times(random, base * between, 5)
+    other_work = np.arange(200) == 9
+    shifts = layer_shifts(one, other, np.sqrt(base), other_work=other_work)
+    assert np.flatnonzero(shifts.beyond_noise()).tolist() == [9]
 
 
 def test_one_step_a_side_takes_a_large_change() -> None:
