@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from math import prod
@@ -15,21 +15,15 @@ import numpy as np
 
 from profiler_wrapper.analysis.advice import attention, blocks, communication, memory, products, waiting
 from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule, cut, fold_names, rows_command, share, where
-from profiler_wrapper.analysis.advice.time_parts import TimePart, time_parts
+from profiler_wrapper.analysis.advice.time_parts import time_parts
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, Comparable, Finding, Headline, Summary
 from profiler_wrapper.analysis.statistics import split_number, sum_if_all_known
 from profiler_wrapper.errors import attempt, first_few
 from profiler_wrapper.trace.marks import ROOT_PATH
 
-RULES: tuple[Rule, ...] = (
-    *waiting.RULES,
-    *communication.RULES,
-    *attention.RULES,
-    *products.RULES,
-    *blocks.RULES,
-    *memory.RULES,
-)
+_SUBJECTS = (waiting, communication, attention, products, blocks, memory)
+RULES: tuple[Rule, ...] = tuple(rule for subject in _SUBJECTS for rule in subject.RULES)
 MOST_FINDINGS = 10
 WORTH_IT = 0.01  # of the step's time, or of the peak: what saves less at most is left out
 LONGEST = 6900  # characters of JSON that a summary may take, 2,300 tokens of three; `short_summary` takes far less
@@ -175,7 +169,7 @@ def verdict(facts: Facts, findings: Sequence[Finding]) -> str:
     if captured > len(facts.found.charges):
         return f"This is the capture of a graph: its {captured} kernels did not run. Profile a replay for times."
     sentences = [] if facts.analysis.complete else ["The recording is incomplete."]
-    sentences += _where_it_goes(facts)
+    sentences += [sentence for _, sentence in _where_it_goes(facts)]
     first = next((one for one in findings if one.id == _TOO_LARGE or _worth_it(one, facts, _MOST_TO_GAIN)), None)
     if first is None:
         return " ".join([*sentences, "Nothing stands out."])
@@ -190,50 +184,35 @@ def headline(facts: Facts) -> Headline:
     """The first of what the verdict says, in at most 15 words, and the layers that its share is of."""
     if facts.found.captured_kernels > len(facts.found.charges):
         return Headline(text="This is the capture of a graph: its kernels did not run.", about="none", layers=[])
-    if not facts.analysis.time.total_ns:
-        return Headline(text=f"No op of {facts.steps_text} took time of its own.", about="none", layers=[])
-    if _is_idle(facts):
-        return Headline(text=f"{_idle(facts)}.", about="idle", layers=[])
-    if (unknown := _share_without_layer(facts)) >= _MUCH_WITHOUT_LAYER:
-        text = f"No layer is known for {share(unknown)} of the {facts.time_name}."
-        return Headline(text=text, about="unknown", layers=[])
-    part = time_parts(facts.analysis)[0]
-    layers = [cut(name, _LONGEST_LAYER) for name in fold_names(part.layers)[:_MOST_LAYERS]]
-    return Headline(text=f"{_takes(part, facts)}.", about=part.about, layers=layers)
+    first, _ = next(_where_it_goes(facts))
+    return first
 
 
-def _where_it_goes(facts: Facts) -> list[str]:
-    step, said = facts.steps_text, list[str]()
-    if not facts.analysis.time.total_ns:
-        return [f"No op of {step} took time of its own."]
-    if _is_idle(facts):
+def _where_it_goes(facts: Facts) -> Iterator[tuple[Headline, str]]:
+    """Where the time of a step goes, each sentence as a headline and with what else is known of it."""
+    analysis, step, total_ns = facts.analysis, facts.steps_text, facts.analysis.time.total_ns
+    if not total_ns:
+        said = f"No op of {step} took time of its own."
+        yield Headline(text=said, about="none", layers=[]), said
+        return
+    takes = f"; {step.replace(' of ', ' takes ', 1)}."
+    if facts.idle_ns is not None and facts.share_of_step(facts.idle_ns) > _IDLE:
+        said, takes = f"The device is idle for {share(facts.share_of_step(facts.idle_ns))} of {step}", "."
         slowed = f", which {facts.slowed_by} made longer" if facts.slowed_by else ""
-        said, step = [f"{_idle(facts)}{slowed}."], ""
-    if (unknown := _share_without_layer(facts)) >= _MUCH_WITHOUT_LAYER:
-        reasons = first_few([row.reason for row in facts.analysis.unattributed if row.reason != LAUNCHED_BEFORE], 2)
-        found = f"No layer is known for {share(unknown)} of the {facts.time_name} ({reasons}); "
-        found += _largest_class(facts.analysis)
-    else:
-        found = _takes(time_parts(facts.analysis)[0], facts)
-    return [*said, f"{found}; {step.replace(' of ', ' takes ', 1)}." if step else f"{found}."]
-
-
-def _is_idle(facts: Facts) -> bool:
-    return facts.idle_ns is not None and facts.share_of_step(facts.idle_ns) > _IDLE
-
-
-def _idle(facts: Facts) -> str:
-    return f"The device is idle for {share(facts.share_of_step(facts.idle_ns or 0.0))} of {facts.steps_text}"
-
-
-def _share_without_layer(facts: Facts) -> float:
-    """Of all time, as in the tables."""
-    without_layer = [row.time_ns for row in facts.analysis.unattributed if row.reason != LAUNCHED_BEFORE]
-    return sum(without_layer) / facts.analysis.time.total_ns
-
-
-def _takes(part: TimePart, facts: Facts) -> str:
-    return f"{part.name} takes {share(part.time_ns / facts.analysis.time.total_ns)} of the {facts.time_name}"
+        yield Headline(text=f"{said}.", about="idle", layers=[]), f"{said}{slowed}."
+    unknown = [row for row in analysis.unattributed if row.reason != LAUNCHED_BEFORE]
+    if (unknown_share := sum(row.time_ns for row in unknown) / total_ns) >= _MUCH_WITHOUT_LAYER:
+        said = f"No layer is known for {share(unknown_share)} of the {facts.time_name}"
+        reasons = first_few([row.reason for row in unknown], 2)
+        yield (
+            Headline(text=f"{said}.", about="unknown", layers=[]),
+            f"{said} ({reasons}); {_largest_class(analysis)}{takes}",
+        )
+        return
+    part = time_parts(analysis)[0]
+    said = f"{part.name} takes {share(part.time_ns / total_ns)} of the {facts.time_name}"
+    layers = [cut(name, _LONGEST_LAYER) for name in fold_names(part.layers)[:_MOST_LAYERS]]
+    yield Headline(text=f"{said}.", about=part.about, layers=layers), said + takes
 
 
 def _largest_class(analysis: Analysis) -> str:
@@ -305,8 +284,7 @@ def _model(facts: Facts) -> str | None:
 def _parameters(facts: Facts) -> int | None:
     """Of all roots; None where the run does not tell."""
     roots = [layer for layer in facts.analysis.run.get("layers") or () if layer.get("path") == ROOT_PATH]
-    numbers = [number for layer in roots if isinstance(number := layer.get("parameters"), int)]
-    return sum(numbers) if numbers and len(numbers) == len(roots) else None
+    return sum_if_all_known(layer.get("parameters") for layer in roots) if roots else None
 
 
 def input_shapes(analysis: Analysis) -> str | None:
@@ -316,9 +294,8 @@ def input_shapes(analysis: Analysis) -> str | None:
     are those of attention, which each of its backends does otherwise. None where no shapes were recorded.
     """
     known = [product for product in analysis.products if product.phase == "forward"] or analysis.products
-    linear = [product for product in known if product.op not in _BATCHED] or known
     products = Counter[tuple[int, ...]]()
-    for product in linear:
+    for product in [product for product in known if product.op not in _BATCHED] or known:
         products[product.m, product.n, product.k, product.batch] += round(1000 * product.calls_per_step)
     if not products:
         return None

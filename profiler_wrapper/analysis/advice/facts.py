@@ -13,7 +13,7 @@ import numpy as np
 
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.attribution import Role, role_of
-from profiler_wrapper.analysis.charges import uncovered, union
+from profiler_wrapper.analysis.charges import Union, uncovered, union
 from profiler_wrapper.analysis.classes import CLASSES, DeviceProperties, busiest_device, busiest_device_properties
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, Finding, LayerRow, Phase
 from profiler_wrapper.analysis.statistics import OPEN, at, fill_numbers, grouped, in_order
@@ -36,12 +36,16 @@ LONGEST_LAUNCH_NS = 1_000_000  # on the way to one launch; what is longer is wor
 
 
 class Gaps(NamedTuple):
-    """The gaps of one device within the steps, in order of time; a gap that a step's end cuts is two."""
+    """The gaps of one device within the steps, in order of time; a gap that a step's end cuts is two.
+
+    A gap has a cause only where the event that ends it was launched within the gap: else the device waited for
+    something of its own. Launching is what is left of it, but for what is too long to be on the way to one launch.
+    """
 
     start_ns: Int64
     end_ns: Int64
     ender: Int64  # index into Charges of the device event that ends it; -1 for one that the step's end cuts
-    loading_ns: Int64  # of it: with that thread fetching data
+    loading_ns: Int64  # of it: with the thread that launched its end fetching data
     waiting_ns: Int64  # of it: with that thread in a call that waits, or hands out memory
     launching_ns: Int64  # of it: all else, with that thread on its way to the launch, and till the event began
 
@@ -50,48 +54,31 @@ class Gaps(NamedTuple):
         return self.end_ns - self.start_ns
 
 
-def device_gaps(facts: Facts) -> Gaps | None:
-    """The gaps of the busiest device, within the wall time of the steps; None without device events.
-
-    A gap has a cause only where the event that ends it was launched within the gap: else the device waited for
-    something of its own. Launching is what is left of it, but for what is too long to be on the way to one launch.
-    """
-    found = facts.found
-    charges, spans = found.charges, found.recording.spans
-    if charges.basis != "device":
-        return None
-    here = np.flatnonzero(spans.device[charges.span] == busiest_device(found.recording))  # in order of start
+def device_gaps(facts: Facts) -> Gaps:
+    """The gaps of the busiest device, within the wall time of the steps."""
+    charges, recording, spans = facts.found.charges, facts.found.recording, facts.found.recording.spans
+    here = np.flatnonzero(spans.device[charges.span] == busiest_device(recording))  # in order of start
     start = spans.start_ns[charges.span[here]]
     busy = union(start, start + charges.time_ns[here])
-    if not facts.windows.number:
-        return None
     left, right, by_event = uncovered(busy, facts.windows.start_ns, facts.windows.end_ns)
     ender = np.where(by_event, here[np.minimum(np.searchsorted(start, right), len(here) - 1)], -1)
-    return Gaps(left, right, ender, *_causes(facts, left, right, ender))
-
-
-def _causes(facts: Facts, left: Int64, right: Int64, ender: Int64) -> tuple[Int64, Int64, Int64]:
-    """(loading, waiting, launching) of each gap, by what the thread that launched its end was doing."""
-    charges, spans = facts.found.charges, facts.found.recording.spans
-    waiting_calls = (spans.category == Category.RUNTIME) & facts.found.recording.named(WAITING_CALLS.match)
-    loading, waiting, launching = (np.zeros(len(left), dtype=np.int64) for _ in range(3))
     cpu_span = at(charges.cpu_span, ender, -1)
     lane = at(spans.lane, cpu_span, -1)
     launched = at(spans.start_ns, cpu_span, np.iinfo(np.int64).min)
+    waiting_calls = (spans.category == Category.RUNTIME) & recording.named(WAITING_CALLS.match)
+    loading, waiting, launching = np.zeros((3, len(left)), dtype=np.int64)
     for thread in np.unique(lane[lane >= 0]).tolist():
-        mine = np.flatnonzero((lane == thread) & (launched > left))
-        own = spans.lane == thread
-        waits, loads = (
-            union(spans.start_ns[chosen], spans.end_ns[chosen])
-            for chosen in (own & waiting_calls, own & facts.loads_data)
-        )
+        mine, own = np.flatnonzero((lane == thread) & (launched > left)), spans.lane == thread
         begin, end, call = left[mine], right[mine], np.minimum(launched[mine], right[mine])
-        waiting[mine] = waits.overlap(begin, call)
-        loading[mine] = np.minimum(loads.overlap(begin, call), call - begin - waiting[mine])
+        waiting[mine] = facts.union_of(own & waiting_calls).overlap(begin, call)
+        loads_ns = facts.union_of(own & facts.loads_data).overlap(begin, call)
+        loading[mine] = np.minimum(loads_ns, call - begin - waiting[mine])
         rest = end - begin - waiting[mine] - loading[mine]
         launching[mine] = np.where(rest <= LONGEST_LAUNCH_NS, rest, 0)
-    return loading, waiting, launching
+    return Gaps(left, right, ender, loading, waiting, launching)
 
+
+Confidence = Literal["high", "medium", "low"]
 
 # --- Many names as few: `model.layers.{0..31}.mlp` stands for all 32 of them, and for nothing else ---
 
@@ -161,17 +148,18 @@ def where(layers: Iterable[str]) -> str:
 
 
 def rows_command(select: str, where: str = "") -> str:
-    """The command that prints these rows of a run."""
+    """The command that prints these rows of a run; of a table that `_COLUMNS` has, those columns."""
     condition = f" --where {shlex.quote(where)}" if where else ""
-    return f"profiler-wrapper analyze {RUN} --format json --select {select}{condition} --top 5"
+    columns = _COLUMNS.get(select, select)
+    return f"profiler-wrapper analyze {RUN} --format json --select {columns}{condition} --top 5"
 
 
 NS_PER_US = 1000
 RUN = "RUN"  # stands for the path of the run or trace in commands: a result may be moved
-LAYER_ROWS = "layers.layer,layers.phase,layers.calls"
-KERNEL_ROWS = "kernels.name,kernels.count,kernels.time_us"
-OPERATOR_ROWS = "operators.op,operators.phase,operators.calls,operators.self_time_us,operators.layers"
-PEAK_ROWS = "memory.categories,memory.peak"
+_COLUMNS = {
+    "kernels": "kernels.name,kernels.count,kernels.time_us",
+    "operators": "operators.op,operators.phase,operators.calls,operators.self_time_us,operators.layers",
+}
 PEAK = "the most memory that was allocated"  # what shares of the peak are shares of
 _UNLIKE = 1.5  # times the mean step: as far as that one length speaks for all
 
@@ -226,19 +214,19 @@ class Facts:
         return max(1, (self.analysis.time.total_ns - before) // self.steps)
 
     @property
+    def peak(self) -> Mapping[str, Any]:
+        """`peak` of the memory; empty where it was not recorded."""
+        return self.analysis.memory.get("peak") or {}
+
+    @property
     def peak_bytes(self) -> int | None:
         """The highest allocated; None where memory was not recorded."""
-        return self._at_peak("allocated_bytes")
+        return self.peak.get("allocated_bytes") or None
 
     @property
     def peak_reserved_bytes(self) -> int | None:
         """The most that the allocator took from the device; where it does not tell, the highest allocated."""
-        return self._at_peak("reserved_bytes") or self.peak_bytes
-
-    def _at_peak(self, key: Literal["allocated_bytes", "reserved_bytes"]) -> int | None:
-        peak = self.analysis.memory.get("peak")
-        size_bytes = peak.get(key) if isinstance(peak, dict) else None
-        return int(size_bytes) if size_bytes else None
+        return self.peak.get("reserved_bytes") or self.peak_bytes
 
     @property
     def device_memory_bytes(self) -> int | None:
@@ -259,7 +247,7 @@ class Facts:
         """
         overview = self.analysis.overview
         unknown = self.found.captured_kernels or (overview is not None and overview.gaps_ns is None)
-        return None if unknown else device_gaps(self)
+        return device_gaps(self) if self.on_device and self.windows.number and not unknown else None
 
     @cached_property
     def idle_ns(self) -> float | None:
@@ -284,10 +272,15 @@ class Facts:
         """Per charge whether its work is of one of these classes."""
         return np.isin(self.found.charges.work, [CLASSES.index(name) for name in names])
 
-    def within_steps_ns(self, start_ns: Int64, end_ns: Int64) -> float:
-        """Per step, how much of it some of these intervals cover: an instant counts once."""
-        covered = union(start_ns, end_ns)
-        return self.wall_per_step_ns(int(covered.overlap(self.windows.start_ns, self.windows.end_ns).sum()))
+    def union_of(self, chosen: Bool) -> Union:
+        """The intervals that these spans cover."""
+        spans = self.found.recording.spans
+        return union(spans.start_ns[chosen], spans.end_ns[chosen])
+
+    def within_steps_ns(self, chosen: Bool) -> float:
+        """Per step, how much of it some of these spans cover: an instant counts once."""
+        covered_ns = self.union_of(chosen).overlap(self.windows.start_ns, self.windows.end_ns)
+        return self.wall_per_step_ns(int(covered_ns.sum()))
 
     @property
     def step_text(self) -> str:
@@ -317,11 +310,11 @@ class Facts:
         return stacks or ("waits for a CPU core" if self.analysis.run.get("overloaded") else "")
 
     @property
-    def wall_confidence(self) -> Literal["high", "medium", "low"]:
+    def wall_confidence(self) -> Confidence:
         """Of what is so by times of the CPU; without steps their ends are not known."""
         return "low" if self.slowed_by else "high" if self.has_steps else "medium"
 
-    def sure_of_times(self, confidence: Literal["high", "medium"]) -> Literal["high", "medium", "low"]:
+    def sure_of_times(self, confidence: Literal["high", "medium"]) -> Confidence:
         """`confidence`, for what is so by times of layers, which are on a CPU those of the machine."""
         return "low" if self.slowed_by and not self.on_device else confidence
 
@@ -342,6 +335,10 @@ class Facts:
         """The same, and what it is a share of."""
         return self.share_of_work(time_ns), self.work_name
 
+    def work_text(self, time_ns: float) -> str:
+        """`"62 % of the device time that a step launched"`."""
+        return f"{share(self.share_of_work(time_ns))} of {self.work_name}"
+
     def of_step(self, time_ns: float) -> tuple[float, str]:
         """`share_of_step`, and what it is a share of."""
         return self.share_of_step(time_ns), f"the wall time of {'a step' if self.has_steps else 'the trace'}"
@@ -350,11 +347,10 @@ class Facts:
         self,
         id: str,
         title: str,
-        *,
-        evidence: Iterable[str],
+        *evidence: str,
         fix: str,
-        confidence: Literal["high", "medium", "low"] = "medium",
-        layers: Iterable[str] = (),
+        confidence: Confidence = "medium",
+        layers: Iterable[str | None] = (),
         phase: Phase | None = None,
         share: tuple[float, str] | None = None,
         saves_ns: float | None = None,
@@ -367,26 +363,28 @@ class Facts:
 
         Args:
             rows: what `rows_command` is given to show what it is about.
+            layers: in order; what is not one, and what comes again, is left out.
             saves_ns, saves_bytes: upper bounds, of a step and at the peak; of time no more than a step takes.
             share: how much it is about, and of what; where not given, what it saves of a step.
         """
-        layers = tuple(layers)
+        named = tuple(dict.fromkeys(filter(None, layers)))
         if share is None and saves_ns is not None:
             share = self.of_step(saves_ns)
+        part, whole = share or (None, None)
         return Finding(
             id=id,
             title=title,
-            layer=where(layers) if layers else None,
+            layer=where(named) if named else None,
             phase=phase,
-            share=None if share is None else share[0],
-            share_of=None if share is None else share[1],
+            share=part,
+            share_of=whole,
             saves_at_most_us=None if saves_ns is None else min(saves_ns, self.step_ns) / NS_PER_US,
             saves_at_most_bytes=saves_bytes,
-            evidence=tuple(evidence),
+            evidence=evidence,
             confidence=confidence,
             fix=fix,
             source=source,
-            layers=layers,
+            layers=named,
             details=details,
             next=rows_command(*rows),
         )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
 
 from profiler_wrapper.analysis import classes
-from profiler_wrapper.analysis.advice.facts import KERNEL_ROWS, NS_PER_US, Facts, Rule, cut, duration, share
+from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, cut, duration
 from profiler_wrapper.analysis.classes import DeviceProperties
 from profiler_wrapper.analysis.model import Finding, KernelRow, ProductRow
 from profiler_wrapper.analysis.statistics import grouped, marked
@@ -75,9 +75,9 @@ def unaligned_dimensions(facts: Facts) -> Iterator[Finding]:
         yield facts.finding(
             "unaligned-dimensions",
             f"{in_words} of {size} is no multiple of {multiple}: {duration(time_ns)} a step",
+            f"{duration(time_ns)} of {facts.time_name} in {dtype} products with a dimension of {size}",
             share=facts.of_work(time_ns),
             saves_ns=max(0.0, time_ns - _at_peak_ns(facts, rows, dtype)),
-            evidence=[f"{duration(time_ns)} of {facts.time_name} in {dtype} products with a dimension of {size}"],
             confidence="high" if named else "medium",
             fix=fix.format(better=better, size=size),
             layers=layers,
@@ -130,24 +130,24 @@ def no_tf32(facts: Facts) -> Iterator[Finding]:
     precision = facts.analysis.run.get("float32_matmul_precision")
     if device is None or not device.has_tf32 or precision not in (None, "highest"):
         return
+    places, place_of = facts.found.attribution.places, facts.found.attribution.place_of
     chosen = _launches_in_plain_float32(facts)
     time_ns = facts.time_of_ns(chosen)
     if facts.share_of_work(time_ns) < _WORTH_A_SIZE_SHARE:
         return
     rows = [row for row in facts.analysis.products if row.dtype == "float32" and "conv" not in row.op]
-    least_ns = _at_peak_ns(facts, rows, "tfloat32")
     products = (row for row in facts.analysis.kernels if not any("conv" in op for op in row.ops))
     kernel = next((row.name for row in products if _PLAIN_FLOAT32.match(row.name)), "kernels of float32")
     yield facts.finding(
         "no-tf32",
-        f"float32 matrix products without TF32: {share(facts.share_of_work(time_ns))} of {facts.work_name}",
+        f"float32 matrix products without TF32: {facts.work_text(time_ns)}",
+        f"{duration(time_ns)} a step in kernels such as {cut(kernel, _LONGEST_KERNEL)}",
         share=facts.of_work(time_ns),
-        saves_ns=max(0.0, time_ns - least_ns),
-        evidence=[f"{duration(time_ns)} a step in kernels such as {cut(kernel, _LONGEST_KERNEL)}"],
+        saves_ns=max(0.0, time_ns - _at_peak_ns(facts, rows, "tfloat32")),
         confidence="high" if precision is not None else "medium",
         fix='torch.set_float32_matmul_precision("high"), or bfloat16: torch.autocast("cuda", dtype=torch.bfloat16)',
-        layers=_layers_of(facts, chosen),
-        rows=(KERNEL_ROWS, "class=gemm"),
+        layers=map(facts.found.layer_name, (places[place] for place in place_of[np.flatnonzero(chosen)].tolist())),
+        rows=("kernels", "class=gemm"),
         details={"time_us": time_ns / NS_PER_US, "precision": precision},
     )
 
@@ -181,18 +181,15 @@ def tensor_cores_unused(facts: Facts) -> Iterator[Finding]:
     ((most_expensive, _),) = of_kernel.most_common(1)
     yield facts.finding(
         "tensor-cores-unused",
-        f"{share(facts.share_of_work(time_ns))} of {facts.work_name} is products that leave the tensor cores idle"
-        + (f", in {dtype}" if dtype else ""),
+        f"{facts.work_text(time_ns)} is products that leave the tensor cores idle{f', in {dtype}' if dtype else ''}",
+        f"{duration(time_ns)} a step in kernels without tensor cores, {duration(with_them)} with; the most expensive: "
+        f"{cut(most_expensive, _LONGEST_KERNEL)}",
         share=facts.of_work(time_ns),
         saves_ns=time_ns,
-        evidence=[
-            f"{duration(time_ns)} a step in kernels without tensor cores, {duration(with_them)} with; the most "
-            f"expensive: {cut(most_expensive, _LONGEST_KERNEL)}"
-        ],
         confidence="high" if dtype == "float32" else "medium",
         fix=_fix_of_type(device, dtype),
-        layers=tuple(dict.fromkeys(layer for row in without for layer in row.layers if layer)),
-        rows=(KERNEL_ROWS, "class=gemm"),
+        layers=[layer for row in without for layer in row.layers],
+        rows=("kernels", "class=gemm"),
         details={"time_us": time_ns / NS_PER_US, "with_tensor_cores_us": with_them / NS_PER_US, "dtype": dtype},
     )
 
@@ -214,12 +211,11 @@ def _could_use_them(row: KernelRow) -> bool:
 
 def _dtype_of(facts: Facts, rows: Iterable[KernelRow]) -> str | None:
     """The type that most of the time is in, as kernels name it, else as shapes do."""
-    time_ns: dict[str, int] = defaultdict(int)
+    in_float32, by_shapes = Counter[bool](), Counter[str]()
     for row in rows:
-        time_ns["float32" if _OF_FLOAT32.search(row.name) else ""] += row.time_ns
-    if time_ns["float32"] > time_ns[""]:
+        in_float32[_OF_FLOAT32.search(row.name) is not None] += row.time_ns
+    if in_float32[True] > in_float32[False]:
         return "float32"
-    by_shapes: dict[str, int] = defaultdict(int)
     for product in facts.analysis.products:
         by_shapes[product.dtype] += product.time_per_step_ns
     return max(by_shapes, key=by_shapes.__getitem__, default=None)
@@ -233,10 +229,4 @@ def _fix_of_type(device: DeviceProperties, dtype: str | None) -> str:
     return 'mixed precision: torch.autocast("cuda", dtype=torch.float16) with torch.amp.GradScaler'
 
 
-def _layers_of(facts: Facts, chosen: Bool) -> tuple[str, ...]:
-    places, place_of = facts.found.attribution.places, facts.found.attribution.place_of
-    names = (facts.found.layer_name(places[at]) for at in dict.fromkeys(place_of[np.flatnonzero(chosen)].tolist()))
-    return tuple(dict.fromkeys(name for name in names if name))
-
-
-RULES: tuple[Rule, ...] = (no_tf32, tensor_cores_unused, unaligned_dimensions)
+RULES = (no_tf32, tensor_cores_unused, unaligned_dimensions)
