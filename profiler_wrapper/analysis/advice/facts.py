@@ -13,69 +13,53 @@ import numpy as np
 
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.attribution import Role, role_of
-from profiler_wrapper.analysis.charges import Union, uncovered, union
+from profiler_wrapper.analysis.charges import Union, union
 from profiler_wrapper.analysis.classes import CLASSES, DeviceProperties, busiest_device, busiest_device_properties
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, Finding, LayerRow, Phase
 from profiler_wrapper.analysis.statistics import OPEN, at, fill_numbers, grouped, in_order
 from profiler_wrapper.analysis.steps import StepWindows, step_windows
+from profiler_wrapper.analysis.timeline_gaps import WAITING_CALLS, IdleGaps, idle_gaps
 from profiler_wrapper.errors import first_few
 from profiler_wrapper.trace.nesting import self_time
 from profiler_wrapper.trace.recording import Bool, Category, Int64
 from profiler_wrapper.units import TIME_NAMES
 
-# --------------------------------------------------------------------------------------------------
-# Within the steps, the gaps in which a device runs nothing: what the CPU was doing that it waited for.
-
-# Calls into the runtime that wait, or hand out memory: they are no launches, and launching less makes them no shorter.
-WAITING_CALLS = re.compile(
-    r"(cuda|hip|cu)\w*Synchronize|(cuda|hip|cu)(Memcpy(?!\w*Async)|Malloc|Free|HostAlloc|HostRegister|MemAlloc|"
-    r"MemCreate|MemMap|MemUnmap|MemRelease|StreamCreate|EventDestroy)\w*"
-)
+# --- Within the steps, the gaps in which a device runs nothing: what the CPU was doing that it waited for ---
 
 LONGEST_LAUNCH_NS = 1_000_000  # on the way to one launch; what is longer is work on the CPU, or a first call
 
 
 class Gaps(NamedTuple):
-    """The gaps of one device within the steps, in order of time; a gap that a step's end cuts is two.
+    """The gaps of one device within the steps, in order of time, and their causes.
 
     A gap has a cause only where the event that ends it was launched within the gap: else the device waited for
     something of its own. Launching is what is left of it, but for what is too long to be on the way to one launch.
     """
 
-    start_ns: Int64
-    end_ns: Int64
-    ender: Int64  # index into Charges of the device event that ends it; -1 for one that the step's end cuts
+    idle: IdleGaps
     loading_ns: Int64  # of it: with the thread that launched its end fetching data
     waiting_ns: Int64  # of it: with that thread in a call that waits, or hands out memory
     launching_ns: Int64  # of it: all else, with that thread on its way to the launch, and till the event began
 
-    @property
-    def length_ns(self) -> Int64:
-        return self.end_ns - self.start_ns
 
-
-def device_gaps(facts: Facts) -> Gaps:
-    """The gaps of the busiest device, within the wall time of the steps."""
+def _gaps(facts: Facts, idle: IdleGaps) -> Gaps:
+    """The same with their causes."""
     charges, recording, spans = facts.found.charges, facts.found.recording, facts.found.recording.spans
-    here = np.flatnonzero(spans.device[charges.span] == busiest_device(recording))  # in order of start
-    start = spans.start_ns[charges.span[here]]
-    busy = union(start, start + charges.time_ns[here])
-    left, right, by_event = uncovered(busy, facts.windows.start_ns, facts.windows.end_ns)
-    ender = np.where(by_event, here[np.minimum(np.searchsorted(start, right), len(here) - 1)], -1)
-    cpu_span = at(charges.cpu_span, ender, -1)
+    cpu_span = at(charges.cpu_span, idle.ender, -1)
     lane = at(spans.lane, cpu_span, -1)
     launched = at(spans.start_ns, cpu_span, np.iinfo(np.int64).min)
     waiting_calls = (spans.category == Category.RUNTIME) & recording.named(WAITING_CALLS.match)
-    loading, waiting, launching = np.zeros((3, len(left)), dtype=np.int64)
+    loading, waiting, launching = np.zeros((3, len(lane)), dtype=np.int64)
     for thread in np.unique(lane[lane >= 0]).tolist():
-        mine, own = np.flatnonzero((lane == thread) & (launched > left)), spans.lane == thread
-        begin, end, call = left[mine], right[mine], np.minimum(launched[mine], right[mine])
+        mine, own = np.flatnonzero((lane == thread) & (launched > idle.start_ns)), spans.lane == thread
+        begin, end = idle.start_ns[mine], idle.end_ns[mine]
+        call = np.minimum(launched[mine], end)
         waiting[mine] = facts.union_of(own & waiting_calls).overlap(begin, call)
         loads_ns = facts.union_of(own & facts.loads_data).overlap(begin, call)
         loading[mine] = np.minimum(loads_ns, call - begin - waiting[mine])
         rest = end - begin - waiting[mine] - loading[mine]
         launching[mine] = np.where(rest <= LONGEST_LAUNCH_NS, rest, 0)
-    return Gaps(left, right, ender, loading, waiting, launching)
+    return Gaps(idle, loading, waiting, launching)
 
 
 Confidence = Literal["high", "medium", "low"]
@@ -241,18 +225,14 @@ class Facts:
 
     @cached_property
     def gaps(self) -> Gaps | None:
-        """Within the steps, when the busiest device runs nothing; None without device events, or where not known.
-
-        While a graph is captured nothing runs by nature.
-        """
-        overview = self.analysis.overview
-        unknown = self.found.captured_kernels or (overview is not None and overview.gaps_ns is None)
-        return device_gaps(self) if self.on_device and self.windows.number and not unknown else None
+        """Within the steps, when the busiest device runs nothing; None without device events, or where not known."""
+        idle = idle_gaps(self.found, self.windows) if self.windows.number else None
+        return None if idle is None else _gaps(self, idle.only(idle.device == busiest_device(self.found.recording)))
 
     @cached_property
     def idle_ns(self) -> float | None:
         """Per step, how long the busiest device runs nothing; None without device events."""
-        return None if self.gaps is None else self.wall_per_step_ns(int(self.gaps.length_ns.sum()))
+        return None if self.gaps is None else self.wall_per_step_ns(int(self.gaps.idle.length_ns.sum()))
 
     @cached_property
     def launched_in_steps(self) -> Bool:

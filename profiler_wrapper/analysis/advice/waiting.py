@@ -164,7 +164,7 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
         for cause, time_ns in causes.items()
         if time_ns >= _LEAST_CAUSE_SHARE * idle
     ]
-    if (longest_ns := int(gaps.length_ns.max(initial=0))) >= _LONG_GAP_NS:
+    if (longest_ns := int(gaps.idle.length_ns.max(initial=0))) >= _LONG_GAP_NS:
         evidence.append(f"the longest gap: {duration(longest_ns)}")
     most = max(causes, key=causes.__getitem__)
     yield facts.finding(
@@ -237,8 +237,8 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
     if waits <= LAUNCH_SHARE * facts.step_ns:
         return
     events = int((gaps.launching_ns > 0).sum()) / facts.steps
-    ended = gaps.ender >= 0
-    waits_of = _by_layer(facts, gaps.ender[ended], gaps.launching_ns[ended])
+    ended = gaps.idle.ender >= 0
+    waits_of = _by_layer(facts, gaps.idle.ender[ended], gaps.launching_ns[ended])
     blocks = [layer for layer in waits_of if layer in facts.blocks]
     yield facts.finding(
         "launch-bound",
@@ -269,7 +269,7 @@ def many_small_kernels(facts: Facts) -> Iterator[Finding]:
     spent = float(charges.time_ns[small].sum()) / facts.steps
     waited = 0.0
     if facts.gaps is not None:
-        before_them = np.isin(facts.gaps.ender, small)
+        before_them = np.isin(facts.gaps.idle.ender, small)
         waited = facts.wall_per_step_ns(int(facts.gaps.launching_ns[before_them].sum()))
     if spent + waited <= SMALL_SHARE * facts.step_ns:
         return
