@@ -153,10 +153,9 @@ class _Table:
         return {key: int(spent[key]) for key in np.unique(self.key_of_charge[known]).tolist()}
 
     def _layers(self) -> dict[int, tuple[str, ...]]:
-        attribution = self.attributed.attribution
-        layer = attribution.layer_of_place[attribution.place_of[self.ops.span]]
-        layers = self.attributed.tree.layers
-        return {key: tuple(layers[i].name for i in chosen) for key, chosen in self._largest(layer, len(layers)).items()}
+        attribution, layers = self.attributed.attribution, self.attributed.tree.layers
+        layer = self._largest(attribution.layer_of_place[attribution.place_of[self.ops.span]], len(layers))
+        return {key: tuple(layers[i].name for i in chosen) for key, chosen in layer.items()}
 
     def _sources(self) -> dict[int, tuple[str, ...]]:
         sources = PythonSources(self.attributed.recording, self.attributed.attribution)

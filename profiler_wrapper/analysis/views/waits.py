@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -58,13 +57,6 @@ _OPS: tuple[tuple[Kind, frozenset[str]], ...] = (
 _OF_THE_PROFILER = re.compile(r"(^|/)(torch/profiler/|torch/autograd/profiler\.py|profiler_wrapper/)")
 
 
-@dataclass(slots=True)
-class _Sums:
-    wait_ns: int = 0
-    waits: set[int] = field(default_factory=set)  # spans: the ops, else the calls
-    lines: tuple[Counter[int], Counter[int]] = field(default_factory=lambda: (Counter(), Counter()))  # of `Lines`
-
-
 def synchronisation_rows(attributed: Attributed) -> tuple[SynchronisationRow, ...]:
     """The waits within the steps of an attributed recording, the longest first."""
     if attributed.charges.basis != "device":
@@ -86,7 +78,7 @@ def synchronisation_rows(attributed: Attributed) -> tuple[SynchronisationRow, ..
     sources = PythonSources(recording, attribution)
     lines = sources.of(calls, around)
     columns = (calls, around, recording.spans.duration_ns[calls], lines.user, lines.library)
-    sums: dict[tuple[Kind, str, str | None, Phase], _Sums] = defaultdict(_Sums)
+    waits: dict[tuple[Kind, str, str | None, Phase], list[tuple[int, int, int, int]]] = defaultdict(list)
     for call, span, wait_ns, user, library in zip(*(c.tolist() for c in columns), strict=True):
         chain = _chain(recording, ops.span, ops.around, int(ops.op_of[span]) if span >= 0 else -1)
         names = [recording.name_of(op) for op in chain]
@@ -94,23 +86,26 @@ def synchronisation_rows(attributed: Attributed) -> tuple[SynchronisationRow, ..
         kind = asked or _CALLS[kinds[recording.spans.name[call]]][0]
         place = attribution.places[attribution.place_of[span] if span >= 0 else attribution.outside]
         layer = attributed.layer_name(place) if recording.spans.category[call] != Category.SYNC else None
-        gathered = sums[kind, names[-1] if names else recording.name_of(call), layer, place.phase]
-        gathered.wait_ns += wait_ns
-        gathered.waits.add(chain[-1] if chain else call)
-        gathered.lines[0][user] += wait_ns
-        gathered.lines[1][library] += wait_ns
-    rows = [
-        SynchronisationRow(
-            kind=kind,
-            op=op,
-            layer=layer,
-            phase=phase,
-            count=len(one.waits),
-            wait_ns=one.wait_ns,
-            sources=sources.most_expensive(*([line for line, _ in c.most_common() if line >= 0] for c in one.lines)),
+        key = (kind, names[-1] if names else recording.name_of(call), layer, place.phase)
+        waits[key].append((chain[-1] if chain else call, wait_ns, user, library))
+    rows = []
+    for (kind, op, layer, phase), of_key in waits.items():
+        users, libraries = Counter[int](), Counter[int]()
+        for _, wait_ns, user, library in of_key:
+            users[user] += wait_ns
+            libraries[library] += wait_ns
+        largest = ([line for line, _ in lines.most_common() if line >= 0] for lines in (users, libraries))
+        rows.append(
+            SynchronisationRow(
+                kind=kind,
+                op=op,
+                layer=layer,
+                phase=phase,
+                count=len({span for span, *_ in of_key}),
+                wait_ns=users.total(),
+                sources=sources.most_expensive(*largest),
+            )
         )
-        for (kind, op, layer, phase), one in sums.items()
-    ]
     return tuple(sorted(rows, key=lambda row: (-row.wait_ns, row.op, row.layer or "", PHASES.index(row.phase))))
 
 
