@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, count, duration, where
+from profiler_wrapper.analysis.advice.facts import Facts, count, duration, where
 from profiler_wrapper.analysis.attention_ops import FAST_PATH_PARTS, SLOWER_BACKENDS
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.model import AttentionCallRow, Finding
@@ -175,7 +175,7 @@ def attention_fallback(facts: Facts) -> Iterator[Finding]:
     for (backend, reasons), members in groups.items():
         chosen = np.isin(entry_of, [entry for key in members for entry in entries[key]])
         timed = at(chosen, found.charges.cpu_span, False) & (found.charges.backend >= 0)  # as in the table
-        if time_ns := facts.per_step_ns(int(found.charges.time_ns[timed].sum())):
+        if time_ns := facts.per_step_ns(found.charges.time_ns[timed]):
             layers = [layer for layer, _ in members]
             known = any(key in calls for key in members)
             because = reasons[0].text if reasons else "its inputs meet all conditions" if known else "inputs unknown"
@@ -192,11 +192,7 @@ def attention_fallback(facts: Facts) -> Iterator[Finding]:
                 fix=_FIXES[reasons[0].cause] if reasons else _UNKNOWN_FIX,
                 layers=layers,
                 rows=("attention",),
-                details={
-                    "backend": backend,
-                    "causes": [reason.cause for reason in reasons],
-                    "time_us": time_ns / NS_PER_US,
-                },
+                details={"backend": backend, "causes": [reason.cause for reason in reasons], "time_ns": time_ns},
             )
 
 
@@ -209,11 +205,11 @@ def _reasons(backend: str, call: AttentionCallRow | None, machine: Machine) -> t
 
 
 def _machine(facts: Facts) -> Machine:
-    device, switches = facts.device, facts.analysis.run.get("attention_backends")
+    device = facts.device
     return Machine(
         is_cuda=device is not None,
         capability=device.compute_capability if device is not None else None,
-        switches=switches if isinstance(switches, dict) else {},
+        switches=facts.analysis.run.get("attention_backends") or {},
         trains=any(row.phase == "backward" for row in facts.analysis.layers),
     )
 
@@ -293,9 +289,9 @@ def attention_unfused(facts: Facts) -> Iterator[Finding]:
         rows=("layers.layer,layers.phase,layers.calls,layers.self_time_us,layers.time_us", "kind=attention"),
         details={
             "backend": "none",
-            "time_us": time_ns / NS_PER_US,
-            "softmax_us": softmax_ns / NS_PER_US,
-            "products_us": products_ns / NS_PER_US,
+            "time_ns": time_ns,
+            "softmax_ns": softmax_ns,
+            "products_ns": products_ns,
             "calls_per_step": len(softmaxes) / facts.steps,
         },
     )

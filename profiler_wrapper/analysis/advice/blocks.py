@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from profiler_wrapper.analysis.advice.facts import LONGEST_LAUNCH_NS, NS_PER_US, PEAK, Facts, count, duration
+from profiler_wrapper.analysis.advice.facts import LONGEST_LAUNCH_NS, PEAK, Facts, count, duration
 from profiler_wrapper.analysis.call_rows import ExpertLayerRow, ExpertRow
 from profiler_wrapper.analysis.charges import Union, uncovered
 from profiler_wrapper.analysis.model import FORWARD_PHASES, Finding, Phase
@@ -123,7 +123,7 @@ def _slow(facts: Facts, block: _Block, blocks: Sequence[_Block]) -> Finding:
         fix=fix,
         layers=(block.name,),
         rows=(_BLOCK_ROWS, f"layer={block.name}"),
-        details={"time_us": block.time_ns / NS_PER_US, "median_us": middle / NS_PER_US, "blocks": len(blocks)},
+        details={"time_ns": block.time_ns, "median_ns": middle, "blocks": len(blocks)},
     )
 
 
@@ -208,7 +208,7 @@ def preferred_expert(facts: Facts) -> Iterator[Finding]:
             "expert": expert.expert,
             "tokens_per_step": expert.tokens_per_step,
             "balance": layer.balance,
-            "time_us": own_ns / NS_PER_US,
+            "time_ns": own_ns,
         },
     )
 
@@ -244,10 +244,9 @@ def slow_optimizer(facts: Facts) -> Iterator[Finding]:
 
     Saves at most all of the optimizer's step.
     """
-    listed = facts.analysis.run.get("optimizers")
-    made = [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
+    made = facts.analysis.run.get("optimizers") or ()
     for steps in _steps(facts):
-        settings = [one for one in made if one.get("class_name") == steps.class_name]  # as the run tells them
+        settings = [one for one in made if one["class_name"] == steps.class_name]  # as the run tells them
         calls = max(1, len(steps.spans))
         once = max(steps.ops.values(), default=0) / calls  # an op for each parameter
         parameters = sum(one.get("parameters", 0) for one in settings) or round(once)
@@ -256,7 +255,7 @@ def slow_optimizer(facts: Facts) -> Iterator[Finding]:
             continue
         if any(one.get("differentiable") for one in settings):
             continue
-        time_ns, wall_ns = facts.time_of_ns(steps.whole), facts.per_step_ns(int(steps.wall_ns.sum()))
+        time_ns, wall_ns = facts.time_of_ns(steps.whole), facts.per_step_ns(steps.wall_ns)
         ops = steps.ops.total() / facts.steps
         yield facts.finding(
             "slow-optimizer",
@@ -269,12 +268,7 @@ def slow_optimizer(facts: Facts) -> Iterator[Finding]:
             confidence="high" if settings else "medium",
             fix=_fix(facts, steps.class_name, settings),
             rows=("operators", "phase=optimizer"),
-            details={
-                "ops_per_step": ops,
-                "parameters": parameters,
-                "cpu_us": wall_ns / NS_PER_US,
-                "time_us": time_ns / NS_PER_US,
-            },
+            details={"ops_per_step": ops, "parameters": parameters, "cpu_ns": wall_ns, "time_ns": time_ns},
         )
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from profiler_wrapper.analysis import classes
-from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, count, duration, share, where
+from profiler_wrapper.analysis.advice.facts import Facts, count, duration, share, where
 from profiler_wrapper.analysis.charges import Union
 from profiler_wrapper.analysis.model import Finding, Phase
 from profiler_wrapper.analysis.statistics import grouped, marked, split_number
@@ -70,7 +70,7 @@ def exposed_communication(facts: Facts) -> Iterator[Finding]:
                 fix=one.fix,
                 layers=one.layers,
                 rows=("collectives",),
-                details={"exposed_us": one.exposed_ns / NS_PER_US, "communication_us": one.time_ns / NS_PER_US},
+                details={"exposed_ns": one.exposed_ns, "communication_ns": one.time_ns},
             )
 
 
@@ -95,11 +95,7 @@ def _communication_bound(
         confidence=facts.sure_of_times("high" if facts.on_device else "medium"),
         fix=fix,
         rows=("collectives",),
-        details={
-            "communication_us": communicates / NS_PER_US,
-            "exposed_us": exposed / NS_PER_US,
-            "waiting_at_least_us": waits / NS_PER_US,
-        },
+        details={"communication_ns": communicates, "exposed_ns": exposed, "waiting_at_least_ns": waits},
     )
 
 
@@ -151,9 +147,8 @@ def slow_backend(facts: Facts) -> Iterator[Finding]:
     recording = facts.found.recording
     if not facts.on_device or (facts.found.charges.work == classes.COMMUNICATION).any():
         return
-    info = recording.metadata.get("distributedInfo")
-    backend = str(facts.analysis.run.get("process_group_backend") or "")
-    backend = backend or (str(info.get("backend", "")) if isinstance(info, dict) else "")
+    stated = (recording.metadata.get("distributedInfo") or {}).get("backend")
+    backend = str(facts.analysis.run.get("process_group_backend") or stated or "")
     chosen = communicating_threads(recording)
     if "nccl" in backend or "xccl" in backend or "hccl" in backend:
         return
@@ -170,7 +165,7 @@ def slow_backend(facts: Facts) -> Iterator[Finding]:
         confidence="high" if backend else "medium",
         fix="torch.distributed.init_process_group('nccl')",
         rows=("operators", "class=communication"),
-        details={"communication_us": spent / NS_PER_US},
+        details={"communication_ns": spent},
     )
 
 
@@ -210,8 +205,7 @@ def _communication(facts: Facts) -> tuple[float, float, float]:
     pairs = communication_and_compute(
         found.recording, found.charges, facts.launched_in_steps if facts.on_device else None
     )
-    parameters = facts.analysis.run.get("parameters")
-    sizes = parameters.get("bytes_by_dtype") if isinstance(parameters, Mapping) else None
+    sizes = (facts.analysis.run.get("parameters") or {}).get("bytes_by_dtype")
     transfer_ns = round(sum(sizes.values()) / _SLOWEST_LINK * 1e9) if sizes else None
     most = (0, 0, 0)
     for moving, compute in pairs:

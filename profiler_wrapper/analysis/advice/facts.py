@@ -175,11 +175,6 @@ class Facts:
         """What times of layers are."""
         return TIME_NAMES[self.analysis.time_basis]
 
-    @property
-    def work_name(self) -> str:
-        """What `share_of_work` is a share of: without what was launched before the trace."""
-        return "the device time that a step launched" if self.on_device else "the wall time of a step's ops"
-
     @cached_property
     def windows(self) -> StepWindows:
         """Wall time of each step, till both the CPU and the devices are done with it; a trace without steps is one."""
@@ -215,13 +210,10 @@ class Facts:
     @property
     def device_memory_bytes(self) -> int | None:
         """What the device has; on a CPU the peak and what was free at the end. None where nobody tells, as a trace."""
-        overview, memory_bytes = self.analysis.overview, self.analysis.run.get("device_memory_bytes")
+        if self.device is not None:
+            return self.device.memory_bytes
         free = self.analysis.run.get("free_memory_bytes")
-        if not self.on_device and isinstance(free, int) and self.peak_bytes is not None:
-            return self.peak_bytes + free
-        if overview is not None and overview.device_memory_bytes:
-            return overview.device_memory_bytes
-        return memory_bytes if isinstance(memory_bytes, int) and memory_bytes > 0 else None
+        return None if free is None or self.peak_bytes is None else self.peak_bytes + int(free)
 
     @cached_property
     def gaps(self) -> Gaps | None:
@@ -232,7 +224,7 @@ class Facts:
     @cached_property
     def idle_ns(self) -> float | None:
         """Per step, how long the busiest device runs nothing; None without device events."""
-        return None if self.gaps is None else self.wall_per_step_ns(int(self.gaps.idle.length_ns.sum()))
+        return None if self.gaps is None else self.wall_per_step_ns(self.gaps.idle.length_ns)
 
     @cached_property
     def launched_in_steps(self) -> Bool:
@@ -260,7 +252,7 @@ class Facts:
     def within_steps_ns(self, chosen: Bool) -> float:
         """Per step, how much of it some of these spans cover: an instant counts once."""
         covered_ns = self.union_of(chosen).overlap(self.windows.start_ns, self.windows.end_ns)
-        return self.wall_per_step_ns(int(covered_ns.sum()))
+        return self.wall_per_step_ns(covered_ns)
 
     @property
     def step_text(self) -> str:
@@ -275,13 +267,13 @@ class Facts:
             return self.step_text
         return f"{self.step_text} ({duration(float(lengths.min()))} to {duration(float(lengths.max()))})"
 
-    def wall_per_step_ns(self, time_ns: int) -> float:
-        """Wall time within the steps that are known whole, per step."""
-        return time_ns / max(1, len(self.windows.number))
+    def wall_per_step_ns(self, time_ns: Int64 | int) -> float:
+        """Wall time within the steps that are known whole, or the sum of such times, per step."""
+        return int(np.sum(time_ns)) / max(1, len(self.windows.number))
 
-    def per_step_ns(self, time_ns: int) -> float:
-        """A sum over the trace, per step."""
-        return time_ns / self.steps
+    def per_step_ns(self, time_ns: Int64 | int) -> float:
+        """A time of the trace, or the sum of such times, per step."""
+        return int(np.sum(time_ns)) / self.steps
 
     @property
     def slowed_by(self) -> str:
@@ -312,12 +304,14 @@ class Facts:
         return min(1.0, time_ns / self.work_ns)
 
     def of_work(self, time_ns: float) -> tuple[float, str]:
-        """The same, and what it is a share of."""
-        return self.share_of_work(time_ns), self.work_name
+        """The same, and what it is a share of: without what was launched before the trace."""
+        name = "the device time that a step launched" if self.on_device else "the wall time of a step's ops"
+        return self.share_of_work(time_ns), name
 
     def work_text(self, time_ns: float) -> str:
         """`"62 % of the device time that a step launched"`."""
-        return f"{share(self.share_of_work(time_ns))} of {self.work_name}"
+        part, name = self.of_work(time_ns)
+        return f"{share(part)} of {name}"
 
     def of_step(self, time_ns: float) -> tuple[float, str]:
         """`share_of_step`, and what it is a share of."""
@@ -337,13 +331,14 @@ class Facts:
         saves_bytes: int | None = None,
         source: str | None = None,
         rows: tuple[str] | tuple[str, str],
-        details: Mapping[str, object],
+        details: Mapping[str, Any],
     ) -> Finding:
         """What a rule found.
 
         Args:
             rows: what `rows_command` is given to show what it is about.
             layers: in order; what is not one, and what comes again, is left out.
+            details: the same as numbers; those called `_ns` are given as `_us`.
             saves_ns, saves_bytes: upper bounds, of a step and at the peak; of time no more than a step takes.
             share: how much it is about, and of what; where not given, what it saves of a step.
         """
@@ -365,7 +360,7 @@ class Facts:
             fix=fix,
             source=source,
             layers=named,
-            details=details,
+            details=dict(map(_as_us, details, details.values())),
             next=rows_command(*rows),
         )
 
@@ -393,18 +388,17 @@ class Facts:
         is_amd = any(key.startswith("hip_") for key in metadata) or "hip" in run.get("versions", {}) or "AMD" in name
         stated = run.get("compute_capability")
         capability = (int(stated[0]), int(stated[1])) if stated and len(stated) == 2 else properties.compute_capability
-        memory = run.get("device_memory_bytes") or properties.memory_bytes or self.device_memory_bytes
         return replace(
             properties,
             name=name,
             compute_capability=None if is_amd else capability,
-            memory_bytes=memory if isinstance(memory, int) and memory > 0 else None,
+            memory_bytes=run.get("device_memory_bytes") or properties.memory_bytes or None,
         )
 
     def time_of_ns(self, chosen: Bool) -> float:
         """Device time (on a CPU-only trace, CPU time) of a step that CPU events launched, or took."""
         charges = self.found.charges
-        return self.per_step_ns(int(charges.time_ns[at(chosen, charges.cpu_span, False)].sum()))
+        return self.per_step_ns(charges.time_ns[at(chosen, charges.cpu_span, False)])
 
     def own_cpu_ns(self) -> Int64:
         """Per CPU event the wall time in which it is the innermost of its thread: marks, annotations take time here."""
@@ -440,6 +434,13 @@ class Facts:
         idle_ns = max(0.0, self.step_ns * self.steps - (self.analysis.time.busy_ns or 0))
         idle_ns = max(idle_ns, (self.idle_ns or 0.0) * self.steps)  # the device may be busy outside of the steps too
         return min(by_path, device_ns + idle_ns) / self.steps
+
+
+def _as_us(key: str, value: Any) -> tuple[str, Any]:
+    """A number and its name, of nanoseconds in microseconds."""
+    if not key.endswith("_ns"):
+        return key, value
+    return f"{key.removesuffix('_ns')}_us", None if value is None else value / NS_PER_US
 
 
 Rule = Callable[[Facts], Iterable[Finding]]

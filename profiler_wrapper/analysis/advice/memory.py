@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from profiler_wrapper.analysis.advice.facts import NS_PER_US, PEAK, Facts, duration, share, where
+from profiler_wrapper.analysis.advice.facts import PEAK, Facts, duration, share, where
 from profiler_wrapper.analysis.model import Finding
 from profiler_wrapper.trace.recording import Bool
 from profiler_wrapper.units import file_size as size
@@ -145,12 +145,7 @@ def recompute_not_needed(facts: Facts) -> Iterator[Finding]:
         fix=fix,
         layers=layers,
         rows=("layers.layer,layers.phase,layers.calls,layers.self_time_us", "phase=recompute"),
-        details={
-            "recompute_us": spent / NS_PER_US,
-            "free_bytes": device - peak,
-            "device_bytes": device,
-            "needs_bytes": needs,
-        },
+        details={"recompute_ns": spent, "free_bytes": device - peak, "device_bytes": device, "needs_bytes": needs},
     )
 
 
@@ -229,7 +224,7 @@ def recompute_would_help(facts: Facts) -> Iterator[Finding]:
         "torch.utils.checkpoint.checkpoint(block, x)",
         layers=layers,
         rows=("memory.changes",),
-        details={"costs_us": None if costs is None else costs / NS_PER_US},
+        details={"costs_ns": costs},
     )
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from profiler_wrapper.analysis import classes
-from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, cut, duration
+from profiler_wrapper.analysis.advice.facts import Facts, cut, duration
 from profiler_wrapper.analysis.classes import DeviceProperties
 from profiler_wrapper.analysis.model import Finding, KernelRow, ProductRow
 from profiler_wrapper.analysis.statistics import grouped, marked
@@ -148,7 +148,7 @@ def no_tf32(facts: Facts) -> Iterator[Finding]:
         fix='torch.set_float32_matmul_precision("high"), or bfloat16: torch.autocast("cuda", dtype=torch.bfloat16)',
         layers=map(facts.found.layer_name, (places[place] for place in place_of[np.flatnonzero(chosen)].tolist())),
         rows=("kernels", "class=gemm"),
-        details={"time_us": time_ns / NS_PER_US, "precision": precision},
+        details={"time_ns": time_ns, "precision": precision},
     )
 
 
@@ -190,7 +190,7 @@ def tensor_cores_unused(facts: Facts) -> Iterator[Finding]:
         fix=_fix_of_type(device, dtype),
         layers=[layer for row in without for layer in row.layers],
         rows=("kernels", "class=gemm"),
-        details={"time_us": time_ns / NS_PER_US, "with_tensor_cores_us": with_them / NS_PER_US, "dtype": dtype},
+        details={"time_ns": time_ns, "with_tensor_cores_ns": with_them, "dtype": dtype},
     )
 
 

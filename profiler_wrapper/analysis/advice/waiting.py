@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
-from profiler_wrapper.analysis.advice.facts import LONGEST_LAUNCH_NS, NS_PER_US, Facts, count, duration, share, where
+from profiler_wrapper.analysis.advice.facts import LONGEST_LAUNCH_NS, Facts, count, duration, share, where
 from profiler_wrapper.analysis.charges import Union, uncovered, union
 from profiler_wrapper.analysis.model import FORWARD_PHASES, Finding
 from profiler_wrapper.analysis.statistics import at, grouped, marked, sum_by_key
@@ -48,7 +48,7 @@ def dataloader_bound(facts: Facts) -> Iterator[Finding]:
         if workers
         else "load in other processes, ahead of the step: DataLoader(..., num_workers=4, persistent_workers=True)",
         rows=("overview",),
-        details={"dataloader_us": spent / NS_PER_US, "workers": workers},
+        details={"dataloader_ns": spent, "workers": workers},
     )
 
 
@@ -81,7 +81,7 @@ def synchronisation(facts: Facts) -> Iterator[Finding]:
             source=sources[0] if sources else None,
             layers=layers,
             rows=("synchronisations",),
-            details={"waits": calls / facts.steps, "wait_us": waits / NS_PER_US, "sources": sources[:3]},
+            details={"waits": calls / facts.steps, "wait_ns": waits, "sources": sources[:3]},
         )
 
 
@@ -96,7 +96,7 @@ def unpinned_copies(facts: Facts) -> Iterator[Finding]:
     taken = union(begin, np.maximum(spans.end_ns[call], spans.end_ns[device])).length_ns / facts.steps
     if not facts.on_device or taken <= _UNPINNED_SHARE * facts.step_ns:
         return
-    copied = float(charges.time_ns[chosen].sum()) / facts.steps
+    copied = facts.per_step_ns(charges.time_ns[chosen])
     number = len(chosen) / facts.steps
     yield facts.finding(
         "unpinned-copies",
@@ -107,7 +107,7 @@ def unpinned_copies(facts: Facts) -> Iterator[Finding]:
         confidence="high",
         fix="DataLoader(..., pin_memory=True) and .to(device, non_blocking=True)",
         rows=("kernels", "class=copy"),
-        details={"copies": number, "device_us": copied / NS_PER_US},
+        details={"copies": number, "device_ns": copied},
     )
 
 
@@ -157,7 +157,7 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
     busy = 1 - facts.share_of_step(idle)  # with copies: the utilization of the overview counts kernels alone
     if busy >= LOW_UTILIZATION:
         return
-    parts = [facts.wall_per_step_ns(int(part.sum())) for part in (gaps.launching_ns, gaps.loading_ns, gaps.waiting_ns)]
+    parts = [facts.wall_per_step_ns(part) for part in (gaps.launching_ns, gaps.loading_ns, gaps.waiting_ns)]
     causes = dict(zip(_CAUSES_OF_IDLENESS, (*parts, idle - sum(parts)), strict=True))
     evidence = [
         f"{duration(time_ns)} while {_CAUSES_OF_IDLENESS[cause][0]}"
@@ -176,7 +176,7 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
         confidence=facts.wall_confidence,
         fix=_CAUSES_OF_IDLENESS[most][1],
         rows=("overview",),
-        details={"busy": busy, "idle_us": idle / NS_PER_US, "mostly": most},
+        details={"busy": busy, "idle_ns": idle, "mostly": most},
     )
 
 
@@ -216,7 +216,7 @@ def outside_ops(facts: Facts) -> Iterator[Finding]:
         if one_wait
         else "more work per op: a larger batch, or torch.compile(model)",
         rows=("overview",),
-        details={"outside_us": spent / NS_PER_US, "longest_us": most / NS_PER_US},
+        details={"outside_ns": spent, "longest_ns": most},
     )
 
 
@@ -233,7 +233,7 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
     gaps = facts.gaps
     if gaps is None:
         return
-    waits = facts.wall_per_step_ns(int(gaps.launching_ns.sum()))
+    waits = facts.wall_per_step_ns(gaps.launching_ns)
     if waits <= LAUNCH_SHARE * facts.step_ns:
         return
     events = int((gaps.launching_ns > 0).sum()) / facts.steps
@@ -252,7 +252,7 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
         else "torch.compile(model, mode='reduce-overhead') (CUDA graphs), or a larger batch per launch",
         layers=blocks if 2 * sum(waits_of[block] for block in blocks) > waits_of.total() else (),
         rows=("layers.layer,layers.phase,layers.calls,layers.idle_us,layers.cpu_time_us",),
-        details={"waiting_us": waits / NS_PER_US, "gaps": events},
+        details={"waiting_ns": waits, "gaps": events},
     )
 
 
@@ -266,11 +266,11 @@ def many_small_kernels(facts: Facts) -> Iterator[Finding]:
         return
     fusable = facts.work_is(*_FUSABLE) & ~charges.graph
     small = np.flatnonzero(within & fusable & (charges.time_ns < SMALL_KERNEL_NS))
-    spent = float(charges.time_ns[small].sum()) / facts.steps
+    spent = facts.per_step_ns(charges.time_ns[small])
     waited = 0.0
     if facts.gaps is not None:
         before_them = np.isin(facts.gaps.idle.ender, small)
-        waited = facts.wall_per_step_ns(int(facts.gaps.launching_ns[before_them].sum()))
+        waited = facts.wall_per_step_ns(facts.gaps.launching_ns[before_them])
     if spent + waited <= SMALL_SHARE * facts.step_ns:
         return
     layers = _by_layer(facts, small, charges.time_ns[small])
@@ -284,7 +284,7 @@ def many_small_kernels(facts: Facts) -> Iterator[Finding]:
         fix="fuse small kernels: torch.compile(model), or F.rms_norm, F.layer_norm, a fused or foreach optimizer",
         layers=[layer for layer, _ in layers.most_common() if layer in facts.blocks],
         rows=("kernels", "class=elementwise"),
-        details={"small_kernels": len(small) / facts.steps, "kernels": number, "device_us": spent / NS_PER_US},
+        details={"small_kernels": len(small) / facts.steps, "kernels": number, "device_ns": spent},
     )
 
 
@@ -313,7 +313,7 @@ def unfused_elementwise(facts: Facts) -> Iterator[Finding]:
         return
     charges = facts.found.charges
     chosen = _memory_bound(facts)
-    spent = facts.per_step_ns(int(charges.time_ns[chosen].sum()))
+    spent = facts.per_step_ns(charges.time_ns[chosen])
     rows, beyond = _rows(facts, chosen)
     saved = facts.per_step_ns(beyond)
     if spent <= UNFUSED_SHARE * facts.work_ns or saved <= SAVED_SHARE * facts.work_ns:
@@ -331,7 +331,7 @@ def unfused_elementwise(facts: Facts) -> Iterator[Finding]:
         "activation (Liger-Kernel)",
         layers=[layer for layer, _ in layers.most_common()],
         rows=("kernels", "class=elementwise"),
-        details={"kernels": number, "device_us": spent / NS_PER_US, "rows": rows / facts.steps},
+        details={"kernels": number, "device_ns": spent, "rows": rows / facts.steps},
     )
 
 
@@ -379,7 +379,7 @@ def graph_break(facts: Facts) -> Iterator[Finding]:
     broken = {call: regions for call, regions in _regions_by_call(facts).items() if len(regions) > 1}
     if not broken or (known is not None and not known):  # then what has several regions is compiled in several
         return
-    reported = [entry for entry in known or () if isinstance(entry, Mapping)]
+    reported = known or ()
     broken_layers = {found.tree.layer_of_span[call] for call in broken}
     layers = [found.tree.layers[i].name for i in sorted(broken_layers, key=lambda i: found.tree.layers[i].order)]
     breaks = sum(len(regions) - 1 for regions in broken.values()) / facts.steps
@@ -387,7 +387,7 @@ def graph_break(facts: Facts) -> Iterator[Finding]:
     is_inside = [not broken_layers.isdisjoint(place.chain) for place in found.attribution.places]
     inside: Bool = np.array(is_inside, dtype=np.bool_)[found.charges.place]
     stays = facts.work_is("gemm", "attention", "communication")
-    fusable, all_time = (facts.per_step_ns(int(found.charges.time_ns[of].sum())) for of in (inside & ~stays, inside))
+    fusable, all_time = (facts.per_step_ns(found.charges.time_ns[of]) for of in (inside & ~stays, inside))
     because = f": {str(reported[0].get('reason'))[:90]}" if reported else ""
     because += f", and {count(len(reported) - 1, 'other reason')}" if len(reported) > 1 else ""
     yield facts.finding(
@@ -403,7 +403,7 @@ def graph_break(facts: Facts) -> Iterator[Finding]:
         source=next((str(entry["source"]) for entry in reported if entry.get("source")), None),
         layers=layers,
         rows=("operators", "op=Torch-Compiled Region*"),
-        details={"breaks": breaks, "between_us": between / NS_PER_US},
+        details={"breaks": breaks, "between_ns": between},
     )
 
 
@@ -426,7 +426,7 @@ def _between(facts: Facts, groups: list[list[int]]) -> float:
         named[[region for regions in groups for region in regions]] = True
     start = np.array([spans.start_ns[regions].min() for regions in groups], dtype=np.int64)
     end = np.array([spans.end_ns[regions].max() for regions in groups], dtype=np.int64)
-    return facts.per_step_ns(int((end - start - facts.union_of(named).overlap(start, end)).sum()))
+    return facts.per_step_ns(end - start - facts.union_of(named).overlap(start, end))
 
 
 RULES = (

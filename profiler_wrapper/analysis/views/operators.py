@@ -238,18 +238,16 @@ _PYTHONS_OWN = re.compile(r"/lib/python3\.\d+/")
 _GENERATED = re.compile(r"^<|/torchinductor_")  # `<string>` of a dataclass, what Inductor wrote
 _CELL = re.compile(r"^<ipython-input|/ipykernel_\d+/")
 _PLUMBING = ("torch", "torchgen", "functorch", "triton", "torch_xla", "profiler_wrapper")
-_LIBRARIES = frozenset(
-    (
-        "accelerate", "apex", "bitsandbytes", "colossalai", "datasets", "deepspeed", "diffusers", "einops",
-        "fairscale", "fbgemm_gpu", "flash_attn", "flashinfer", "fla", "fsspec", "huggingface_hub", "ignite",
-        "IPython", "ipykernel", "jax", "kornia", "lightning", "lightning_fabric", "lightning_utilities",
-        "liger_kernel", "megablocks", "monai", "numpy", "open_clip", "optimum", "packaging", "pandas", "peft", "PIL",
-        "pydantic", "pytorch_lightning", "ray", "safetensors", "scipy", "sentence_transformers",
-        "sglang", "sklearn", "timm", "tokenizers", "torchao", "torchaudio", "torchmetrics", "torchtune",
-        "torchvision", "tqdm", "transformer_engine", "transformers", "trl", "typing_extensions", "unsloth", "vllm",
-        "wandb", "xformers",
-    )
-)  # fmt: skip
+_LIBRARIES = frozenset({
+    "accelerate", "apex", "bitsandbytes", "colossalai", "datasets", "deepspeed", "diffusers", "einops",
+    "fairscale", "fbgemm_gpu", "flash_attn", "flashinfer", "fla", "fsspec", "huggingface_hub", "ignite",
+    "IPython", "ipykernel", "jax", "kornia", "lightning", "lightning_fabric", "lightning_utilities",
+    "liger_kernel", "megablocks", "monai", "numpy", "open_clip", "optimum", "packaging", "pandas", "peft", "PIL",
+    "pydantic", "pytorch_lightning", "ray", "safetensors", "scipy", "sentence_transformers",
+    "sglang", "sklearn", "timm", "tokenizers", "torchao", "torchaudio", "torchmetrics", "torchtune",
+    "torchvision", "tqdm", "transformer_engine", "transformers", "trl", "typing_extensions", "unsloth", "vllm",
+    "wandb", "xformers",
+})  # fmt: skip
 
 
 _OF_LIBRARIES = 2

@@ -39,20 +39,14 @@ _PAGEABLE = "Pageable"
 # What ops ask for; the first that has one of the ops counts.
 _OPS: tuple[tuple[Kind, frozenset[str]], ...] = (
     ("item", frozenset({"aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"})),
-    (
-        "nonzero",
-        frozenset(
-            {
-                "aten::nonzero", "aten::nonzero_numpy", "aten::argwhere", "aten::masked_select", "aten::unique",
-                "aten::_unique", "aten::_unique2", "aten::unique_consecutive", "aten::unique_dim",
-                "aten::repeat_interleave", "aten::bincount", "aten::histc",
-            }
-        ),
-    ),
-    (
-        "blocking copy",
-        frozenset({"aten::copy_", "aten::_copy_from", "aten::_copy_from_and_resize", "aten::_to_copy", "aten::to"}),
-    ),
+    ("nonzero", frozenset({
+        "aten::nonzero", "aten::nonzero_numpy", "aten::argwhere", "aten::masked_select", "aten::unique",
+        "aten::_unique", "aten::_unique2", "aten::unique_consecutive", "aten::unique_dim",
+        "aten::repeat_interleave", "aten::bincount", "aten::histc",
+    })),
+    ("blocking copy", frozenset({
+        "aten::copy_", "aten::_copy_from", "aten::_copy_from_and_resize", "aten::_to_copy", "aten::to",
+    })),
 )  # fmt: skip
 _OF_THE_PROFILER = re.compile(r"(^|/)(torch/profiler/|torch/autograd/profiler\.py|profiler_wrapper/)")
 
