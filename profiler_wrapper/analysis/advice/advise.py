@@ -44,7 +44,7 @@ _IDLE = 0.5  # of a step with nothing running on the device: said before all els
 
 
 def summary_of(analysis: Analysis, found: Attributed, notes: list[str], *, rules: Sequence[Rule] = RULES) -> Summary:
-    """Verdict, findings, comparable. A rule that fails adds to `notes`; it spoils nothing else."""
+    """Return verdict, findings and what makes results comparable; a rule that fails only adds to `notes`."""
     facts = Facts(analysis=analysis, found=found)
     findings = advise(facts, notes, rules)
     sentence = attempt("the verdict is", lambda: verdict(facts, findings), "", notes)
@@ -62,7 +62,7 @@ def summary_of(analysis: Analysis, found: Attributed, notes: list[str], *, rules
 
 
 def advise(facts: Facts, notes: list[str], rules: Sequence[Rule] = RULES) -> tuple[Finding, ...]:
-    """At most ten findings, the largest saving first, like layers as one; a rule that fails adds to `notes`."""
+    """Return at most ten findings, the largest saving first, like layers as one; a rule that fails adds to `notes`."""
     found: list[Finding] = []
     for rule in rules:
         name = getattr(rule, "__name__", str(rule)).replace("_", " ")
@@ -73,7 +73,7 @@ def advise(facts: Facts, notes: list[str], rules: Sequence[Rule] = RULES) -> tup
 
 
 def _folded(findings: Iterable[Finding]) -> list[Finding]:
-    """Findings of one rule, phase and cure, of layers whose names differ in a number, as one."""
+    """Join findings of one rule, phase and fix whose layers differ only in a number of their names."""
     groups: dict[tuple[object, ...], list[Finding]] = defaultdict(list)
     for place, finding in enumerate(findings):
         named = finding.layer is not None and "{" not in finding.layer and len(finding.layers) <= 1
@@ -102,7 +102,7 @@ def _one(members: Sequence[Finding]) -> Finding:
 
 
 def _saved(finding: Finding, facts: Facts) -> float | None:
-    """What a finding saves at most, as a share of the step; or a part of its share of the peak, if that is more."""
+    """Return what a finding saves at most as a share of the step, or part of its share of the peak if that is more."""
     shares = []
     if finding.saves_at_most_us is not None:
         shares.append(finding.saves_at_most_us * NS_PER_US / facts.step_ns)
@@ -123,7 +123,7 @@ def _worth_it(finding: Finding, facts: Facts, least: float = WORTH_IT) -> bool:
 
 
 def _rank(finding: Finding, facts: Facts) -> tuple[float, int, str, str]:
-    """Largest saving first; what saves nobody knows how much comes after, by the share it is about."""
+    """Sort by the largest saving; findings without a known saving come last, by the share that they are about."""
     saved = _saved(finding, facts) if finding.id != _TOO_LARGE else np.inf
     first = 1 - (finding.share or 0.0) if saved is None else -saved
     return first, ("high", "medium", "low").index(finding.confidence), finding.id, finding.layer or ""
@@ -133,7 +133,7 @@ def _rank(finding: Finding, facts: Facts) -> tuple[float, int, str, str]:
 
 
 def _plain(finding: Finding) -> dict[str, Any]:
-    """A finding as plain data: numbers rounded, layers folded, nothing long."""
+    """Return a finding as plain data: numbers rounded, layers folded, long texts cut."""
     saves_us, source = finding.saves_at_most_us, finding.source
     return asdict(finding) | {
         "title": cut(finding.title, _LONGEST_TEXT),
@@ -156,7 +156,7 @@ def _rounded(value: object) -> object:
 
 
 def next_command(finding: Finding) -> str:
-    """The command that shows the rows behind a finding; of one that names none, where the time goes."""
+    """Return the command that shows the rows behind a finding, or the overview where the finding names no rows."""
     return finding.next or rows_command("overview")
 
 
@@ -164,7 +164,7 @@ def next_command(finding: Finding) -> str:
 
 
 def verdict(facts: Facts, findings: Sequence[Finding]) -> str:
-    """Where the time of a step goes and what to do first, in a few short sentences."""
+    """Say in a few short sentences where the time of a step goes and what to do first."""
     captured = facts.found.captured_kernels
     if captured > len(facts.found.charges):
         return f"This is the capture of a graph: its {captured} kernels did not run. Profile a replay for times."
@@ -181,7 +181,7 @@ def verdict(facts: Facts, findings: Sequence[Finding]) -> str:
 
 
 def headline(facts: Facts) -> Headline:
-    """The first of what the verdict says, in at most 15 words, and the layers that its share is of."""
+    """Return the first statement of the verdict in at most 15 words, and the layers that its share is about."""
     if facts.found.captured_kernels > len(facts.found.charges):
         return Headline(text="This is the capture of a graph: its kernels did not run.", about="none", layers=[])
     first, _ = next(_where_it_goes(facts))
@@ -189,7 +189,7 @@ def headline(facts: Facts) -> Headline:
 
 
 def _where_it_goes(facts: Facts) -> Iterator[tuple[Headline, str]]:
-    """Where the time of a step goes, each sentence as a headline and with what else is known of it."""
+    """Yield each statement on where the time of a step goes: as a headline, and as a sentence with more detail."""
     analysis, step, total_ns = facts.analysis, facts.steps_text, facts.analysis.time.total_ns
     if not total_ns:
         said = f"No op of {step} took time of its own."
@@ -216,7 +216,7 @@ def _where_it_goes(facts: Facts) -> Iterator[tuple[Headline, str]]:
 
 
 def _largest_class(analysis: Analysis) -> str:
-    """Where layers are not known, kinds of work are."""
+    """Name the class of work that takes most time, for a trace whose layers are not known."""
     time_ns = Counter[str]()
     for row in analysis.classes:
         time_ns[row.class_name] += row.time_ns
@@ -231,7 +231,7 @@ _BATCHED = frozenset({"aten::bmm", "aten::baddbmm", "aten::baddbmm_"})
 
 
 def comparable(facts: Facts) -> Comparable:
-    """As plain data; None for what is not known.
+    """Return machine, model, sizes and settings as plain data; None for what is not known.
 
     `layers`: how many have a name, and `blocks` how many of them are blocks. `shapes`: see
     `input_shapes`. `attention_shape`: (batch, heads, tokens, head_dim) of the largest queries.
@@ -268,7 +268,7 @@ def comparable(facts: Facts) -> Comparable:
 
 
 def _dtypes(facts: Facts) -> list[str]:
-    """Of what has FLOPs, those with most of them first; where there are none, of the products."""
+    """List the types of number with most FLOPs, the first has most."""
     flops: Counter[str] = Counter()
     for row in facts.analysis.flops:
         flops[row.dtype] += row.flops_per_step
@@ -276,19 +276,19 @@ def _dtypes(facts: Facts) -> list[str]:
 
 
 def _model(facts: Facts) -> str | None:
-    """The classes of the roots."""
+    """Return the classes of the root modules."""
     roots = [rows[0].class_name for layer, rows in facts.rows_of.items() if layer and rows[0].parent is None]
     return ", ".join(dict.fromkeys(roots))[:120] or None
 
 
 def _parameters(facts: Facts) -> int | None:
-    """Of all roots; None where the run does not tell."""
+    """Count the parameters of all root modules; None where the run does not tell."""
     roots = [layer for layer in facts.analysis.run.get("layers") or () if layer.get("path") == ROOT_PATH]
     return sum_if_all_known(layer.get("parameters") for layer in roots) if roots else None
 
 
 def input_shapes(analysis: Analysis) -> str | None:
-    """A short digest of what the model is given: sizes of the products of its linear layers and convolutions.
+    """Return a short digest of the sizes of the matrix products of linear layers and convolutions.
 
     Of forward where there is one, without types. Batched products are left out unless there are no others: they
     are those of attention, which each of its backends does otherwise. None where no shapes were recorded.

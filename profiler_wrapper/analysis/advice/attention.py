@@ -55,7 +55,7 @@ class Machine(NamedTuple):
 
 
 def why_not_flash(call: AttentionCallRow, machine: Machine) -> tuple[Reason, ...]:
-    """The conditions of flash attention that the call does not meet; empty where all that are known are met."""
+    """Return the conditions of flash attention that a call does not meet; empty where all that are known are met."""
     queries, keys, widths = _tokens(call.query_shape), _tokens(call.key_shape), _widths(call)
     unlike: _Condition = ("head_dim", len(set(widths)) > 1, f"head_dims of queries, keys, values differ: {widths}")
     if not machine.is_cuda:
@@ -85,7 +85,7 @@ def why_not_flash(call: AttentionCallRow, machine: Machine) -> tuple[Reason, ...
 
 
 def why_not_efficient(call: AttentionCallRow, machine: Machine) -> tuple[Reason, ...]:
-    """The conditions of memory-efficient attention, of CUDA only, that the call does not meet."""
+    """Return the conditions of memory-efficient attention, of CUDA only, that a call does not meet."""
     before_ampere = machine.capability is not None and machine.capability < _FIRST_WITH_FLASH
     types = ("", "float16", "float32") if before_ampere else ("", "float16", "bfloat16", "float32")
     multiple, widths = 8 if call.dtype in _LOW_PRECISION else 4, _widths(call)
@@ -104,7 +104,7 @@ def _unmet(*conditions: _Condition) -> tuple[Reason, ...]:
 
 
 def _of_any_fused(backend: str, call: AttentionCallRow, machine: Machine) -> Iterator[_Condition]:
-    """What every fused backend asks for."""
+    """Yield the conditions of every fused backend."""
     query, key = call.query_shape, call.key_shape
     four = len(query) == len(key) == 4
     off = f"it is switched off: torch.backends.cuda.enable_{backend}_sdp(False)"
@@ -115,7 +115,7 @@ def _of_any_fused(backend: str, call: AttentionCallRow, machine: Machine) -> Ite
 
 
 def _mask_fits_on_a_cpu(call: AttentionCallRow) -> bool:
-    """It may be a matrix, or have the four dimensions of the scores; each its size or 1."""
+    """Return whether the mask is a matrix or has the four dimensions of the scores, each of its size or 1."""
     mask, scores = call.mask_shape, (*call.query_shape[:2], _tokens(call.query_shape), _tokens(call.key_shape))
     if not mask or len(scores) != 4:
         return True
@@ -127,7 +127,7 @@ def _times(shape: tuple[int, ...]) -> str:
 
 
 def _widths(call: AttentionCallRow) -> tuple[int, ...]:
-    """Of queries, keys and values; empty where not all are known."""
+    """Return the head_dims of queries, keys and values; empty where not all are known."""
     shapes = (call.query_shape, call.key_shape, call.value_shape)
     return tuple(shape[-1] for shape in shapes) if all(shapes) else ()
 
@@ -155,7 +155,7 @@ _UNKNOWN_FIX = (
 
 
 def attention_fallback(facts: Facts) -> Iterator[Finding]:
-    """Calls of scaled-dot-product attention that ran with a slower backend than the machine has."""
+    """Find calls of scaled-dot-product attention that ran with a slower backend than the machine has."""
     device, found = facts.device, facts.found
     if device is not None and device.compute_capability is None:
         return  # the conditions are those of CUDA and of CPUs
@@ -197,7 +197,7 @@ def attention_fallback(facts: Facts) -> Iterator[Finding]:
 
 
 def _reasons(backend: str, call: AttentionCallRow | None, machine: Machine) -> tuple[Reason, ...] | None:
-    """Why a call is not faster, as far as its inputs are known; None where nothing faster is to be had."""
+    """Return why a call is not faster, as far as its inputs are known; None where the device has nothing faster."""
     reasons = why_not_flash(call, machine) if call is not None else ()
     if call is None or all(reason.cause != "device" for reason in reasons):
         return reasons
@@ -215,7 +215,7 @@ def _machine(facts: Facts) -> Machine:
 
 
 def _kept_bytes(facts: Facts, layers: Iterable[str]) -> int | None:
-    """What these layers keep for backward themselves, and the most that one of them needs while it runs."""
+    """Return what these layers keep for backward, and the most that one of them needs while it runs."""
     rows = [row for layer in layers for row in facts.rows_of.get(layer, ()) if row.phase != "backward"]
     rows = [row for row in rows if row.self_retained_bytes is not None]
     if not rows:
@@ -234,7 +234,7 @@ _SOFTMAX = frozenset(("aten::_softmax", "aten::_safe_softmax"))
 
 
 def attention_unfused(facts: Facts) -> Iterator[Finding]:
-    """A softmax between two batched products.
+    """Find attention made of single ops: a softmax between two batched products.
 
     A softmax counts whose neighbours, among the products and softmaxes of the same call of a layer, are both
     products. So a router is none (its scores are no batched product), nor is the head of a classifier.
@@ -298,7 +298,7 @@ def attention_unfused(facts: Facts) -> Iterator[Finding]:
 
 
 def _between(found: Attributed, first: Int64, last: Int64) -> Bool:
-    """What lies between the begin of the first and the end of the last on their thread: a dropout is a layer."""
+    """Mark what runs between a first and a last op on their thread, as a dropout that is a layer of its own."""
     spans = found.recording.spans
     inside = np.zeros(len(spans), dtype=np.bool_)
     for lane in np.unique(spans.lane[first]).tolist():
@@ -311,7 +311,7 @@ def _between(found: Attributed, first: Int64, last: Int64) -> Bool:
 
 
 def _with_backward(found: Attributed, forward: Bool) -> Bool:
-    """The same, and the autograd nodes that it made with all that they run."""
+    """Mark the same spans, and the autograd nodes that they made with all that these run."""
     attribution = found.attribution
     of_node = np.append(np.append(forward, False)[attribution.forward_op], False)  # the last one is for "no node"
     return forward | (of_node[attribution.node_of] & attribution.in_phases("backward")[attribution.place_of])

@@ -58,7 +58,7 @@ class _Block(NamedTuple):
 
 
 def odd_block(facts: Facts) -> Iterator[Finding]:
-    """A block far above the median of its class in time, and in every step; or in what it keeps for backward."""
+    """Find a block far above the median of its class in time, in every step, or in what it keeps for backward."""
     blocks_of_class = grouped(
         ((split_number(name)[0], facts.rows_of[name][0].class_name), _block(facts, name)) for name in facts.blocks
     )
@@ -91,12 +91,12 @@ def _block(facts: Facts, name: str) -> _Block:
 
 
 def _outliers(blocks: Sequence[_Block], values: Sequence[float]) -> list[_Block]:
-    """Those whose value is far above the median of all."""
+    """Return the blocks whose value is far above the median of all."""
     return [blocks[i] for i, excess in outliers(values).items() if excess > 0]
 
 
 def _in_every_step(block: _Block, blocks: Sequence[_Block]) -> bool:
-    """Whether it is above the others by more than the noise between steps, and in each step; true where not known."""
+    """Return whether a block is slow in each step and beyond the noise between steps; true where not known."""
     if len(block.by_step_ns) < 2 or any(len(other.by_step_ns) != len(block.by_step_ns) for other in blocks):
         return True
     usual = [median(times) for times in zip(*(other.by_step_ns for other in blocks), strict=True)]
@@ -128,7 +128,7 @@ def _slow(facts: Facts, block: _Block, blocks: Sequence[_Block]) -> Finding:
 
 
 def _difference(block: _Block, others: Sequence[_Block]) -> tuple[str, str]:
-    """How it differs from the others, and what to do."""
+    """Say how a block differs from the others, and what to do."""
     backends = frozenset[str]().union(*(other.backends for other in others))
     if block.backends != backends:
         own, usual = (", ".join(sorted(names)) or "no attention kernel" for names in (block.backends, backends))
@@ -166,7 +166,7 @@ def _large(facts: Facts, block: _Block, middle: float, blocks: int) -> Finding:
 
 
 def preferred_expert(facts: Facts) -> Iterator[Finding]:
-    """The expert with far more tokens than the mean, in every step with shapes; of all layers one finding.
+    """Find the expert with far more tokens than the mean in every step with shapes; one finding for all layers.
 
     Saves at most the time that it takes above the mean: what experts on other ranks wait for, and what dropping tokens
     beyond its share saves. Where one kernel works for all experts, their time is shared out by tokens.
@@ -214,7 +214,7 @@ def preferred_expert(facts: Facts) -> Iterator[Finding]:
 
 
 def _is_preferred(tokens: Sequence[int], expert: int) -> bool:
-    """Twice the mean, and beyond what chance gives: four standard deviations of a count."""
+    """Return whether an expert has twice the mean, and more than chance gives: four standard deviations of a count."""
     mean = sum(tokens) / len(tokens)
     return tokens[expert] >= _PREFERRED * mean and tokens[expert] - mean > _COUNT_DEVIATIONS * mean**0.5
 
@@ -240,7 +240,7 @@ class _Steps(NamedTuple):
 
 
 def slow_optimizer(facts: Facts) -> Iterator[Finding]:
-    """Steps of an optimizer that is neither fused nor foreach: several small ops for each parameter.
+    """Find an optimizer that is neither fused nor foreach, and runs several small ops for each parameter.
 
     Saves at most all of the optimizer's step.
     """
@@ -299,7 +299,7 @@ def _steps(facts: Facts) -> Iterator[_Steps]:
 
 
 def _saved_ns(facts: Facts, steps: _Steps) -> float:
-    """As if the optimizer's step took no time at all; what is between its ops is time of the step itself."""
+    """Return what a step saves without the optimizer; what lies between its ops is time of the optimizer itself."""
     in_ops = facts.own_cpu_ns()
     in_ops[facts.found.recording.spans.category == Category.ANNOTATION] = 0
     step_of = nearest(facts.found.nesting.parent, marked(len(in_ops), steps.spans))

@@ -48,7 +48,7 @@ _FIXES = {  # (in backward, in forward)
 
 
 def exposed_communication(facts: Facts) -> Iterator[Finding]:
-    """Over a tenth of the step is communication with no compute beside it: one finding, with how much of it waits.
+    """Find communication with no compute at the same time: one finding where it is over a tenth of the step.
 
     Of less, each collective of like layers that has over a fiftieth of the step alone.
     """
@@ -115,13 +115,13 @@ class _Exposed(NamedTuple):
 
     @property
     def place(self) -> str:
-        """`" in layers.{0..3}"`; a layer's parameters are gathered before it."""
+        """Return `" in layers.{0..3}"`; a layer's parameters are gathered before it."""
         between = "before" if self.collective == "all_gather" else "in"
         return f" {between} {where(self.layers)}" if self.layers else ""
 
 
 def _exposed_collectives(facts: Facts) -> list[_Exposed]:
-    """Those that something is known to be exposed of, the most exposed first."""
+    """Return the collectives whose exposed time is known, the most exposed first."""
     groups = grouped(
         ((row.collective, row.phase, split_number(row.layer or "")[0]), row)
         for row in facts.analysis.collectives
@@ -143,7 +143,7 @@ def _exposed_collectives(facts: Facts) -> list[_Exposed]:
 
 
 def slow_backend(facts: Facts) -> Iterator[Finding]:
-    """Tensors of a device go between ranks through the CPU: gloo or MPI, where NCCL is made for it."""
+    """Find collectives of device tensors that go through the CPU: by gloo or MPI, where NCCL is made for devices."""
     recording = facts.found.recording
     if not facts.on_device or (facts.found.charges.work == classes.COMMUNICATION).any():
         return
@@ -170,7 +170,7 @@ def slow_backend(facts: Facts) -> Iterator[Finding]:
 
 
 def data_parallel(facts: Facts) -> Iterator[Finding]:
-    """nn.DataParallel: one process copies the model to every device in every step, and launches for all of them."""
+    """Find nn.DataParallel: one process copies the model to every device in every step, and launches for all."""
     found = facts.found
     if not facts.on_device:
         return
@@ -195,7 +195,7 @@ def data_parallel(facts: Facts) -> Iterator[Finding]:
 
 
 def _communication(facts: Facts) -> tuple[float, float, float]:
-    """Of a step, wall time in which something communicates, of it with nothing computing, of that waiting at least.
+    """Return wall time of a step that communicates, of it with nothing computing, and of that at least waiting.
 
     Of several devices, that with most. What was launched before the trace is of no step. Waiting is what a collective
     takes beyond the time to move all parameters, the most that data parallelism moves at once, over a slow link: the

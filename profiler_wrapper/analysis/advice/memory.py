@@ -29,7 +29,7 @@ _CHECKPOINT = "CheckpointFunction"  # torch's name, and that of its backward
 
 
 def memory_nearly_full(facts: Facts) -> Iterator[Finding]:
-    """The allocator holds over nine tenths of the device's memory: a longer batch fails, and it may begin to retry."""
+    """Find a device of which over nine tenths are taken: a longer batch fails, and the allocator may retry."""
     peak, device = facts.peak, facts.device
     if not _of_device(facts) or device is None or device.memory_bytes is None:
         return
@@ -54,7 +54,7 @@ def memory_nearly_full(facts: Facts) -> Iterator[Finding]:
 
 
 def fragmentation(facts: Facts) -> Iterator[Finding]:
-    """Much more reserved than allocated at the moment when most is reserved."""
+    """Find much more reserved than allocated at the moment when most is reserved."""
     peak, device = facts.peak, facts.device
     if not _of_device(facts) or device is None:
         return
@@ -82,7 +82,7 @@ def fragmentation(facts: Facts) -> Iterator[Finding]:
 
 
 def memory_leak(facts: Facts) -> Iterator[Finding]:
-    """Allocations of one op in one layer that stay, step after step: of the largest, how much is left a step."""
+    """Find allocations of one op in one layer that stay, step after step."""
     leaks = facts.analysis.memory.get("leaks") or ()
     if not leaks or not facts.peak_bytes:
         return
@@ -104,7 +104,7 @@ def memory_leak(facts: Facts) -> Iterator[Finding]:
 
 
 def _of_device(facts: Facts) -> bool:
-    """Whether the memory is that of a device."""
+    """Return whether the memory is that of a device."""
     return facts.analysis.memory.get("device") not in (None, "cpu")
 
 
@@ -112,7 +112,7 @@ def _of_device(facts: Facts) -> bool:
 
 
 def recompute_not_needed(facts: Facts) -> Iterator[Finding]:
-    """Forward runs again in backward, though what it would keep fits."""
+    """Find forward that runs again in backward, though what it would keep fits."""
     rows = [row for row in facts.analysis.layers if row.phase == "recompute"]
     spent = facts.per_step_ns(sum(row.self_time_ns for row in rows))
     device, peak = facts.device_memory_bytes, facts.peak_reserved_bytes
@@ -150,7 +150,7 @@ def recompute_not_needed(facts: Facts) -> Iterator[Finding]:
 
 
 def _recomputes(facts: Facts) -> Bool:
-    """Per span whether it recomputes, or is the autograd node, or the checkpoint's own function, that begins it."""
+    """Mark spans that recompute, and the autograd node or the checkpoint's own function that begins it."""
     found = facts.found
     chosen = found.attribution.in_phases("recompute")[found.attribution.place_of]
     parent = found.nesting.parent
@@ -161,7 +161,7 @@ def _recomputes(facts: Facts) -> Bool:
 
 
 def _kept_without(facts: Facts, layers: list[str]) -> int | None:
-    """What the layers would keep, at most: what each allocates while it recomputes, but for the one that does."""
+    """Return at most what layers would keep: what each allocates while it recomputes, but for the one that does."""
     grows = []
     for layer in layers:
         row = next((row for row in facts.rows_of[layer] if row.phase == "recompute"), None)
@@ -172,7 +172,7 @@ def _kept_without(facts: Facts, layers: list[str]) -> int | None:
 
 
 def allocation_too_large(facts: Facts) -> Iterator[Finding]:
-    """An allocation failed that is far beyond all that is held: no change of the model would make room for it."""
+    """Find a failed allocation far beyond all that is held, for which no change of the model makes room."""
     request, changes = _failed_bytes(facts), facts.analysis.memory.get("changes") or ()
     saved = max((change["saves_bytes"] for change in changes), default=0)
     if request > (facts.peak_bytes or 0) and saved < WORTH_TRYING * request:
@@ -194,7 +194,7 @@ def _failed_bytes(facts: Facts) -> int:
 
 
 def recompute_would_help(facts: Facts) -> Iterator[Finding]:
-    """Memory is short, and blocks keep what they could compute again."""
+    """Find memory that is short while blocks keep what they could compute again."""
     device, peak = facts.device_memory_bytes, facts.peak_reserved_bytes
     failed = _failed_bytes(facts)
     short = device is not None and peak is not None and peak > MEMORY_SHORT * device

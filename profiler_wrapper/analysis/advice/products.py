@@ -53,7 +53,7 @@ _Size = tuple[int, int, str, Role]  # and what it is no multiple of, the type, a
 
 
 def unaligned_dimensions(facts: Facts) -> Iterator[Finding]:
-    """Products whose rows in memory are no multiple of 16 bytes, in a type that tensor cores multiply.
+    """Find products whose rows in memory are no multiple of 16 bytes, in a type that tensor cores multiply.
 
     Saves at most what they take beyond the peak.
     """
@@ -87,7 +87,7 @@ def unaligned_dimensions(facts: Facts) -> Iterator[Finding]:
 
 
 def _unaligned(facts: Facts, row: ProductRow) -> Iterator[_Size]:
-    """Of the dimensions that lie next to each other in memory: n and k, the rows of which begin at any place."""
+    """Yield the sizes of n and k, whose values lie next to each other in memory, that are no multiple of 16 bytes."""
     multiple = _MULTIPLE_OF_FLOAT8 if row.dtype.startswith("float8") else _MULTIPLES.get(row.dtype)
     if multiple is None:
         return
@@ -106,7 +106,7 @@ def _role(facts: Facts, row: ProductRow, size: int) -> Role:
 
 
 def _at_peak_ns(facts: Facts, rows: Iterable[ProductRow], dtype: str) -> float:
-    """What these products take in a step at the peak of this type; 0 where that is not known."""
+    """Return what these products take in a step at the peak of this type; 0 where that is not known."""
     peaks = facts.analysis.utilization.peaks if facts.analysis.utilization is not None else None
     peak = peaks.flops(dtype) if peaks is not None else None
     flops = sum(2.0 * row.m * row.n * row.k * row.batch * row.calls_per_step for row in rows)
@@ -125,7 +125,7 @@ _NO_PRODUCT = re.compile(
 
 
 def no_tf32(facts: Facts) -> Iterator[Finding]:
-    """float32 products on a device that has tfloat32, with kernels that do not use it."""
+    """Find float32 products on a device that has tfloat32, with kernels that do not use it."""
     device = facts.device
     precision = facts.analysis.run.get("float32_matmul_precision")
     if device is None or not device.has_tf32 or precision not in (None, "highest"):
@@ -153,7 +153,7 @@ def no_tf32(facts: Facts) -> Iterator[Finding]:
 
 
 def _launches_in_plain_float32(facts: Facts) -> Bool:
-    """CPU events that launched such a kernel for a matrix product; convolutions have a switch of their own."""
+    """Mark CPU events that launched such a kernel for a matrix product; convolutions have their own switch."""
     recording, charges = facts.found.recording, facts.found.charges
     is_product = recording.named(lambda n: has_formula(n) and class_of_work(n) == "gemm" and "conv" not in n)
     is_product &= recording.spans.category == Category.CPU_OP
@@ -163,7 +163,7 @@ def _launches_in_plain_float32(facts: Facts) -> Bool:
 
 
 def tensor_cores_unused(facts: Facts) -> Iterator[Finding]:
-    """Products, convolutions and attention in kernels that do not use the tensor cores that the device has."""
+    """Find products, convolutions and attention in kernels that leave the device's tensor cores unused."""
     device = facts.device
     if device is None or not device.has_tensor_cores:
         return
@@ -195,7 +195,7 @@ def tensor_cores_unused(facts: Facts) -> Iterator[Finding]:
 
 
 def _in_steps_ns(facts: Facts, rows: Sequence[KernelRow]) -> float:
-    """Per step, without what was launched before the trace."""
+    """Return the time of these kernels in a step, without what was launched before the trace."""
     recording, charges = facts.found.recording, facts.found.charges
     wanted = {row.name for row in rows}
     named = recording.named(wanted.__contains__)[charges.span]
@@ -210,7 +210,7 @@ def _could_use_them(row: KernelRow) -> bool:
 
 
 def _dtype_of(facts: Facts, rows: Iterable[KernelRow]) -> str | None:
-    """The type that most of the time is in, as kernels name it, else as shapes do."""
+    """Return the type that most of the time is in, as kernels name it, else as shapes do."""
     in_float32, by_shapes = Counter[bool](), Counter[str]()
     for row in rows:
         in_float32[_OF_FLOAT32.search(row.name) is not None] += row.time_ns

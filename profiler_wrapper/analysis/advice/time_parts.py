@@ -26,7 +26,7 @@ class TimePart(NamedTuple):
 
 
 def time_parts(analysis: Analysis) -> tuple[TimePart, ...]:
-    """All parts, that with most time first; at least one."""
+    """Return all parts of the model, at least one, the one with most time first."""
     blocks = {split_number(row.layer)[0] for row in analysis.layers if row.kind == "block"}
     parents = {row.parent for row in analysis.layers}
     rows_of = grouped((_part_of(row), row) for row in analysis.layers)
@@ -70,10 +70,10 @@ def _part_of(row: LayerRow) -> tuple[_About, str, str]:
 
 
 def _readable(name: str) -> str:
-    """A layer's name in a sentence; one of numbers alone, as `nn.Sequential` gives them, reads as none."""
+    """Write a layer's name in a sentence; one of numbers alone, as `nn.Sequential` gives them, as `Layer 0`."""
     return name if any(map(str.isalpha, name)) else f"Layer {name}"
 
 
 def _below_block(row: LayerRow) -> str:
-    """The name of what is in its block, and it is or is in; "" for the block itself."""
+    """Return the name of the child of its block that a layer is or is in; "" for the block itself."""
     return row.layer.removeprefix(row.block).removeprefix(".").partition(".")[0] if row.block else row.layer

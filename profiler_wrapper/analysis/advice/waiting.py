@@ -32,7 +32,7 @@ _OTHER_WAIT_FIX = "take torch.cuda.synchronize() and its like out of the step; u
 
 
 def dataloader_bound(facts: Facts) -> Iterator[Finding]:
-    """The loop waits for its DataLoader for more than a twentieth of the step."""
+    """Find a loop that waits for its DataLoader for more than a twentieth of the step."""
     spent = facts.within_steps_ns(facts.loads_data)
     if spent <= DATALOADER_SHARE * facts.step_ns:
         return
@@ -53,7 +53,7 @@ def dataloader_bound(facts: Facts) -> Iterator[Finding]:
 
 
 def synchronisation(facts: Facts) -> Iterator[Finding]:
-    """Within the step the CPU waits for the device, and so loses its lead over it.
+    """Find where the CPU waits for the device within the step, and so loses its lead over it.
 
     Saves the wait, and no more than the device idles: a step is no shorter than what the device works.
     """
@@ -86,7 +86,7 @@ def synchronisation(facts: Facts) -> Iterator[Finding]:
 
 
 def unpinned_copies(facts: Facts) -> Iterator[Finding]:
-    """Copies to the device from memory that can be paged: staged by the CPU, which waits meanwhile."""
+    """Find copies to the device from pageable memory: the CPU stages them, and waits meanwhile."""
     charges, recording, spans = facts.found.charges, facts.found.recording, facts.found.recording.spans
     copies = (spans.category == Category.MEMCPY) & recording.named(lambda n: "HtoD" in n and "Pageable" in n)
     chosen = np.flatnonzero(copies[charges.span] & facts.launched_in_steps)
@@ -150,7 +150,7 @@ _CAUSES_OF_IDLENESS = {  # what happens meanwhile, and what to do
 
 
 def low_utilization(facts: Facts) -> Iterator[Finding]:
-    """The device runs nothing for more than half of the step."""
+    """Find a device that runs nothing for more than half of the step."""
     gaps, idle = facts.gaps, facts.idle_ns
     if gaps is None or idle is None:
         return
@@ -181,7 +181,7 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
 
 
 def outside_ops(facts: Facts) -> Iterator[Finding]:
-    """On a CPU, what no op covers: Python that loads, logs, waits or calls small ops, and where most of it lies."""
+    """Find, on a CPU, what no op covers: Python that loads, logs, waits or calls small ops, and where most of it is."""
     found, windows = facts.found, facts.windows
     if facts.on_device or not windows.number:
         return
@@ -221,7 +221,7 @@ def outside_ops(facts: Facts) -> Iterator[Finding]:
 
 
 def _edge(facts: Facts, span: int, is_end: bool) -> str:
-    """The begin or end of a layer's call, an annotation or, -1, a step, in words."""
+    """Write the begin or end of a layer's call, an annotation or, for -1, a step, in words."""
     tree, name = facts.found.tree, facts.found.recording.name_of(span) if span >= 0 else "the step"
     layer = tree.layer_of_span.get(span)
     said = f"layer {tree.layers[layer].name}" if layer is not None else re.sub(r"^Optimizer\.\w+#", "", name)
@@ -229,7 +229,7 @@ def _edge(facts: Facts, span: int, is_end: bool) -> str:
 
 
 def launch_bound(facts: Facts) -> Iterator[Finding]:
-    """The device waits for launches: for short gaps that end with an event launched within them."""
+    """Find a device that waits for launches: short gaps that end with an event launched within them."""
     gaps = facts.gaps
     if gaps is None:
         return
@@ -257,7 +257,7 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
 
 
 def many_small_kernels(facts: Facts) -> Iterator[Finding]:
-    """Most kernels are too short to be worth a launch, and many of them could be one."""
+    """Find many kernels that are too short to be worth a launch, and could be fused."""
     charges, spans = facts.found.charges, facts.found.recording.spans
     within = (spans.category[charges.span] == Category.KERNEL) & facts.launched_in_steps
     times = charges.time_ns[within]
@@ -289,7 +289,7 @@ def many_small_kernels(facts: Facts) -> Iterator[Finding]:
 
 
 def _by_layer(facts: Facts, charge: Int64, time_ns: Int64, *, blocks: bool = True) -> Counter[str]:
-    """Sums by innermost layer, "" for none; `blocks`: by the block around it, if there is one."""
+    """Sum times by innermost layer, "" for none; with `blocks` by the block around it, if there is one."""
     places, tree = facts.found.attribution.places, facts.found.tree
     sums = sum_by_key(facts.found.charges.place[charge], time_ns, len(places))
     by_layer = Counter[str]()
@@ -308,7 +308,7 @@ def _by_layer(facts: Facts, charge: Int64, time_ns: Int64, *, blocks: bool = Tru
 
 
 def unfused_elementwise(facts: Facts) -> Iterator[Finding]:
-    """Memory-bound kernels take much of the device time of layers, in rows that could be one kernel each."""
+    """Find memory-bound kernels with much of the device time of layers, in rows that could be one kernel each."""
     if not facts.on_device:
         return
     charges = facts.found.charges
@@ -336,7 +336,7 @@ def unfused_elementwise(facts: Facts) -> Iterator[Finding]:
 
 
 def _memory_bound(facts: Facts) -> Bool:
-    """Per charge whether it is such work of some layer, launched in a step as a kernel of its own, and not compiled."""
+    """Mark the charges that are such work of some layer, launched in a step as a kernel of its own, not compiled."""
     charges, recording, attribution = facts.found.charges, facts.found.recording, facts.found.attribution
     works = attribution.in_phases(*_PHASES) & (attribution.layer_of_place >= 0)
     compiled = recording.named(lambda name: name.startswith(_COMPILED))
@@ -348,7 +348,7 @@ def _memory_bound(facts: Facts) -> Bool:
 
 
 def _rows(facts: Facts, chosen: Bool) -> tuple[int, int]:
-    """How many rows of two or more there are, on one stream and of one step; their time but for what must stay.
+    """Count rows of two or more kernels of one stream and step, and sum their time but for what must stay.
 
     Of a row its quickest kernel stays, or its norms if they take longer: a norm that is one kernel is fused already,
     and needs all of its input before it gives anything.
@@ -371,7 +371,7 @@ def _rows(facts: Facts, chosen: Bool) -> tuple[int, int]:
 
 
 def graph_break(facts: Facts) -> Iterator[Finding]:
-    """Several compiled regions in one call of a layer: Dynamo broke the graph between them.
+    """Find several compiled regions in one call of a layer: Dynamo broke the graph between them.
 
     Saves at most the time between the graphs, and all kernels of these layers that one graph could have fused.
     """
@@ -408,7 +408,7 @@ def graph_break(facts: Facts) -> Iterator[Finding]:
 
 
 def _regions_by_call(facts: Facts) -> dict[int, list[int]]:
-    """Spans of the compiled regions in forward by the span of the innermost layer call around them."""
+    """Group the compiled regions in forward by the innermost layer call around them, all as spans."""
     found, spans = facts.found, facts.found.recording.spans
     is_region = found.recording.named(lambda name: name.startswith(_REGION)) & (spans.category <= Category.ANNOTATION)
     regions = np.flatnonzero(is_region & (found.attribution.node_of < 0))
@@ -419,7 +419,7 @@ def _regions_by_call(facts: Facts) -> dict[int, list[int]]:
 
 
 def _between(facts: Facts, groups: list[list[int]]) -> float:
-    """Per step, wall time from the begin of the first region of a call to the end of its last, outside of graphs."""
+    """Return wall time of a step from the first region of a call to the end of its last, outside of graphs."""
     recording, spans = facts.found.recording, facts.found.recording.spans
     named = recording.named(lambda name: name.startswith(_GRAPH)) & (spans.category <= Category.ANNOTATION)
     if not named.any():

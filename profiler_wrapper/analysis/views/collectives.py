@@ -72,31 +72,31 @@ _ELEMENT_BYTES = {
 
 @lru_cache(maxsize=4096)
 def collective_of(name: str) -> str:
-    """The collective that an op, an annotation, a kernel or a collective's own name stands for; "" for none."""
+    """Return the collective that a name of an op, an annotation, a kernel or a collective stands for; "" for none."""
     lower = name.partition("<")[0].lower()
     return next((collective for collective, pattern in _COLLECTIVES if pattern.search(lower)), "")
 
 
 def is_collective_call(name: str) -> bool:
-    """Whether a CPU event of this name is a call that communicates."""
+    """Return whether a CPU event of this name is a call that communicates."""
     return classes.class_of_op(name) == "communication"
 
 
 @lru_cache(maxsize=4096)
 def type_in_kernel(name: str) -> str:
-    """The type that a kernel's name tells, as c10 writes it; "" for none."""
+    """Return the type that a kernel's name tells, as c10 writes it; "" for none."""
     match = _TYPE_IN_KERNEL.search(name) if collective_of(name) in _REDUCTIONS else None
     return _TYPES[match["type"]] if match is not None else ""
 
 
 def element_bytes(dtype: str) -> int | None:
-    """Bytes of one element of a type, as c10 names it; None for one that is not known."""
+    """Return the bytes of one element of a type, as c10 names it; None for one that is not known."""
     dtype = dtype.lower().removeprefix("c10::")
     return 1 if dtype.startswith("float8") else _ELEMENT_BYTES.get(dtype)
 
 
 def bus_factor(collective: str, group_size: int | None) -> float | None:
-    """Bus bandwidth over payload over time, with the whole of the larger side as payload; None where not defined.
+    """Return bus bandwidth over (payload / time), the payload being the larger side; None where not defined.
 
     As nccl-tests reckons it (doc/PERFORMANCE.md, and its *GetBw functions): what every link has to carry.
     """
@@ -123,7 +123,7 @@ class _Call(NamedTuple):
 
 
 def collective_rows(attributed: Attributed) -> tuple[CollectiveRow, ...]:
-    """The collectives of an attributed recording, the most expensive first."""
+    """Return the collectives of an attributed recording, the most expensive first."""
     charges, places = attributed.charges, attributed.attribution.places
     members, calls = _calls(attributed)
     if not len(members):
@@ -168,14 +168,14 @@ def collective_rows(attributed: Attributed) -> tuple[CollectiveRow, ...]:
 
 
 def all_to_all_ns(attributed: Attributed) -> Int64:
-    """Per place the time of its collectives of this kind."""
+    """Sum the time of all-to-all collectives per place."""
     charges, (members, calls) = attributed.charges, _calls(attributed)
     members = members[np.array([call.collective == "all_to_all" for _, call in calls], dtype=np.bool_)]
     return sum_by_key(charges.place[members], charges.time_ns[members], len(attributed.attribution.places))
 
 
 def _calls(attributed: Attributed) -> tuple[Int64, list[tuple[int, _Call]]]:
-    """The charges that communicate, and the call that each is part of: a span that stands for it, and what it moves.
+    """Return the charges that communicate, and each one's call: a span that stands for it, and what it moves.
 
     A kernel that tells of its collective is one by itself. Any other belongs to the event around its launch that
     tells, or else to the outermost call around it; several kernels of one call are one collective. Without device
@@ -213,7 +213,7 @@ def _calls(attributed: Attributed) -> tuple[Int64, list[tuple[int, _Call]]]:
 
 
 def payload_bytes_of(details: CollectiveDetails) -> int | None:
-    """What a collective moves; None where its sizes or its type are not known."""
+    """Return the bytes that a collective moves; None where its sizes or its type are not known."""
     size = element_bytes(details.dtype or "")
     elements = [count for count in (details.in_elements, details.out_elements) if count is not None]
     return None if size is None or not elements else max(elements) * size

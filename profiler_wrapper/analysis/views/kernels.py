@@ -18,7 +18,7 @@ _THREADS_OF_A_WARP = 32
 
 
 def configuration_groups(details: Configurations) -> Int64:
-    """Per configuration a number, equal where grid, block, registers and shared memory are.
+    """Number configurations: equal numbers where grid, block, registers and shared memory are equal.
 
     The last one, at index -1, is for "not known": 0.
     """
@@ -30,7 +30,7 @@ def configuration_groups(details: Configurations) -> Int64:
 
 
 def occupancy_of(details: Configurations) -> Float64:
-    """Estimated achieved occupancy per configuration, 0 to 1; NaN where it is not known, or impossible.
+    """Return estimated achieved occupancy per configuration, 0 to 1; NaN where it is not known, or impossible.
 
     Kineto tells 0 for kernels with more shared memory than a launch has by default. A kernel with a warp or more
     for every multiprocessor occupies 1/64 of it at least, which no rounding to whole percents makes 0.
@@ -47,7 +47,7 @@ _MOST = 3  # ops and layers of a row
 
 
 def kernel_rows(attributed: Attributed) -> tuple[KernelRow, ...]:
-    """The kernels of an attributed recording, the most expensive first.
+    """Return the kernels of an attributed recording, the most expensive first.
 
     A row is a name with a grid, a block, registers and shared memory, and one class: what several kinds of work
     launch (copies made for attention, and others) has a row for each, so that rows by class add up to `classes`.
@@ -116,7 +116,7 @@ def kernel_rows(attributed: Attributed) -> tuple[KernelRow, ...]:
 
 
 def _keys(attributed: Attributed, launch: Int64, is_kernel: Bool) -> tuple[Int64, Int64]:
-    """(the first event of each key, the key of each event): by name, launch and class, the most expensive key is 0."""
+    """Group events by name, launch and class: each key's first event, each event's key; key 0 is the most expensive."""
     charges, recording = attributed.charges, attributed.recording
     columns = (recording.spans.name[charges.span], is_kernel, launch, charges.work)
     widths = (len(recording.names), 2, int(launch.max()) + 1, len(classes.CLASSES))
@@ -126,7 +126,7 @@ def _keys(attributed: Attributed, launch: Int64, is_kernel: Bool) -> tuple[Int64
 
 
 def _means(key: Int64, values: Float64, time_ns: Int64, count: int) -> list[float | None]:
-    """Per key the mean by time of the values that are not NaN."""
+    """Return per key the mean by time of the values that are not NaN."""
     known = ~np.isnan(values)
     weight = np.maximum(time_ns[known], 1).astype(np.float64)
     total = np.bincount(key[known], weight, minlength=count)

@@ -38,7 +38,7 @@ _PARTS = 10**9  # a share of a multiprocessor is counted in these, so that sums 
 
 
 def overview(attributed: Attributed) -> Overview | None:
-    """The overview of an attributed recording; None where nothing takes wall time."""
+    """Return the overview of an attributed recording; None where nothing takes wall time."""
     windows = step_windows(attributed)
     if not windows.number:
         return None
@@ -80,7 +80,7 @@ def overview(attributed: Attributed) -> Overview | None:
 
 
 def _sm_efficiency(spans: Spans, kernels: Int64, blocks_per_sm: Float64, windows: StepWindows) -> float | None:
-    """The part of the multiprocessors that have a block, over the wall time.
+    """Return the part of the multiprocessors that have a block, over the wall time.
 
     A kernel with fewer blocks than there are multiprocessors takes that part of them; kernels beside one another
     add up, to all of them at most. None where some kernel does not tell its blocks.
@@ -100,7 +100,7 @@ def _sm_efficiency(spans: Spans, kernels: Int64, blocks_per_sm: Float64, windows
 
 
 def _splits(attributed: Attributed, windows: StepWindows) -> tuple[StepSplit, ...]:
-    """Per step what each kind adds to the time that the kinds before it cover; of all devices and threads."""
+    """Return per step what each kind adds to the time that the kinds before it cover, over all devices and threads."""
     busy = _union_of(attributed.recording, np.empty(0, np.int64))
     spans_ns = windows.end_ns - windows.start_ns
     covered = [np.zeros_like(spans_ns)]
@@ -114,7 +114,7 @@ def _splits(attributed: Attributed, windows: StepWindows) -> tuple[StepSplit, ..
 
 
 def kinds_of_wall_time(attributed: Attributed) -> Iterator[Bool]:
-    """Per span whether its time is of the kind: kernel, communication, memcpy, memset, runtime, data loader, CPU.
+    """Mark the spans of each kind: kernel, communication, memcpy, memset, runtime, data loader, CPU.
 
     Communication is kernels that move data between ranks; without device events, ops and annotations that do.
     """
@@ -143,7 +143,7 @@ def _union_of(recording: Recording, span: Int64) -> Union:
 
 
 def _covered(busy: Union, windows: StepWindows) -> int:
-    """How much of the steps it covers."""
+    """Return how much of the steps a union covers."""
     return int(busy.overlap(windows.start_ns, windows.end_ns).sum())
 
 
@@ -169,7 +169,7 @@ class _Part(NamedTuple):
 
 
 def part_rows(attributed: Attributed) -> tuple[PartRow, ...]:
-    """The parts of each step, in the order in which they began; empty where no layer is called."""
+    """Return the parts of each step, in the order in which they began; empty where no layer is called."""
     calls, charges, steps = attributed.calls, attributed.charges, attributed.steps
     if not len(calls.outermost):
         return ()
@@ -209,7 +209,7 @@ def _folded(step: int | None, part: str, times_ns: list[int]) -> Iterator[PartRo
 
 
 def _parts(attributed: Attributed, outermost: Int64) -> tuple[list[_Part], Int64]:
-    """The parts in the order in which they began, and per outermost call the number of its part."""
+    """Return the parts in the order in which they began, and per outermost call the number of its part."""
     recording, attribution, calls = attributed.recording, attributed.attribution, attributed.calls
     begin_ns = recording.spans.start_ns[calls.outermost].tolist()
     steps = attributed.steps.place_of(recording.spans.start_ns[calls.outermost]).tolist()
@@ -247,6 +247,6 @@ def _parts(attributed: Attributed, outermost: Int64) -> tuple[list[_Part], Int64
 
 
 def _role(mark: str) -> str:
-    """The name that the user gave the root of this mark; "" for none."""
+    """Return the name that the user gave the root of this mark; "" for none."""
     parsed = parse_mark(mark)
     return parsed.root if parsed is not None and "#" not in parsed.root else ""

@@ -52,7 +52,7 @@ _OF_THE_PROFILER = re.compile(r"(^|/)(torch/profiler/|torch/autograd/profiler\.p
 
 
 def synchronisation_rows(attributed: Attributed) -> tuple[SynchronisationRow, ...]:
-    """The waits within the steps of an attributed recording, the longest first."""
+    """Return the waits within the steps of an attributed recording, the longest first."""
     if attributed.charges.basis != "device":
         return ()
     recording, attribution = attributed.recording, attributed.attribution
@@ -104,7 +104,7 @@ def synchronisation_rows(attributed: Attributed) -> tuple[SynchronisationRow, ..
 
 
 def _waiting_calls(recording: Recording, kinds: Int64, charges: Charges) -> Int64:
-    """The calls that wait, as spans. What CUPTI tells of a wait (`cuda_sync`) counts where the call itself is lost."""
+    """Find the spans of calls that wait. CUPTI's own account (`cuda_sync`) counts where the call itself is lost."""
     spans = recording.spans
     runtime = np.flatnonzero(spans.category == Category.RUNTIME)
     waits = marked(len(spans), runtime[kinds[spans.name[runtime]] >= 0])
@@ -126,7 +126,7 @@ def _waiting_calls(recording: Recording, kinds: Int64, charges: Charges) -> Int6
 
 
 def _of_the_profiler(attributed: Attributed, calls: Int64, around: Int32) -> Bool:
-    """Waits with the profiler's own code around them, and, with nothing around, after all ops or before any."""
+    """Mark waits with the profiler's own code around, and, with nothing around, before or after all ops."""
     recording, spans, python = attributed.recording, attributed.recording.spans, attributed.recording.python
     ops = np.flatnonzero(spans.category == Category.CPU_OP)
     begin, end = spans.start_ns[calls], spans.end_ns[calls]
@@ -140,7 +140,7 @@ def _of_the_profiler(attributed: Attributed, calls: Int64, around: Int32) -> Boo
 
 
 def _chain(recording: Recording, span: Int32, around: Int32, op: int) -> list[int]:
-    """The op that waits and those that call it, as spans, as long as they are torch's own, the innermost first."""
+    """Return the op that waits and its callers, as spans, as long as they are torch's own, the innermost first."""
     chain: list[int] = []
     of_torch = True
     while op >= 0 and of_torch:
