@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -18,7 +18,7 @@ from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule, cut, 
 from profiler_wrapper.analysis.advice.time_parts import time_parts
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, Comparable, Finding, Headline, Summary
-from profiler_wrapper.analysis.statistics import split_number, sum_if_all_known
+from profiler_wrapper.analysis.statistics import split_number, sum_if_all_known, summed
 from profiler_wrapper.errors import attempt, first_few
 from profiler_wrapper.trace.marks import ROOT_PATH
 
@@ -217,9 +217,7 @@ def _where_it_goes(facts: Facts) -> Iterator[tuple[Headline, str]]:
 
 def _largest_class(analysis: Analysis) -> str:
     """Name the class of work that takes most time, for a trace whose layers are not known."""
-    time_ns = Counter[str]()
-    for row in analysis.classes:
-        time_ns[row.class_name] += row.time_ns
+    time_ns = summed((row.class_name, row.time_ns) for row in analysis.classes)
     ((name, most),) = time_ns.most_common(1)
     named = {"gemm": "matrix products", "other": "work of no known kind"}.get(name, name)
     return f"{named} take{'' if named.endswith('s') else 's'} {share(most / time_ns.total())} of it in all"
@@ -269,9 +267,7 @@ def comparable(facts: Facts) -> Comparable:
 
 def _dtypes(facts: Facts) -> list[str]:
     """List the types of number with most FLOPs, the first has most."""
-    flops: Counter[str] = Counter()
-    for row in facts.analysis.flops:
-        flops[row.dtype] += row.flops_per_step
+    flops = summed((row.dtype, row.flops_per_step) for row in facts.analysis.flops)
     return [dtype for dtype, _ in flops.most_common(_MOST_DTYPES) if dtype]
 
 
@@ -294,9 +290,8 @@ def input_shapes(analysis: Analysis) -> str | None:
     are those of attention, which each of its backends does otherwise. None where no shapes were recorded.
     """
     known = [product for product in analysis.products if product.phase == "forward"] or analysis.products
-    products = Counter[tuple[int, ...]]()
-    for product in [product for product in known if product.op not in _BATCHED] or known:
-        products[product.m, product.n, product.k, product.batch] += round(1000 * product.calls_per_step)
+    linear = [product for product in known if product.op not in _BATCHED] or known
+    products = summed(((one.m, one.n, one.k, one.batch), round(1000 * one.calls_per_step)) for one in linear)
     if not products:
         return None
     return hashlib.sha256(repr(sorted(products.items())).encode()).hexdigest()[:12]

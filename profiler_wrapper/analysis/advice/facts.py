@@ -212,8 +212,10 @@ class Facts:
         """Return the memory of the device; of a CPU the peak and what was free at the end. None where not known."""
         if self.device is not None:
             return self.device.memory_bytes
-        free = self.analysis.run.get("free_memory_bytes")
-        return None if free is None or self.peak_bytes is None else self.peak_bytes + int(free)
+        run, peak, free = self.analysis.run, self.peak_bytes, self.analysis.run.get("free_memory_bytes")
+        if peak is not None and free is not None:
+            return peak + free
+        return run.get("device_memory_bytes") or None
 
     @cached_property
     def gaps(self) -> Gaps | None:

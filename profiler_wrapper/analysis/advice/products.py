@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
@@ -13,7 +12,7 @@ from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.advice.facts import Facts, cut, duration
 from profiler_wrapper.analysis.classes import DeviceProperties
 from profiler_wrapper.analysis.model import Finding, KernelRow, ProductRow
-from profiler_wrapper.analysis.statistics import grouped, marked
+from profiler_wrapper.analysis.statistics import grouped, marked, summed
 from profiler_wrapper.analysis.work.formulas import class_of_work, has_formula
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Bool, Category
@@ -175,10 +174,8 @@ def tensor_cores_unused(facts: Facts) -> Iterator[Finding]:
         return
     with_them = _in_steps_ns(facts, [row for row in facts.analysis.kernels if row.tensor_cores])
     dtype = _dtype_of(facts, without)
-    of_kernel = Counter[str]()  # a kernel has a row for each way that it was launched
-    for row in without:
-        of_kernel[row.name] += row.time_ns
-    ((most_expensive, _),) = of_kernel.most_common(1)
+    # A kernel has a row for each way that it was launched.
+    ((most_expensive, _),) = summed((row.name, row.time_ns) for row in without).most_common(1)
     yield facts.finding(
         "tensor-cores-unused",
         f"{facts.work_text(time_ns)} is products that leave the tensor cores idle{f', in {dtype}' if dtype else ''}",
@@ -211,13 +208,10 @@ def _could_use_them(row: KernelRow) -> bool:
 
 def _dtype_of(facts: Facts, rows: Iterable[KernelRow]) -> str | None:
     """Return the type that most of the time is in, as kernels name it, else as shapes do."""
-    in_float32, by_shapes = Counter[bool](), Counter[str]()
-    for row in rows:
-        in_float32[_OF_FLOAT32.search(row.name) is not None] += row.time_ns
+    in_float32 = summed((_OF_FLOAT32.search(row.name) is not None, row.time_ns) for row in rows)
     if in_float32[True] > in_float32[False]:
         return "float32"
-    for product in facts.analysis.products:
-        by_shapes[product.dtype] += product.time_per_step_ns
+    by_shapes = summed((product.dtype, product.time_per_step_ns) for product in facts.analysis.products)
     return max(by_shapes, key=by_shapes.__getitem__, default=None)
 
 

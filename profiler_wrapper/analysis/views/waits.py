@@ -10,7 +10,7 @@ nothing. A trace without device events has no waits.
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from typing import Literal
 
 import numpy as np
@@ -19,7 +19,7 @@ from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.calls import find_ops
 from profiler_wrapper.analysis.charges import Charges
 from profiler_wrapper.analysis.model import PHASES, Phase, SynchronisationRow
-from profiler_wrapper.analysis.statistics import marked
+from profiler_wrapper.analysis.statistics import marked, summed
 from profiler_wrapper.analysis.views.operators import PythonSources
 from profiler_wrapper.trace.nesting import innermost_around, nest_chosen
 from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording
@@ -84,10 +84,7 @@ def synchronisation_rows(attributed: Attributed) -> tuple[SynchronisationRow, ..
         waits[key].append((chain[-1] if chain else call, wait_ns, user, library))
     rows = []
     for (kind, op, layer, phase), of_key in waits.items():
-        users, libraries = Counter[int](), Counter[int]()
-        for _, wait_ns, user, library in of_key:
-            users[user] += wait_ns
-            libraries[library] += wait_ns
+        users, libraries = (summed((lines[i], wait_ns) for _, wait_ns, *lines in of_key) for i in (0, 1))
         largest = ([line for line, _ in lines.most_common() if line >= 0] for lines in (users, libraries))
         rows.append(
             SynchronisationRow(
