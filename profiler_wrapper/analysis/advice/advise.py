@@ -145,7 +145,7 @@ def _plain(finding: Finding) -> dict[str, Any]:
         "source": None if source is None else cut(source, _LONGEST_TEXT, end=True),
         "layers": [cut(name, _LONGEST_LAYER) for name in fold_names(finding.layers)[:_MOST_LAYERS]],
         "details": {str(key): _rounded(value) for key, value in finding.details.items()},
-        "next": next_command(finding),
+        "next": finding.next or rows_command("overview"),
     }
 
 
@@ -153,11 +153,6 @@ def _rounded(value: object) -> object:
     if isinstance(value, float):
         return float(f"{value:.6g}")
     return cut(value, _LONGEST_LAYER) if isinstance(value, str) else value
-
-
-def next_command(finding: Finding) -> str:
-    """Return the command that shows the rows behind a finding, or the overview where the finding names no rows."""
-    return finding.next or rows_command("overview")
 
 
 # --- the verdict ---------------------------------------------------------------------------------

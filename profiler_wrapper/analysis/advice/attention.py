@@ -169,7 +169,13 @@ def attention_fallback(facts: Facts) -> Iterator[Finding]:
     )
     # The most expensive call of each tells, of forward if there is one.
     rows = sorted(facts.analysis.attention_calls, key=lambda row: row.phase == "backward")
-    calls, machine = {(row.layer, row.backend): row for row in reversed(rows)}, _machine(facts)
+    calls = {(row.layer, row.backend): row for row in reversed(rows)}
+    machine = Machine(
+        is_cuda=device is not None,
+        capability=device.compute_capability if device is not None else None,
+        switches=facts.analysis.run.get("attention_backends") or {},
+        trains=any(row.phase == "backward" for row in facts.analysis.layers),
+    )
     why = {key: _reasons(key[1], calls.get(key), machine) for key in entries}
     groups = grouped(((key[1], reasons), key) for key, reasons in why.items() if reasons is not None)
     for (backend, reasons), members in groups.items():
@@ -202,16 +208,6 @@ def _reasons(backend: str, call: AttentionCallRow | None, machine: Machine) -> t
     if call is None or all(reason.cause != "device" for reason in reasons):
         return reasons
     return None if backend == "mem_efficient" else why_not_efficient(call, machine) or None
-
-
-def _machine(facts: Facts) -> Machine:
-    device = facts.device
-    return Machine(
-        is_cuda=device is not None,
-        capability=device.compute_capability if device is not None else None,
-        switches=facts.analysis.run.get("attention_backends") or {},
-        trains=any(row.phase == "backward" for row in facts.analysis.layers),
-    )
 
 
 def _kept_bytes(facts: Facts, layers: Iterable[str]) -> int | None:

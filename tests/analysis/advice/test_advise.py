@@ -24,7 +24,6 @@ from profiler_wrapper.analysis.advice.advise import (
     RULES,
     advise,
     headline,
-    next_command,
     summary_of,
     verdict,
 )
@@ -221,7 +220,7 @@ def test_every_rule_says_what_shows_its_rows() -> None:
         (given,) = (ast.unparse(one.value) for one in call.keywords if one.arg == "rows")
         shown = eval(given, vars(module) | {"block": SimpleNamespace(name="a layer's")})
         made = facts().finding("", "", fix="", rows=shown, details={})
-        program, analyze, run, *rest = shlex.split(next_command(made))
+        program, analyze, run, *rest = shlex.split(made.next or "")
         assert (program, analyze, run) == ("profiler-wrapper", "analyze", RUN)
         options = dict(zip(rest[::2], rest[1::2], strict=True))
         assert options.keys() - {"--where"} == {"--format", "--select", "--top"}
@@ -233,7 +232,9 @@ def test_every_rule_says_what_shows_its_rows() -> None:
 
 
 def test_a_finding_that_names_no_rows_is_shown_by_where_the_time_goes() -> None:
-    assert next_command(finding(id="of others")).endswith("--select overview --top 5")
+    seen = facts()
+    summary = summary_of(seen.analysis, seen.found, [], rules=[lambda _: [finding(id="of others")]])
+    assert summary["findings"][0]["next"].endswith("--select overview --top 5")
 
 
 # --- the verdict ---------------------------------------------------------------------------------
