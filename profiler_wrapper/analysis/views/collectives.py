@@ -189,12 +189,13 @@ def _calls(attributed: Attributed) -> tuple[Int64, list[tuple[int, _Call]]]:
     tells = marked(len(spans), details_of) & (spans.category <= Category.RUNTIME)
     within = grouped((int(whole[span]), details_of[span]) for span in np.flatnonzero(tells & (whole >= 0)).tolist())
     members = np.flatnonzero(charges.work == classes.COMMUNICATION)
-    around = (whole, nearest(parent, tells), nearest(parent, is_call & recording.named(collective_of)))
-    columns = np.stack([charges.span[members], *(at(near, charges.cpu_span[members], -1) for near in around)])
+    borders = (whole, nearest(parent, tells), nearest(parent, is_call & recording.named(collective_of)))
+    columns = np.stack([charges.span[members], *(at(near, charges.cpu_span[members], -1) for near in borders)])
     found, known = list[int](), dict[int, _Call]()
     for event, outer, telling, named in columns.T.tolist():
-        told = event if event in details_of else telling
-        identity = told if on_device and told >= 0 else outer if outer >= 0 else event
+        stated = event if event in details_of else telling
+        around = stated if on_device and stated >= 0 else outer
+        identity = around if around >= 0 else event
         found.append(identity)
         if identity in known:
             continue

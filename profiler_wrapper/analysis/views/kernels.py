@@ -74,9 +74,9 @@ def kernel_rows(attributed: Attributed) -> tuple[KernelRow, ...]:
     least_cores, most_cores = per_key(tensor_core_kernels(recording, charges.span), np.minimum, np.maximum)
     copied_bytes = np.where(is_kernel, -1, at(details.copied_bytes, configuration, -1))  # -1: it does not tell
     least_copied, copied = per_key(copied_bytes, np.minimum, np.add)
-    told = np.where(is_kernel, configuration, -1)
+    of_kernel = np.where(is_kernel, configuration, -1)
     occupancy, blocks = (
-        _means(key, at(values, told, np.nan), charges.time_ns, count)
+        _means(key, at(values, of_kernel, np.nan), charges.time_ns, count)
         for values in (occupancy_of(details), details.blocks_per_sm)
     )
     work = main_classes(count, (key, charges.work, charges.time_ns), (key, charges.work, 1))
@@ -90,7 +90,7 @@ def kernel_rows(attributed: Attributed) -> tuple[KernelRow, ...]:
     rows = []
     for i, event in enumerate(first[:count].tolist()):
         is_rest = has_others and i == count - 1
-        launch = -1 if is_rest else int(told[event])
+        launch = -1 if is_rest else int(of_kernel[event])
         rows.append(
             KernelRow(
                 name=OTHERS if is_rest else recording.name_of(int(charges.span[event])),
