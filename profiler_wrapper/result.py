@@ -206,7 +206,7 @@ def analyse_trace(
         return as_result(tables(found, timeline=True, **asked), source)
     first, make_all = first_tables(found, **asked)
     result = as_result(first, source)
-    result.defer(MADE_LATER, make_all)
+    result.defer(MADE_LATER, no_garbage_collection()(make_all))
     return result
 
 

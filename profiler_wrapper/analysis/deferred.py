@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
+from profiler_wrapper.errors import shown
+
 
 class Deferred:
     """Base of a frozen dataclass with slots. What copies, compares, pickles or writes a record reads all its fields."""
@@ -23,7 +25,7 @@ class Deferred:
             """Make the deferred fields; asked for what no slot holds only."""
             names, make = ((), None) if name == "_deferred" else getattr(self, "_deferred", ((), None))
             if name not in names:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+                raise AttributeError(f"'{type(self).__name__}' object has no attribute {shown(name)}")
             made = make()
             for each in names:
                 object.__setattr__(self, each, getattr(made, each))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, Final, TypeVar
@@ -146,6 +147,14 @@ def grouped(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, list[_Value]]:
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
     return groups
+
+
+def summed(pairs: Iterable[tuple[_Key, int]]) -> Counter[_Key]:
+    """Add up the numbers of each key, keys in the order in which they come."""
+    sums = Counter[_Key]()
+    for key, number in pairs:
+        sums[key] += number
+    return sums
 
 
 def largest_names(

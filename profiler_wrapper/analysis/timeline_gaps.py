@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from profiler_wrapper.analysis import timeline_columns as causes
-from profiler_wrapper.analysis.advice.facts import WAITING_CALLS
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.intervals import uncovered, union
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, PHASES
@@ -19,6 +19,12 @@ from profiler_wrapper.analysis.time_rows import communicating_threads
 from profiler_wrapper.analysis.views.collectives import collective_of
 from profiler_wrapper.trace.nesting import Nesting, innermost_around, nearest, outermost
 from profiler_wrapper.trace.recording import Bool, Category, Int8, Int32, Int64
+
+# Calls into the runtime that wait, or hand out memory: they are no launches, and launching less makes them no shorter.
+WAITING_CALLS = re.compile(
+    r"(cuda|hip|cu)\w*Synchronize|(cuda|hip|cu)(Memcpy(?!\w*Async)|Malloc|Free|HostAlloc|HostRegister|MemAlloc|"
+    r"MemCreate|MemMap|MemUnmap|MemRelease|StreamCreate|EventDestroy)\w*"
+)
 
 
 class IdleGaps(NamedTuple):

@@ -40,9 +40,11 @@ def test_the_busiest_device_is_the_same_for_all() -> None:
         "NVIDIA A100", (8, 0), 40 << 30,
     )  # fmt: skip
     assert gaps is not None
-    inside = [(start, end) for start, end in zip(gaps.start_ns, gaps.end_ns, strict=True) if start and end < 2400]
+    inside = [
+        (start, end) for start, end in zip(gaps.idle.start_ns, gaps.idle.end_ns, strict=True) if start and end < 2400
+    ]
     assert inside == [(1200, 1400)]
-    assert sum(gaps.length_ns) == overview.gaps_ns
+    assert sum(gaps.idle.length_ns) == overview.gaps_ns
 
 
 def test_half_a_compute_capability_is_none() -> None:

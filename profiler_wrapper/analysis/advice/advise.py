@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from math import prod
@@ -15,21 +15,15 @@ import numpy as np
 
 from profiler_wrapper.analysis.advice import attention, blocks, communication, memory, products, waiting
 from profiler_wrapper.analysis.advice.facts import NS_PER_US, Facts, Rule, cut, fold_names, rows_command, share, where
-from profiler_wrapper.analysis.advice.time_parts import TimePart, time_parts
+from profiler_wrapper.analysis.advice.time_parts import time_parts
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, Comparable, Finding, Headline, Summary
-from profiler_wrapper.analysis.statistics import split_number, sum_if_all_known
+from profiler_wrapper.analysis.statistics import split_number, sum_if_all_known, summed
 from profiler_wrapper.errors import attempt, first_few
 from profiler_wrapper.trace.marks import ROOT_PATH
 
-RULES: tuple[Rule, ...] = (
-    *waiting.RULES,
-    *communication.RULES,
-    *attention.RULES,
-    *products.RULES,
-    *blocks.RULES,
-    *memory.RULES,
-)
+_SUBJECTS = (waiting, communication, attention, products, blocks, memory)
+RULES: tuple[Rule, ...] = tuple(rule for subject in _SUBJECTS for rule in subject.RULES)
 MOST_FINDINGS = 10
 WORTH_IT = 0.01  # of the step's time, or of the peak: what saves less at most is left out
 LONGEST = 6900  # characters of JSON that a summary may take, 2,300 tokens of three; `short_summary` takes far less
@@ -50,7 +44,7 @@ _IDLE = 0.5  # of a step with nothing running on the device: said before all els
 
 
 def summary_of(analysis: Analysis, found: Attributed, notes: list[str], *, rules: Sequence[Rule] = RULES) -> Summary:
-    """Verdict, findings, comparable. A rule that fails adds to `notes`; it spoils nothing else."""
+    """Return verdict, findings and what makes results comparable; a rule that fails only adds to `notes`."""
     facts = Facts(analysis=analysis, found=found)
     findings = advise(facts, notes, rules)
     sentence = attempt("the verdict is", lambda: verdict(facts, findings), "", notes)
@@ -68,7 +62,7 @@ def summary_of(analysis: Analysis, found: Attributed, notes: list[str], *, rules
 
 
 def advise(facts: Facts, notes: list[str], rules: Sequence[Rule] = RULES) -> tuple[Finding, ...]:
-    """At most ten findings, the largest saving first, like layers as one; a rule that fails adds to `notes`."""
+    """Return at most ten findings, the largest saving first, like layers as one; a rule that fails adds to `notes`."""
     found: list[Finding] = []
     for rule in rules:
         name = getattr(rule, "__name__", str(rule)).replace("_", " ")
@@ -79,7 +73,7 @@ def advise(facts: Facts, notes: list[str], rules: Sequence[Rule] = RULES) -> tup
 
 
 def _folded(findings: Iterable[Finding]) -> list[Finding]:
-    """Findings of one rule, phase and cure, of layers whose names differ in a number, as one."""
+    """Join findings of one rule, phase and fix whose layers differ only in a number of their names."""
     groups: dict[tuple[object, ...], list[Finding]] = defaultdict(list)
     for place, finding in enumerate(findings):
         named = finding.layer is not None and "{" not in finding.layer and len(finding.layers) <= 1
@@ -108,7 +102,7 @@ def _one(members: Sequence[Finding]) -> Finding:
 
 
 def _saved(finding: Finding, facts: Facts) -> float | None:
-    """What a finding saves at most, as a share of the step; or a part of its share of the peak, if that is more."""
+    """Return what a finding saves at most as a share of the step, or part of its share of the peak if that is more."""
     shares = []
     if finding.saves_at_most_us is not None:
         shares.append(finding.saves_at_most_us * NS_PER_US / facts.step_ns)
@@ -129,7 +123,7 @@ def _worth_it(finding: Finding, facts: Facts, least: float = WORTH_IT) -> bool:
 
 
 def _rank(finding: Finding, facts: Facts) -> tuple[float, int, str, str]:
-    """Largest saving first; what saves nobody knows how much comes after, by the share it is about."""
+    """Sort by the largest saving; findings without a known saving come last, by the share that they are about."""
     saved = _saved(finding, facts) if finding.id != _TOO_LARGE else np.inf
     first = 1 - (finding.share or 0.0) if saved is None else -saved
     return first, ("high", "medium", "low").index(finding.confidence), finding.id, finding.layer or ""
@@ -139,7 +133,7 @@ def _rank(finding: Finding, facts: Facts) -> tuple[float, int, str, str]:
 
 
 def _plain(finding: Finding) -> dict[str, Any]:
-    """A finding as plain data: numbers rounded, layers folded, nothing long."""
+    """Return a finding as plain data: numbers rounded, layers folded, long texts cut."""
     saves_us, source = finding.saves_at_most_us, finding.source
     return asdict(finding) | {
         "title": cut(finding.title, _LONGEST_TEXT),
@@ -151,7 +145,7 @@ def _plain(finding: Finding) -> dict[str, Any]:
         "source": None if source is None else cut(source, _LONGEST_TEXT, end=True),
         "layers": [cut(name, _LONGEST_LAYER) for name in fold_names(finding.layers)[:_MOST_LAYERS]],
         "details": {str(key): _rounded(value) for key, value in finding.details.items()},
-        "next": next_command(finding),
+        "next": finding.next or rows_command("overview"),
     }
 
 
@@ -161,21 +155,16 @@ def _rounded(value: object) -> object:
     return cut(value, _LONGEST_LAYER) if isinstance(value, str) else value
 
 
-def next_command(finding: Finding) -> str:
-    """The command that shows the rows behind a finding; of one that names none, where the time goes."""
-    return finding.next or rows_command("overview")
-
-
 # --- the verdict ---------------------------------------------------------------------------------
 
 
 def verdict(facts: Facts, findings: Sequence[Finding]) -> str:
-    """Where the time of a step goes and what to do first, in a few short sentences."""
+    """Say in a few short sentences where the time of a step goes and what to do first."""
     captured = facts.found.captured_kernels
     if captured > len(facts.found.charges):
         return f"This is the capture of a graph: its {captured} kernels did not run. Profile a replay for times."
     sentences = [] if facts.analysis.complete else ["The recording is incomplete."]
-    sentences += _where_it_goes(facts)
+    sentences += [sentence for _, sentence in _where_it_goes(facts)]
     first = next((one for one in findings if one.id == _TOO_LARGE or _worth_it(one, facts, _MOST_TO_GAIN)), None)
     if first is None:
         return " ".join([*sentences, "Nothing stands out."])
@@ -187,60 +176,43 @@ def verdict(facts: Facts, findings: Sequence[Finding]) -> str:
 
 
 def headline(facts: Facts) -> Headline:
-    """The first of what the verdict says, in at most 15 words, and the layers that its share is of."""
+    """Return the first statement of the verdict in at most 15 words, and the layers that its share is about."""
     if facts.found.captured_kernels > len(facts.found.charges):
         return Headline(text="This is the capture of a graph: its kernels did not run.", about="none", layers=[])
-    if not facts.analysis.time.total_ns:
-        return Headline(text=f"No op of {facts.steps_text} took time of its own.", about="none", layers=[])
-    if _is_idle(facts):
-        return Headline(text=f"{_idle(facts)}.", about="idle", layers=[])
-    if (unknown := _share_without_layer(facts)) >= _MUCH_WITHOUT_LAYER:
-        text = f"No layer is known for {share(unknown)} of the {facts.time_name}."
-        return Headline(text=text, about="unknown", layers=[])
-    part = time_parts(facts.analysis)[0]
-    layers = [cut(name, _LONGEST_LAYER) for name in fold_names(part.layers)[:_MOST_LAYERS]]
-    return Headline(text=f"{_takes(part, facts)}.", about=part.about, layers=layers)
+    first, _ = next(_where_it_goes(facts))
+    return first
 
 
-def _where_it_goes(facts: Facts) -> list[str]:
-    step, said = facts.steps_text, list[str]()
-    if not facts.analysis.time.total_ns:
-        return [f"No op of {step} took time of its own."]
-    if _is_idle(facts):
+def _where_it_goes(facts: Facts) -> Iterator[tuple[Headline, str]]:
+    """Yield each statement on where the time of a step goes: as a headline, and as a sentence with more detail."""
+    analysis, step, total_ns = facts.analysis, facts.steps_text, facts.analysis.time.total_ns
+    if not total_ns:
+        said = f"No op of {step} took time of its own."
+        yield Headline(text=said, about="none", layers=[]), said
+        return
+    takes = f"; {step.replace(' of ', ' takes ', 1)}."
+    if facts.idle_ns is not None and facts.share_of_step(facts.idle_ns) > _IDLE:
+        said, takes = f"The device is idle for {share(facts.share_of_step(facts.idle_ns))} of {step}", "."
         slowed = f", which {facts.slowed_by} made longer" if facts.slowed_by else ""
-        said, step = [f"{_idle(facts)}{slowed}."], ""
-    if (unknown := _share_without_layer(facts)) >= _MUCH_WITHOUT_LAYER:
-        reasons = first_few([row.reason for row in facts.analysis.unattributed if row.reason != LAUNCHED_BEFORE], 2)
-        found = f"No layer is known for {share(unknown)} of the {facts.time_name} ({reasons}); "
-        found += _largest_class(facts.analysis)
-    else:
-        found = _takes(time_parts(facts.analysis)[0], facts)
-    return [*said, f"{found}; {step.replace(' of ', ' takes ', 1)}." if step else f"{found}."]
-
-
-def _is_idle(facts: Facts) -> bool:
-    return facts.idle_ns is not None and facts.share_of_step(facts.idle_ns) > _IDLE
-
-
-def _idle(facts: Facts) -> str:
-    return f"The device is idle for {share(facts.share_of_step(facts.idle_ns or 0.0))} of {facts.steps_text}"
-
-
-def _share_without_layer(facts: Facts) -> float:
-    """Of all time, as in the tables."""
-    without_layer = [row.time_ns for row in facts.analysis.unattributed if row.reason != LAUNCHED_BEFORE]
-    return sum(without_layer) / facts.analysis.time.total_ns
-
-
-def _takes(part: TimePart, facts: Facts) -> str:
-    return f"{part.name} takes {share(part.time_ns / facts.analysis.time.total_ns)} of the {facts.time_name}"
+        yield Headline(text=f"{said}.", about="idle", layers=[]), f"{said}{slowed}."
+    unknown = [row for row in analysis.unattributed if row.reason != LAUNCHED_BEFORE]
+    if (unknown_share := sum(row.time_ns for row in unknown) / total_ns) >= _MUCH_WITHOUT_LAYER:
+        said = f"No layer is known for {share(unknown_share)} of the {facts.time_name}"
+        reasons = first_few([row.reason for row in unknown], 2)
+        yield (
+            Headline(text=f"{said}.", about="unknown", layers=[]),
+            f"{said} ({reasons}); {_largest_class(analysis)}{takes}",
+        )
+        return
+    part = time_parts(analysis)[0]
+    said = f"{part.name} takes {share(part.time_ns / total_ns)} of the {facts.time_name}"
+    layers = [cut(name, _LONGEST_LAYER) for name in fold_names(part.layers)[:_MOST_LAYERS]]
+    yield Headline(text=f"{said}.", about=part.about, layers=layers), said + takes
 
 
 def _largest_class(analysis: Analysis) -> str:
-    """Where layers are not known, kinds of work are."""
-    time_ns = Counter[str]()
-    for row in analysis.classes:
-        time_ns[row.class_name] += row.time_ns
+    """Name the class of work that takes most time, for a trace whose layers are not known."""
+    time_ns = summed((row.class_name, row.time_ns) for row in analysis.classes)
     ((name, most),) = time_ns.most_common(1)
     named = {"gemm": "matrix products", "other": "work of no known kind"}.get(name, name)
     return f"{named} take{'' if named.endswith('s') else 's'} {share(most / time_ns.total())} of it in all"
@@ -252,7 +224,7 @@ _BATCHED = frozenset({"aten::bmm", "aten::baddbmm", "aten::baddbmm_"})
 
 
 def comparable(facts: Facts) -> Comparable:
-    """As plain data; None for what is not known.
+    """Return machine, model, sizes and settings as plain data; None for what is not known.
 
     `layers`: how many have a name, and `blocks` how many of them are blocks. `shapes`: see
     `input_shapes`. `attention_shape`: (batch, heads, tokens, head_dim) of the largest queries.
@@ -289,37 +261,32 @@ def comparable(facts: Facts) -> Comparable:
 
 
 def _dtypes(facts: Facts) -> list[str]:
-    """Of what has FLOPs, those with most of them first; where there are none, of the products."""
-    flops: Counter[str] = Counter()
-    for row in facts.analysis.flops:
-        flops[row.dtype] += row.flops_per_step
+    """List the types of number with most FLOPs, the first has most."""
+    flops = summed((row.dtype, row.flops_per_step) for row in facts.analysis.flops)
     return [dtype for dtype, _ in flops.most_common(_MOST_DTYPES) if dtype]
 
 
 def _model(facts: Facts) -> str | None:
-    """The classes of the roots."""
+    """Return the classes of the root modules."""
     roots = [rows[0].class_name for layer, rows in facts.rows_of.items() if layer and rows[0].parent is None]
     return ", ".join(dict.fromkeys(roots))[:120] or None
 
 
 def _parameters(facts: Facts) -> int | None:
-    """Of all roots; None where the run does not tell."""
+    """Count the parameters of all root modules; None where the run does not tell."""
     roots = [layer for layer in facts.analysis.run.get("layers") or () if layer.get("path") == ROOT_PATH]
-    numbers = [number for layer in roots if isinstance(number := layer.get("parameters"), int)]
-    return sum(numbers) if numbers and len(numbers) == len(roots) else None
+    return sum_if_all_known(layer.get("parameters") for layer in roots) if roots else None
 
 
 def input_shapes(analysis: Analysis) -> str | None:
-    """A short digest of what the model is given: sizes of the products of its linear layers and convolutions.
+    """Return a short digest of the sizes of the matrix products of linear layers and convolutions.
 
     Of forward where there is one, without types. Batched products are left out unless there are no others: they
     are those of attention, which each of its backends does otherwise. None where no shapes were recorded.
     """
     known = [product for product in analysis.products if product.phase == "forward"] or analysis.products
     linear = [product for product in known if product.op not in _BATCHED] or known
-    products = Counter[tuple[int, ...]]()
-    for product in linear:
-        products[product.m, product.n, product.k, product.batch] += round(1000 * product.calls_per_step)
+    products = summed(((one.m, one.n, one.k, one.batch), round(1000 * one.calls_per_step)) for one in linear)
     if not products:
         return None
     return hashlib.sha256(repr(sorted(products.items())).encode()).hexdigest()[:12]

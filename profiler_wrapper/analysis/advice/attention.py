@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from profiler_wrapper.analysis.advice.facts import LAYER_ROWS, NS_PER_US, Facts, Rule, count, duration, share, where
+from profiler_wrapper.analysis.advice.facts import Facts, count, duration, where
 from profiler_wrapper.analysis.attention_ops import FAST_PATH_PARTS, SLOWER_BACKENDS
+from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.model import AttentionCallRow, Finding
-from profiler_wrapper.analysis.statistics import at, in_order, marked
+from profiler_wrapper.analysis.statistics import at, grouped, in_order, marked
 from profiler_wrapper.analysis.views.products import attention_made
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Bool, Category, Int64
-
-if TYPE_CHECKING:
-    from profiler_wrapper.analysis.attributed import Attributed
-
 
 ID = "attention-fallback"
 
@@ -59,7 +55,7 @@ class Machine(NamedTuple):
 
 
 def why_not_flash(call: AttentionCallRow, machine: Machine) -> tuple[Reason, ...]:
-    """The conditions of flash attention that the call does not meet; empty where all that are known are met."""
+    """Return the conditions of flash attention that a call does not meet; empty where all that are known are met."""
     queries, keys, widths = _tokens(call.query_shape), _tokens(call.key_shape), _widths(call)
     unlike: _Condition = ("head_dim", len(set(widths)) > 1, f"head_dims of queries, keys, values differ: {widths}")
     if not machine.is_cuda:
@@ -89,7 +85,7 @@ def why_not_flash(call: AttentionCallRow, machine: Machine) -> tuple[Reason, ...
 
 
 def why_not_efficient(call: AttentionCallRow, machine: Machine) -> tuple[Reason, ...]:
-    """The conditions of memory-efficient attention, of CUDA only, that the call does not meet."""
+    """Return the conditions of memory-efficient attention, of CUDA only, that a call does not meet."""
     before_ampere = machine.capability is not None and machine.capability < _FIRST_WITH_FLASH
     types = ("", "float16", "float32") if before_ampere else ("", "float16", "bfloat16", "float32")
     multiple, widths = 8 if call.dtype in _LOW_PRECISION else 4, _widths(call)
@@ -108,7 +104,7 @@ def _unmet(*conditions: _Condition) -> tuple[Reason, ...]:
 
 
 def _of_any_fused(backend: str, call: AttentionCallRow, machine: Machine) -> Iterator[_Condition]:
-    """What every fused backend asks for."""
+    """Yield the conditions of every fused backend."""
     query, key = call.query_shape, call.key_shape
     four = len(query) == len(key) == 4
     off = f"it is switched off: torch.backends.cuda.enable_{backend}_sdp(False)"
@@ -119,7 +115,7 @@ def _of_any_fused(backend: str, call: AttentionCallRow, machine: Machine) -> Ite
 
 
 def _mask_fits_on_a_cpu(call: AttentionCallRow) -> bool:
-    """It may be a matrix, or have the four dimensions of the scores; each its size or 1."""
+    """Return whether the mask is a matrix or has the four dimensions of the scores, each of its size or 1."""
     mask, scores = call.mask_shape, (*call.query_shape[:2], _tokens(call.query_shape), _tokens(call.key_shape))
     if not mask or len(scores) != 4:
         return True
@@ -131,7 +127,7 @@ def _times(shape: tuple[int, ...]) -> str:
 
 
 def _widths(call: AttentionCallRow) -> tuple[int, ...]:
-    """Of queries, keys and values; empty where not all are known."""
+    """Return the head_dims of queries, keys and values; empty where not all are known."""
     shapes = (call.query_shape, call.key_shape, call.value_shape)
     return tuple(shape[-1] for shape in shapes) if all(shapes) else ()
 
@@ -159,75 +155,63 @@ _UNKNOWN_FIX = (
 
 
 def attention_fallback(facts: Facts) -> Iterator[Finding]:
-    """Calls of scaled-dot-product attention that ran with a slower backend than the machine has."""
+    """Find calls of scaled-dot-product attention that ran with a slower backend than the machine has."""
     device, found = facts.device, facts.found
     if device is not None and device.compute_capability is None:
         return  # the conditions are those of CUDA and of CPUs
     if not any(row.backend in SLOWER_BACKENDS for row in facts.analysis.attention):
         return
     entry_of, backend_of = attention_made(found)
-    places, place_of = found.attribution.places, found.attribution.place_of
-    entries: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for entry, backend in backend_of.items():
-        if entry >= 0 and backend in SLOWER_BACKENDS and found.recording.name_of(entry) not in FAST_PATH_PARTS:
-            entries[found.layer_name(places[int(place_of[entry])]) or "", backend].append(entry)
-    calls = {(row.layer, row.backend): row for row in facts.analysis.attention_calls if row.phase == "backward"}
-    calls |= {(row.layer, row.backend): row for row in facts.analysis.attention_calls[::-1] if row.phase != "backward"}
-    groups: dict[tuple[str, tuple[Reason, ...]], list[tuple[str, str]]] = defaultdict(list)
-    machine = _machine(facts)
-    for key in entries:
-        if (reasons := _reasons(key[1], calls.get(key), machine)) is not None:
-            groups[key[1], reasons].append(key)
+    entries = grouped(
+        ((found.layer_name(found.attribution.place(entry)) or "", backend), entry)
+        for entry, backend in backend_of.items()
+        if entry >= 0 and backend in SLOWER_BACKENDS and found.recording.name_of(entry) not in FAST_PATH_PARTS
+    )
+    # The most expensive call of each tells, of forward if there is one.
+    rows = sorted(facts.analysis.attention_calls, key=lambda row: row.phase == "backward")
+    calls = {(row.layer, row.backend): row for row in reversed(rows)}
+    machine = Machine(
+        is_cuda=device is not None,
+        capability=device.compute_capability if device is not None else None,
+        switches=facts.analysis.run.get("attention_backends") or {},
+        trains=any(row.phase == "backward" for row in facts.analysis.layers),
+    )
+    why = {key: _reasons(key[1], calls.get(key), machine) for key in entries}
+    groups = grouped(((key[1], reasons), key) for key, reasons in why.items() if reasons is not None)
     for (backend, reasons), members in groups.items():
         chosen = np.isin(entry_of, [entry for key in members for entry in entries[key]])
         timed = at(chosen, found.charges.cpu_span, False) & (found.charges.backend >= 0)  # as in the table
-        if time_ns := facts.per_step_ns(int(found.charges.time_ns[timed].sum())):
-            layers = tuple(layer for layer, _ in members)
+        if time_ns := facts.per_step_ns(found.charges.time_ns[timed]):
+            layers = [layer for layer, _ in members]
             known = any(key in calls for key in members)
-            why = reasons[0].text if reasons else "its inputs meet all conditions" if known else "inputs unknown"
+            because = reasons[0].text if reasons else "its inputs meet all conditions" if known else "inputs unknown"
             number = sum(len(entries[key]) for key in members) / facts.steps
             name = backend.replace("mem_efficient", "memory-efficient")
             yield facts.finding(
                 ID,
-                f"attention ran with the {name} backend, not flash: {why}",
+                f"attention ran with the {name} backend, not flash: {because}",
+                f"{count(number, 'call')} a step in {where(layers)}: {duration(time_ns)} of {facts.time_name}",
                 share=facts.of_work(time_ns),
                 saves_ns=facts.saved_at_most_ns(chosen) if facts.on_device else time_ns,
                 saves_bytes=_kept_bytes(facts, layers) if backend == "math" else None,
-                evidence=[
-                    f"{count(number, 'call')} a step in {where(layers)}: {duration(time_ns)} of {facts.time_name}"
-                ],
                 confidence="high" if reasons and backend == "math" else "medium",
                 fix=_FIXES[reasons[0].cause] if reasons else _UNKNOWN_FIX,
                 layers=layers,
                 rows=("attention",),
-                details={
-                    "backend": backend,
-                    "causes": [reason.cause for reason in reasons],
-                    "time_us": time_ns / NS_PER_US,
-                },
+                details={"backend": backend, "causes": [reason.cause for reason in reasons], "time_ns": time_ns},
             )
 
 
 def _reasons(backend: str, call: AttentionCallRow | None, machine: Machine) -> tuple[Reason, ...] | None:
-    """Why a call is not faster, as far as its inputs are known; None where nothing faster is to be had."""
+    """Return why a call is not faster, as far as its inputs are known; None where the device has nothing faster."""
     reasons = why_not_flash(call, machine) if call is not None else ()
     if call is None or all(reason.cause != "device" for reason in reasons):
         return reasons
     return None if backend == "mem_efficient" else why_not_efficient(call, machine) or None
 
 
-def _machine(facts: Facts) -> Machine:
-    device, switches = facts.device, facts.analysis.run.get("attention_backends")
-    return Machine(
-        is_cuda=device is not None,
-        capability=device.compute_capability if device is not None else None,
-        switches=switches if isinstance(switches, dict) else {},
-        trains=any(row.phase == "backward" for row in facts.analysis.layers),
-    )
-
-
 def _kept_bytes(facts: Facts, layers: Iterable[str]) -> int | None:
-    """What these layers keep for backward themselves, and the most that one of them needs while it runs."""
+    """Return what these layers keep for backward, and the most that one of them needs while it runs."""
     rows = [row for layer in layers for row in facts.rows_of.get(layer, ()) if row.phase != "backward"]
     rows = [row for row in rows if row.self_retained_bytes is not None]
     if not rows:
@@ -245,33 +229,24 @@ _PROJECTIONS = frozenset(("aten::linear", "aten::mm", "aten::addmm"))
 _SOFTMAX = frozenset(("aten::_softmax", "aten::_safe_softmax"))
 
 
-class UnfusedAttention(NamedTuple):
-    """All of it in a recording."""
-
-    layers: tuple[str, ...]  # innermost, in order of first calls
-    calls: int
-    softmax: Bool  # per span: the softmax, and what is in it; with its backward
-    products: Bool  # per span: the two products, as above
-    whole: Bool  # per span: what its layers do themselves but for projections, and all between its products; as above
-
-
-def unfused_attention(found: Attributed) -> UnfusedAttention | None:
-    """None where there is none.
+def attention_unfused(facts: Facts) -> Iterator[Finding]:
+    """Find attention made of single ops: a softmax between two batched products.
 
     A softmax counts whose neighbours, among the products and softmaxes of the same call of a layer, are both
     products. So a router is none (its scores are no batched product), nor is the head of a classifier.
     """
-    spans, parent, attribution = found.recording.spans, found.nesting.parent, found.attribution
-    is_op = spans.category == Category.CPU_OP
+    found, attribution, parent = facts.found, facts.found.attribution, facts.found.nesting.parent
+    spans = found.recording.spans
     is_product, is_softmax, is_projection = (
-        is_op & found.recording.named(names.__contains__) for names in (_PRODUCTS, _SOFTMAX, _PROJECTIONS)
+        (spans.category == Category.CPU_OP) & found.recording.named(names.__contains__)
+        for names in (_PRODUCTS, _SOFTMAX, _PROJECTIONS)
     )
     if not is_softmax.any() or not is_product.any():
-        return None
+        return
     chosen = (is_product | is_softmax) & ~attribution.in_phases("backward", "optimizer")[attribution.place_of]
     chosen &= attention_made(found)[0] < 0  # torch's own attention has its name
-    calls = marked(len(parent), found.tree.layer_of_span)
-    call_of = nearest(parent, calls)  # the span of the layer's call around; -1 outside of all
+    # The span of the layer's call around; -1 outside of all.
+    call_of = nearest(parent, marked(len(parent), found.tree.layer_of_span))
     members = np.flatnonzero(chosen)
     members = members[np.lexsort((spans.start_ns[members], call_of[members], spans.lane[members]))]
     first, middle, last = members[:-2], members[1:-1], members[2:]
@@ -279,22 +254,47 @@ def unfused_attention(found: Attributed) -> UnfusedAttention | None:
     for other in (first, last):
         fits &= (call_of[other] == call_of[middle]) & (spans.lane[other] == spans.lane[middle])
     if not fits.any():
-        return None
-    softmaxes, around = middle[fits], np.concatenate((first[fits], last[fits]))
+        return
+    first, softmaxes, last = first[fits], middle[fits], last[fits]
+    # What its layers do themselves but for projections, and all between its products.
     whole = np.isin(call_of, call_of[softmaxes[call_of[softmaxes] >= 0]]) & (nearest(parent, is_projection) < 0)
-    whole |= _between(found, first[fits], last[fits])
-    names = [found.layer_name(attribution.places[at]) for at in attribution.place_of[softmaxes].tolist()]
-    return UnfusedAttention(
-        layers=tuple(dict.fromkeys(name for name in names if name)),
-        calls=len(softmaxes),
-        softmax=_with_backward(found, nearest(parent, marked(len(parent), softmaxes)) >= 0),
-        products=_with_backward(found, nearest(parent, marked(len(parent), around)) >= 0),
-        whole=_with_backward(found, whole),
+    whole = _with_backward(found, whole | _between(found, first, last))
+    time_ns = facts.time_of_ns(whole)
+    softmax_ns, products_ns = (
+        facts.time_of_ns(_with_backward(found, nearest(parent, marked(len(parent), ops)) >= 0))
+        for ops in (softmaxes, np.concatenate((first, last)))
+    )
+    places = [attribution.places[place] for place in attribution.place_of[softmaxes].tolist()]
+    layers = list(filter(None, dict.fromkeys(map(found.layer_name, places))))
+    eager = facts.analysis.run.get("attention_implementation") == "eager"
+    rows = (row for row in facts.analysis.operators if row.op in ("aten::softmax", "aten::_softmax"))
+    yield facts.finding(
+        ID,
+        f"attention is made of single ops, a softmax between two products: {facts.work_text(time_ns)}",
+        f"{duration(time_ns)} of {facts.time_name} a step but for projections: the softmax {duration(softmax_ns)}, "
+        f"the two products {duration(products_ns)}; a fused kernel never writes the scores to memory",
+        share=facts.of_work(time_ns),
+        saves_ns=facts.saved_at_most_ns(whole),
+        saves_bytes=_kept_bytes(facts, layers),
+        confidence="high" if eager or facts.device is None or facts.device.compute_capability else "medium",
+        fix='attn_implementation="sdpa" when the model is made'
+        if eager
+        else 'torch.nn.functional.scaled_dot_product_attention(q, k, v, ...); in Transformers "sdpa"',
+        source=next((row.sources[0] for row in rows if row.sources), None),
+        layers=layers,
+        rows=("layers.layer,layers.phase,layers.calls,layers.self_time_us,layers.time_us", "kind=attention"),
+        details={
+            "backend": "none",
+            "time_ns": time_ns,
+            "softmax_ns": softmax_ns,
+            "products_ns": products_ns,
+            "calls_per_step": len(softmaxes) / facts.steps,
+        },
     )
 
 
 def _between(found: Attributed, first: Int64, last: Int64) -> Bool:
-    """What lies between the begin of the first and the end of the last on their thread: a dropout is a layer."""
+    """Mark what runs between a first and a last op on their thread, as a dropout that is a layer of its own."""
     spans = found.recording.spans
     inside = np.zeros(len(spans), dtype=np.bool_)
     for lane in np.unique(spans.lane[first]).tolist():
@@ -307,48 +307,10 @@ def _between(found: Attributed, first: Int64, last: Int64) -> Bool:
 
 
 def _with_backward(found: Attributed, forward: Bool) -> Bool:
-    """The same, and the autograd nodes that it made with all that they run."""
+    """Mark the same spans, and the autograd nodes that they made with all that these run."""
     attribution = found.attribution
     of_node = np.append(np.append(forward, False)[attribution.forward_op], False)  # the last one is for "no node"
     return forward | (of_node[attribution.node_of] & attribution.in_phases("backward")[attribution.place_of])
 
 
-def attention_unfused(facts: Facts) -> Iterator[Finding]:
-    """A softmax between two batched products."""
-    unfused = unfused_attention(facts.found)
-    if unfused is None:
-        return
-    time_ns, softmax_ns = facts.time_of_ns(unfused.whole), facts.time_of_ns(unfused.softmax)
-    products_ns = facts.time_of_ns(unfused.products)
-    device = facts.device
-    eager = facts.analysis.run.get("attention_implementation") == "eager"
-    softmaxes = (row for row in facts.analysis.operators if row.op in ("aten::softmax", "aten::_softmax"))
-    yield facts.finding(
-        ID,
-        f"attention is made of single ops, a softmax between two products: {share(facts.share_of_work(time_ns))} of "
-        f"{facts.work_name}",
-        share=facts.of_work(time_ns),
-        saves_ns=facts.saved_at_most_ns(unfused.whole),
-        saves_bytes=_kept_bytes(facts, unfused.layers),
-        evidence=[
-            f"{duration(time_ns)} of {facts.time_name} a step but for projections: the softmax {duration(softmax_ns)}, "
-            f"the two products {duration(products_ns)}; a fused kernel never writes the scores to memory"
-        ],
-        confidence="high" if eager or device is None or device.compute_capability else "medium",
-        fix='attn_implementation="sdpa" when the model is made'
-        if eager
-        else 'torch.nn.functional.scaled_dot_product_attention(q, k, v, ...); in Transformers "sdpa"',
-        source=next((row.sources[0] for row in softmaxes if row.sources), None),
-        layers=unfused.layers,
-        rows=(f"{LAYER_ROWS},layers.self_time_us,layers.time_us", "kind=attention"),
-        details={
-            "backend": "none",
-            "time_us": time_ns / NS_PER_US,
-            "softmax_us": softmax_ns / NS_PER_US,
-            "products_us": products_ns / NS_PER_US,
-            "calls_per_step": unfused.calls / facts.steps,
-        },
-    )
-
-
-RULES: tuple[Rule, ...] = (attention_fallback, attention_unfused)
+RULES = (attention_fallback, attention_unfused)

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from profiler_wrapper.analysis.advice.facts import (
-    LAYER_ROWS,
-    LONGEST_LAUNCH_NS,
-    NS_PER_US,
-    OPERATOR_ROWS,
-    PEAK,
-    Facts,
-    Rule,
-    count,
-    duration,
-)
+from profiler_wrapper.analysis.advice.facts import LONGEST_LAUNCH_NS, PEAK, Facts, count, duration
 from profiler_wrapper.analysis.call_rows import ExpertLayerRow, ExpertRow
-from profiler_wrapper.analysis.intervals import Union, uncovered, union
+from profiler_wrapper.analysis.intervals import Union, uncovered
 from profiler_wrapper.analysis.model import FORWARD_PHASES, Finding, Phase
 from profiler_wrapper.analysis.statistics import (
     OUTLIER_SHARE,
@@ -46,6 +36,7 @@ _MORE_FLOPS = 1.1  # times those of the others: attention by another backend com
 _PREFERRED = 2.0  # times the mean of all experts
 _COUNT_DEVIATIONS = 4.0
 _FEWEST_PARAMETERS = 8  # of an optimizer: with fewer there is little to gain
+_BLOCK_ROWS = "layers.layer,layers.phase,layers.calls,layers.self_time_us,layers.retained_bytes"
 
 # --- a block that takes longer, or keeps more, than the others ---------------------------------------
 
@@ -67,11 +58,11 @@ class _Block(NamedTuple):
 
 
 def odd_block(facts: Facts) -> Iterator[Finding]:
-    """A block far above the median of its class in time, and in every step; or in what it keeps for backward."""
-    siblings: dict[tuple[str, str], list[_Block]] = defaultdict(list)
-    for name in facts.blocks:
-        siblings[split_number(name)[0], facts.rows_of[name][0].class_name].append(_block(facts, name))
-    for blocks in siblings.values():
+    """Find a block far above the median of its class in time, in every step, or in what it keeps for backward."""
+    blocks_of_class = grouped(
+        ((split_number(name)[0], facts.rows_of[name][0].class_name), _block(facts, name)) for name in facts.blocks
+    )
+    for blocks in blocks_of_class.values():
         if len(blocks) < _FEWEST_BLOCKS:
             continue
         slow = [block for block in _outliers(blocks, [one.time_ns for one in blocks]) if _in_every_step(block, blocks)]
@@ -100,12 +91,12 @@ def _block(facts: Facts, name: str) -> _Block:
 
 
 def _outliers(blocks: Sequence[_Block], values: Sequence[float]) -> list[_Block]:
-    """Those whose value is far above the median of all."""
+    """Return the blocks whose value is far above the median of all."""
     return [blocks[i] for i, excess in outliers(values).items() if excess > 0]
 
 
 def _in_every_step(block: _Block, blocks: Sequence[_Block]) -> bool:
-    """Whether it is above the others by more than the noise between steps, and in each step; true where not known."""
+    """Return whether a block is slow in each step and beyond the noise between steps; true where not known."""
     if len(block.by_step_ns) < 2 or any(len(other.by_step_ns) != len(block.by_step_ns) for other in blocks):
         return True
     usual = [median(times) for times in zip(*(other.by_step_ns for other in blocks), strict=True)]
@@ -123,20 +114,21 @@ def _slow(facts: Facts, block: _Block, blocks: Sequence[_Block]) -> Finding:
         "odd-block",
         f"{block.name} takes {block.time_ns / middle:.1f} times as long as the {len(blocks) - 1} blocks like it: "
         f"{duration(block.time_ns)} against {duration(middle)} a step",
+        f"most of the difference is in {phase}",
+        reason,
         phase=phase,
         share=facts.of_work(block.time_ns),
         saves_ns=block.time_ns - middle,
-        evidence=[f"most of the difference is in {phase}", reason],
         confidence=facts.sure_of_times("high" if len(block.by_step_ns) > 1 else "medium"),
         fix=fix,
         layers=(block.name,),
-        rows=(f"{LAYER_ROWS},layers.self_time_us,layers.retained_bytes", f"layer={block.name}"),
-        details={"time_us": block.time_ns / NS_PER_US, "median_us": middle / NS_PER_US, "blocks": len(blocks)},
+        rows=(_BLOCK_ROWS, f"layer={block.name}"),
+        details={"time_ns": block.time_ns, "median_ns": middle, "blocks": len(blocks)},
     )
 
 
 def _difference(block: _Block, others: Sequence[_Block]) -> tuple[str, str]:
-    """How it differs from the others, and what to do."""
+    """Say how a block differs from the others, and what to do."""
     backends = frozenset[str]().union(*(other.backends for other in others))
     if block.backends != backends:
         own, usual = (", ".join(sorted(names)) or "no attention kernel" for names in (block.backends, backends))
@@ -159,13 +151,13 @@ def _large(facts: Facts, block: _Block, middle: float, blocks: int) -> Finding:
     return facts.finding(
         "odd-block",
         f"{block.name} keeps {size(kept)} for backward, the {blocks - 1} blocks like it {size(middle)}",
+        f"{size(kept - middle)} above the median of {blocks} blocks",
         phase="forward",
         share=(min(1.0, kept / peak), PEAK) if peak else None,
         saves_bytes=round(kept - middle),
-        evidence=[f"{size(kept - middle)} above the median of {blocks} blocks"],
         fix="look at what it saves that the others do not: a mask, float32 copies, dropout, attention by math",
         layers=(block.name,),
-        rows=(f"{LAYER_ROWS},layers.self_time_us,layers.retained_bytes", f"layer={block.name}"),
+        rows=(_BLOCK_ROWS, f"layer={block.name}"),
         details={"retained_bytes": round(kept), "median_bytes": round(middle), "blocks": blocks},
     )
 
@@ -174,7 +166,7 @@ def _large(facts: Facts, block: _Block, middle: float, blocks: int) -> Finding:
 
 
 def preferred_expert(facts: Facts) -> Iterator[Finding]:
-    """The expert with far more tokens than the mean, in every step with shapes; of all layers one finding.
+    """Find the expert with far more tokens than the mean in every step with shapes; one finding for all layers.
 
     Saves at most the time that it takes above the mean: what experts on other ranks wait for, and what dropping tokens
     beyond its share saves. Where one kernel works for all experts, their time is shared out by tokens.
@@ -193,22 +185,21 @@ def preferred_expert(facts: Facts) -> Iterator[Finding]:
     if not found:
         return
     saved_ns, own_ns, expert, layer = max(found, key=lambda one: one[0])
-    others = len(found) - 1
+    more = f"; so it is in {count(len(found) - 1, 'more layer')}" if len(found) > 1 else ""
+    by_tokens = "" if expert.time_per_step_ns is not None else " by its share of tokens"
     exchanged = layer.all_to_all_time_ns > 0
-    more = f"; so it is in {count(others, 'more layer')}" if others else ""
-    where = "the ranks of the others wait for it" if exchanged else "with experts on several ranks, all wait for it"
-    known = "" if expert.time_per_step_ns is not None else " by its share of tokens"
     yield facts.finding(
         "preferred-expert",
         f"expert {expert.expert} of {expert.layer} gets {100 * (expert.share or 0):.0f} % of the tokens, "
         f"{layer.balance:.1f} times the mean{more}",
+        f"{expert.tokens_per_step:,.0f} of {layer.tokens_per_step:,.0f} tokens a step, {duration(own_ns)}{by_tokens}; "
+        f"above the mean {duration(saved_ns)}",
+        "the ranks of the others wait for it"
+        if exchanged
+        else "with experts on several ranks, all wait for it; on one device balance moves its work, and dropping "
+        "tokens saves it",
         share=facts.of_work(sum(one[1] for one in found)),
         saves_ns=sum(one[0] for one in found),
-        evidence=[
-            f"{expert.tokens_per_step:,.0f} of {layer.tokens_per_step:,.0f} tokens a step, {duration(own_ns)}{known}; "
-            f"above the mean {duration(saved_ns)}",
-            where if exchanged else f"{where}; on one device balance moves its work, and dropping tokens saves it",
-        ],
         confidence="high" if exchanged else "low",
         fix="train with a loss or bias that balances the router (router_aux_loss_coef), or limit each expert's tokens",
         layers=[f"{one.layer}.{one.expert}" for _, _, one, _ in found],
@@ -217,13 +208,13 @@ def preferred_expert(facts: Facts) -> Iterator[Finding]:
             "expert": expert.expert,
             "tokens_per_step": expert.tokens_per_step,
             "balance": layer.balance,
-            "time_us": own_ns / NS_PER_US,
+            "time_ns": own_ns,
         },
     )
 
 
 def _is_preferred(tokens: Sequence[int], expert: int) -> bool:
-    """Twice the mean, and beyond what chance gives: four standard deviations of a count."""
+    """Return whether an expert has twice the mean, and more than chance gives: four standard deviations of a count."""
     mean = sum(tokens) / len(tokens)
     return tokens[expert] >= _PREFERRED * mean and tokens[expert] - mean > _COUNT_DEVIATIONS * mean**0.5
 
@@ -249,14 +240,13 @@ class _Steps(NamedTuple):
 
 
 def slow_optimizer(facts: Facts) -> Iterator[Finding]:
-    """Steps of an optimizer that is neither fused nor foreach: several small ops for each parameter.
+    """Find an optimizer that is neither fused nor foreach, and runs several small ops for each parameter.
 
     Saves at most all of the optimizer's step.
     """
-    listed = facts.analysis.run.get("optimizers")
-    made = [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
+    made = facts.analysis.run.get("optimizers") or ()
     for steps in _steps(facts):
-        settings = [one for one in made if one.get("class_name") == steps.class_name]  # as the run tells them
+        settings = [one for one in made if one["class_name"] == steps.class_name]  # as the run tells them
         calls = max(1, len(steps.spans))
         once = max(steps.ops.values(), default=0) / calls  # an op for each parameter
         parameters = sum(one.get("parameters", 0) for one in settings) or round(once)
@@ -265,70 +255,62 @@ def slow_optimizer(facts: Facts) -> Iterator[Finding]:
             continue
         if any(one.get("differentiable") for one in settings):
             continue
-        time_ns, wall_ns = facts.time_of_ns(steps.whole), facts.per_step_ns(int(steps.wall_ns.sum()))
+        time_ns, wall_ns = facts.time_of_ns(steps.whole), facts.per_step_ns(steps.wall_ns)
         ops = steps.ops.total() / facts.steps
         yield facts.finding(
             "slow-optimizer",
             f"{steps.class_name} updates its parameters one by one: {ops:,.0f} small ops a step",
+            f"{count(parameters, 'parameter')}; its ops, and Python between them, take {duration(wall_ns)} a step",
+            *(f"fused={one.get('fused')}, foreach={one.get('foreach')} as it was made" for one in settings[:1]),
             phase="optimizer",
             share=facts.of_work(time_ns) if facts.on_device else facts.of_step(wall_ns),
             saves_ns=_saved_ns(facts, steps),
-            evidence=[
-                f"{count(parameters, 'parameter')}; its ops, and Python between them, take {duration(wall_ns)} a step",
-                *(f"fused={one.get('fused')}, foreach={one.get('foreach')} as it was made" for one in settings[:1]),
-            ],
             confidence="high" if settings else "medium",
             fix=_fix(facts, steps.class_name, settings),
-            rows=(OPERATOR_ROWS, "phase=optimizer"),
-            details={
-                "ops_per_step": ops,
-                "parameters": parameters,
-                "cpu_us": wall_ns / NS_PER_US,
-                "time_us": time_ns / NS_PER_US,
-            },
+            rows=("operators", "phase=optimizer"),
+            details={"ops_per_step": ops, "parameters": parameters, "cpu_ns": wall_ns, "time_ns": time_ns},
         )
 
 
 def _steps(facts: Facts) -> Iterator[_Steps]:
     recording, parent, attribution = facts.found.recording, facts.found.nesting.parent, facts.found.attribution
     spans = recording.spans
-    steps = ((i, match) for i, name in enumerate(recording.names) if (match := _STEP.match(name)))
-    of_class = grouped((match["class_name"], i) for i, match in steps)
-    is_annotation = spans.category == Category.ANNOTATION
+    of_class = grouped(
+        (match["class_name"], i) for i, name in enumerate(recording.names) if (match := _STEP.match(name))
+    )
+    is_annotation, is_op = spans.category == Category.ANNOTATION, spans.category == Category.CPU_OP
     any_step = np.isin(spans.name, [name for names in of_class.values() for name in names]) & is_annotation
     step_of = nearest(parent, any_step)  # an optimizer may step another: what that does is its own
     in_phase = attribution.in_phases("optimizer")[attribution.place_of]  # not the forward of a closure
     foreign = ((step_of >= 0) & ~in_phase) | attribution.is_node
+    starts, ends = spans.start_ns[foreign], spans.end_ns[foreign]
     for class_name, names in of_class.items():
         is_step = any_step & np.isin(spans.name, names)
         itself = at(is_step, step_of, False) & in_phase
-        is_op = recording.named(lambda name: name.startswith("aten::")) & (spans.category == Category.CPU_OP) & itself
-        outermost = np.flatnonzero(is_op & (nearest_above(parent, nearest(parent, is_op)) < 0))
-        starts, ends = spans.start_ns[foreign], spans.end_ns[foreign]
+        named = recording.named(lambda name: name.startswith("aten::")) & is_op & itself
+        outermost = np.flatnonzero(named & (nearest_above(parent, nearest(parent, named)) < 0))
         calls = np.flatnonzero(is_step)
-        bounds = list(zip(spans.start_ns[calls].tolist(), spans.end_ns[calls].tolist(), strict=True))
+        bounds = zip(spans.start_ns[calls].tolist(), spans.end_ns[calls].tolist(), strict=True)
         begin_ns = np.array([ends[(starts >= start) & (ends <= end)].max(initial=start) for start, end in bounds])
-        runs = itself & (spans.category == Category.CPU_OP)
-        left, right, _ = uncovered(union(spans.start_ns[runs], spans.end_ns[runs]), begin_ns, spans.end_ns[calls])
+        left, right, _ = uncovered(facts.union_of(itself & is_op), begin_ns, spans.end_ns[calls])
         waits = Union(*(at_ns[right - left > LONGEST_LAUNCH_NS] for at_ns in (left, right)))
         wall_ns = spans.end_ns[calls] - begin_ns - waits.overlap(begin_ns, spans.end_ns[calls])
         yield _Steps(class_name, calls, wall_ns, itself, Counter(map(recording.name_of, outermost.tolist())))
 
 
 def _saved_ns(facts: Facts, steps: _Steps) -> float:
-    """As if the optimizer's step took no time at all; what is between its ops is time of the step itself."""
+    """Return what a step saves without the optimizer; what lies between its ops is time of the optimizer itself."""
     in_ops = facts.own_cpu_ns()
     in_ops[facts.found.recording.spans.category == Category.ANNOTATION] = 0
     step_of = nearest(facts.found.nesting.parent, marked(len(in_ops), steps.spans))
     own = np.flatnonzero(steps.whole & (step_of >= 0))
-    of_step = sum_by_key(np.searchsorted(steps.spans, step_of[own]), in_ops[own], len(steps.spans))
+    of_step = sum_by_key(step_of[own], in_ops[own], len(in_ops))[steps.spans]
     in_ops[steps.spans] = np.maximum(0, steps.wall_ns - of_step)
     return facts.saved_at_most_ns(steps.whole, own_ns=in_ops)
 
 
 def _fix(facts: Facts, class_name: str, settings: list[Mapping[str, Any]]) -> str:
-    can_fuse = all(one.get("can_fuse") for one in settings) if settings else class_name in _WITH_FUSED
-    if can_fuse:
+    if all(one.get("can_fuse") for one in settings) if settings else class_name in _WITH_FUSED:
         return f"{class_name}(..., fused=True)"
     can_foreach = all(one.get("can_foreach") for one in settings) if settings else class_name in _WITH_FOREACH
     if can_foreach and facts.device is not None:
@@ -336,4 +318,4 @@ def _fix(facts: Facts, class_name: str, settings: list[Mapping[str, Any]]) -> st
     return f"torch.compile around {class_name}'s step, or an optimizer that has fused=True: AdamW, Adam, SGD, Adagrad"
 
 
-RULES: tuple[Rule, ...] = (odd_block, preferred_expert, slow_optimizer)
+RULES = (odd_block, preferred_expert, slow_optimizer)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from profiler_wrapper.analysis import classes
-from profiler_wrapper.analysis.advice.facts import NS_PER_US, OPERATOR_ROWS, Facts, Rule, count, duration, share, where
-from profiler_wrapper.analysis.intervals import Union, union
-from profiler_wrapper.analysis.model import CollectiveRow, Finding, Phase
-from profiler_wrapper.analysis.statistics import split_number
+from profiler_wrapper.analysis.advice.facts import Facts, count, duration, share, where
+from profiler_wrapper.analysis.intervals import Union
+from profiler_wrapper.analysis.model import Finding, Phase
+from profiler_wrapper.analysis.statistics import grouped, marked, split_number
 from profiler_wrapper.analysis.time_rows import alone_ns, communicating_threads, communication_and_compute
 
 # Shares of a step's wall time.
@@ -24,6 +23,7 @@ _SLOWEST_LINK = 125e6  # bytes a second, 1 Gbit/s: what is slower is no link bet
 
 _COMPARE = "profiler-wrapper ranks RUN_DIRECTORY"
 _DATA_PARALLEL = re.compile(r"DataParallel\.forward")
+_LESS = "communicate less often (accumulate gradients under no_sync()), less (bf16 gradients), or beside compute"
 _EARLIER = "start it earlier, with async_op=True, and wait for it where its result is needed"
 _MORE_BATCHES = "more micro-batches, or an interleaved pipeline schedule"
 _FIXES = {  # (in backward, in forward)
@@ -48,53 +48,54 @@ _FIXES = {  # (in backward, in forward)
 
 
 def exposed_communication(facts: Facts) -> Iterator[Finding]:
-    """Over a tenth of the step is communication with no compute beside it: one finding, with how much of it waits.
+    """Find communication with no compute at the same time: one finding where it is over a tenth of the step.
 
     Of less, each collective of like layers that has over a fiftieth of the step alone.
     """
     communicates, exposed, waits = _communication(facts)
+    collectives = _exposed_collectives(facts)
     if exposed > COMMUNICATION_SHARE * facts.step_ns:
-        yield _communication_bound(facts, communicates, exposed, waits)
+        yield _communication_bound(facts, communicates, exposed, waits, collectives[:1])
         return
-    for collective in _exposed_collectives(facts):
-        if collective.exposed_ns > EXPOSED_SHARE * facts.step_ns:
-            yield _of_collective(facts, collective)
+    for one in collectives:
+        if one.exposed_ns > EXPOSED_SHARE * facts.step_ns:
+            alone = duration(one.exposed_ns)
+            yield facts.finding(
+                "exposed-communication",
+                f"{alone} a step of {one.collective} ({one.phase}) has no compute beside it{one.place}",
+                f"{count(one.calls, 'collective')} a step, {duration(one.time_ns)}, of it {alone} alone",
+                phase=one.phase,
+                saves_ns=one.exposed_ns,
+                confidence=facts.sure_of_times("medium"),
+                fix=one.fix,
+                layers=one.layers,
+                rows=("collectives",),
+                details={"exposed_ns": one.exposed_ns, "communication_ns": one.time_ns},
+            )
 
 
-def _communication_bound(facts: Facts, communicates: float, exposed: float, waits: float) -> Finding:
+def _communication_bound(
+    facts: Facts, communicates: float, exposed: float, waits: float, most: list[_Exposed]
+) -> Finding:
     rank, world = facts.analysis.run.get("rank"), facts.analysis.run.get("world_size")
     others = f"rank {1 - rank}" if world == 2 and rank in (0, 1) else "another rank"
-    collectives = _exposed_collectives(facts)
-    evidence = [
-        f"communication runs for {duration(communicates)} of {facts.step_text}, {duration(exposed)} of it alone"
-    ]
-    title = f"{share(facts.share_of_step(exposed))} of a step ({duration(exposed)}) is communication with nothing "
-    title += "computing beside it"
-    fix = "communicate less often (accumulate gradients under no_sync()), less (bf16 gradients), or beside compute"
-    if collectives:
-        most = collectives[0]
-        evidence.append(f"most: {most.collective} ({most.phase}) {duration(most.exposed_ns)}{most.place}")
-        fix = most.fix
-    if waits:
-        evidence.append(f"at least {duration(waits)} of that is waiting for {others}")
-    else:
-        evidence.append(f"one rank does not tell waiting for a slower one from transfer: {_COMPARE} does")
-    if waits > exposed / 2:
-        title += f", mostly waiting for {others}"
+    fix = most[0].fix if most else _LESS
+    if mostly_waits := waits > exposed / 2:
         fix = f"find why {others} comes later, as by its data or its machine: {_COMPARE} compares the ranks"
     return facts.finding(
         "communication-bound",
-        title,
+        f"{share(facts.share_of_step(exposed))} of a step ({duration(exposed)}) is communication with nothing "
+        f"computing beside it{f', mostly waiting for {others}' if mostly_waits else ''}",
+        f"communication runs for {duration(communicates)} of {facts.step_text}, {duration(exposed)} of it alone",
+        *(f"most: {one.collective} ({one.phase}) {duration(one.exposed_ns)}{one.place}" for one in most),
+        f"at least {duration(waits)} of that is waiting for {others}"
+        if waits
+        else f"one rank does not tell waiting for a slower one from transfer: {_COMPARE} does",
         saves_ns=exposed,
-        evidence=evidence,
         confidence=facts.sure_of_times("high" if facts.on_device else "medium"),
         fix=fix,
         rows=("collectives",),
-        details={
-            "communication_us": communicates / NS_PER_US,
-            "exposed_us": exposed / NS_PER_US,
-            "waiting_at_least_us": waits / NS_PER_US,
-        },
+        details={"communication_ns": communicates, "exposed_ns": exposed, "waiting_at_least_ns": waits},
     )
 
 
@@ -103,7 +104,7 @@ class _Exposed(NamedTuple):
 
     collective: str
     phase: Phase
-    layers: tuple[str, ...]
+    layers: list[str]
     calls: float
     exposed_ns: float
     time_ns: float
@@ -114,23 +115,24 @@ class _Exposed(NamedTuple):
 
     @property
     def place(self) -> str:
-        """`" in layers.{0..3}"`; a layer's parameters are gathered before it."""
+        """Return `" in layers.{0..3}"`; a layer's parameters are gathered before it."""
         between = "before" if self.collective == "all_gather" else "in"
         return f" {between} {where(self.layers)}" if self.layers else ""
 
 
 def _exposed_collectives(facts: Facts) -> list[_Exposed]:
-    """Those that something is known to be exposed of, the most exposed first."""
-    groups: dict[tuple[str, Phase, str], list[CollectiveRow]] = defaultdict(list)
-    for row in facts.analysis.collectives:
-        before = row.layer is None and row.phase == "other"  # launched before the trace, and of no step
-        if row.exposed_ns and not before:
-            groups[row.collective, row.phase, split_number(row.layer or "")[0]].append(row)
+    """Return the collectives whose exposed time is known, the most exposed first."""
+    groups = grouped(
+        ((row.collective, row.phase, split_number(row.layer or "")[0]), row)
+        for row in facts.analysis.collectives
+        # What was launched before the trace has no layer, and is of no step.
+        if row.exposed_ns and not (row.layer is None and row.phase == "other")
+    )
     found = [
         _Exposed(
             collective,
             phase,
-            tuple(dict.fromkeys(row.layer for row in rows if row.layer)),
+            [row.layer for row in rows if row.layer],
             sum(row.count for row in rows) / facts.steps,
             facts.per_step_ns(sum(row.exposed_ns or 0 for row in rows)),
             facts.per_step_ns(sum(row.time_ns for row in rows)),
@@ -140,53 +142,35 @@ def _exposed_collectives(facts: Facts) -> list[_Exposed]:
     return sorted(found, key=lambda one: -one.exposed_ns)
 
 
-def _of_collective(facts: Facts, found: _Exposed) -> Finding:
-    exposed, whole = duration(found.exposed_ns), duration(found.time_ns)
-    return facts.finding(
-        "exposed-communication",
-        f"{exposed} a step of {found.collective} ({found.phase}) has no compute beside it{found.place}",
-        phase=found.phase,
-        saves_ns=found.exposed_ns,
-        evidence=[f"{count(found.calls, 'collective')} a step, {whole}, of it {exposed} alone"],
-        confidence=facts.sure_of_times("medium"),
-        fix=found.fix,
-        layers=found.layers,
-        rows=("collectives",),
-        details={"exposed_us": found.exposed_ns / NS_PER_US, "communication_us": found.time_ns / NS_PER_US},
-    )
-
-
 def slow_backend(facts: Facts) -> Iterator[Finding]:
-    """Tensors of a device go between ranks through the CPU: gloo or MPI, where NCCL is made for it."""
+    """Find collectives of device tensors that go through the CPU: by gloo or MPI, where NCCL is made for devices."""
     recording = facts.found.recording
     if not facts.on_device or (facts.found.charges.work == classes.COMMUNICATION).any():
         return
-    info = recording.metadata.get("distributedInfo")
-    backend = str(facts.analysis.run.get("process_group_backend") or "")
-    backend = backend or (str(info.get("backend", "")) if isinstance(info, dict) else "")
-    spans = recording.spans
+    stated = (recording.metadata.get("distributedInfo") or {}).get("backend")
+    backend = str(facts.analysis.run.get("process_group_backend") or stated or "")
     chosen = communicating_threads(recording)
-    if not chosen.any() or "nccl" in backend or "xccl" in backend or "hccl" in backend:
+    if "nccl" in backend or "xccl" in backend or "hccl" in backend:
         return
-    spent = facts.within_steps_ns(spans.start_ns[chosen], spans.end_ns[chosen])
+    spent = facts.within_steps_ns(chosen)
     if spent <= _SLOW_SHARE * facts.step_ns:
         return
-    names = {recording.names[name].partition(":")[0] for name in np.unique(spans.name[chosen]).tolist()}
+    names = {recording.names[name].partition(":")[0] for name in np.unique(recording.spans.name[chosen]).tolist()}
     yield facts.finding(
         "slow-backend",
         f"ranks with devices communicate by {', '.join(sorted(names))}, through the CPU: {duration(spent)} of "
         f"{facts.step_text}",
+        f"{count(int(chosen.sum()) / facts.steps, 'collective')} a step on the CPU, none on the device",
         saves_ns=spent,
-        evidence=[f"{count(int(chosen.sum()) / facts.steps, 'collective')} a step on the CPU, none on the device"],
         confidence="high" if backend else "medium",
         fix="torch.distributed.init_process_group('nccl')",
-        rows=(OPERATOR_ROWS, "class=communication"),
-        details={"communication_us": spent / NS_PER_US},
+        rows=("operators", "class=communication"),
+        details={"communication_ns": spent},
     )
 
 
 def data_parallel(facts: Facts) -> Iterator[Finding]:
-    """nn.DataParallel: one process copies the model to every device in every step, and launches for all of them."""
+    """Find nn.DataParallel: one process copies the model to every device in every step, and launches for all."""
     found = facts.found
     if not facts.on_device:
         return
@@ -196,17 +180,13 @@ def data_parallel(facts: Facts) -> Iterator[Finding]:
     devices = np.unique(spans.device[charges.span])
     if not wrapped or len(devices) < 2:
         return
-    start, end = spans.start_ns[charges.span], spans.end_ns[charges.span]
-    compute = charges.work != classes.COMMUNICATION
-    busy = [
-        union(start[here & compute], end[here & compute]).length_ns / facts.steps
-        for here in (spans.device[charges.span] == device for device in devices)
-    ]
+    computes = marked(len(spans), charges.span[charges.work != classes.COMMUNICATION])
+    busy = max(facts.union_of(computes & (spans.device == device)).length_ns for device in devices) / facts.steps
     yield facts.finding(
         "data-parallel",
         f"nn.DataParallel drives {len(devices)} devices from one process",
-        saves_ns=max(0.0, facts.step_ns - max(busy)),
-        evidence=[f"its busiest device computes for {duration(max(busy))} of {facts.step_text}"],
+        f"its busiest device computes for {duration(busy)} of {facts.step_text}",
+        saves_ns=max(0.0, facts.step_ns - busy),
         confidence="high",
         fix="DistributedDataParallel with one process per device: torchrun --nproc-per-node",
         rows=("overview",),
@@ -215,7 +195,7 @@ def data_parallel(facts: Facts) -> Iterator[Finding]:
 
 
 def _communication(facts: Facts) -> tuple[float, float, float]:
-    """Of a step, wall time in which something communicates, of it with nothing computing, of that waiting at least.
+    """Return wall time of a step that communicates, of it with nothing computing, and of that at least waiting.
 
     Of several devices, that with most. What was launched before the trace is of no step. Waiting is what a collective
     takes beyond the time to move all parameters, the most that data parallelism moves at once, over a slow link: the
@@ -225,8 +205,7 @@ def _communication(facts: Facts) -> tuple[float, float, float]:
     pairs = communication_and_compute(
         found.recording, found.charges, facts.launched_in_steps if facts.on_device else None
     )
-    parameters = facts.analysis.run.get("parameters")
-    sizes = parameters.get("bytes_by_dtype") if isinstance(parameters, Mapping) else None
+    sizes = (facts.analysis.run.get("parameters") or {}).get("bytes_by_dtype")
     transfer_ns = round(sum(sizes.values()) / _SLOWEST_LINK * 1e9) if sizes else None
     most = (0, 0, 0)
     for moving, compute in pairs:
@@ -235,7 +214,8 @@ def _communication(facts: Facts) -> tuple[float, float, float]:
             ends = np.maximum(moving.start_ns, moving.end_ns - transfer_ns)
             waits = alone_ns(Union(moving.start_ns, ends), compute)
         most = max(most, (moving.length_ns, alone_ns(moving, compute), waits), key=lambda of: of[1])
-    return (facts.per_step_ns(most[0]), facts.per_step_ns(most[1]), facts.per_step_ns(most[2]))
+    communicates, exposed, waiting = map(facts.per_step_ns, most)
+    return communicates, exposed, waiting
 
 
-RULES: tuple[Rule, ...] = (exposed_communication, slow_backend, data_parallel)
+RULES = (exposed_communication, slow_backend, data_parallel)

@@ -13,85 +13,56 @@ import numpy as np
 
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.classes import CLASSES, DeviceProperties, busiest_device, busiest_device_properties
-from profiler_wrapper.analysis.intervals import uncovered, union
+from profiler_wrapper.analysis.intervals import Union, union
 from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, Analysis, Finding, LayerRow, Phase
 from profiler_wrapper.analysis.roles import Role, role_of
 from profiler_wrapper.analysis.statistics import OPEN, at, fill_numbers, grouped, in_order
 from profiler_wrapper.analysis.step_windows import StepWindows, step_windows
+from profiler_wrapper.analysis.timeline_gaps import WAITING_CALLS, IdleGaps, idle_gaps
 from profiler_wrapper.errors import first_few
 from profiler_wrapper.trace.nesting import self_time
 from profiler_wrapper.trace.recording import Bool, Category, Int64
 from profiler_wrapper.units import TIME_NAMES
 
-# --------------------------------------------------------------------------------------------------
-# Within the steps, the gaps in which a device runs nothing: what the CPU was doing that it waited for.
-
-# Calls into the runtime that wait, or hand out memory: they are no launches, and launching less makes them no shorter.
-WAITING_CALLS = re.compile(
-    r"(cuda|hip|cu)\w*Synchronize|(cuda|hip|cu)(Memcpy(?!\w*Async)|Malloc|Free|HostAlloc|HostRegister|MemAlloc|"
-    r"MemCreate|MemMap|MemUnmap|MemRelease|StreamCreate|EventDestroy)\w*"
-)
+# --- Within the steps, the gaps in which a device runs nothing: what the CPU was doing that it waited for ---
 
 LONGEST_LAUNCH_NS = 1_000_000  # on the way to one launch; what is longer is work on the CPU, or a first call
 
 
 class Gaps(NamedTuple):
-    """The gaps of one device within the steps, in order of time; a gap that a step's end cuts is two."""
-
-    start_ns: Int64
-    end_ns: Int64
-    ender: Int64  # index into Charges of the device event that ends it; -1 for one that the step's end cuts
-    loading_ns: Int64  # of it: with that thread fetching data
-    waiting_ns: Int64  # of it: with that thread in a call that waits, or hands out memory
-    launching_ns: Int64  # of it: all else, with that thread on its way to the launch, and till the event began
-
-    @property
-    def length_ns(self) -> Int64:
-        return self.end_ns - self.start_ns
-
-
-def device_gaps(facts: Facts) -> Gaps | None:
-    """The gaps of the busiest device, within the wall time of the steps; None without device events.
+    """The gaps of one device within the steps, in order of time, and their causes.
 
     A gap has a cause only where the event that ends it was launched within the gap: else the device waited for
     something of its own. Launching is what is left of it, but for what is too long to be on the way to one launch.
     """
-    found = facts.found
-    charges, spans = found.charges, found.recording.spans
-    if charges.basis != "device":
-        return None
-    here = np.flatnonzero(spans.device[charges.span] == busiest_device(found.recording))  # in order of start
-    start = spans.start_ns[charges.span[here]]
-    busy = union(start, start + charges.time_ns[here])
-    if not facts.windows.number:
-        return None
-    left, right, by_event = uncovered(busy, facts.windows.start_ns, facts.windows.end_ns)
-    ender = np.where(by_event, here[np.minimum(np.searchsorted(start, right), len(here) - 1)], -1)
-    return Gaps(left, right, ender, *_causes(facts, left, right, ender))
+
+    idle: IdleGaps
+    loading_ns: Int64  # of it: with the thread that launched its end fetching data
+    waiting_ns: Int64  # of it: with that thread in a call that waits, or hands out memory
+    launching_ns: Int64  # of it: all else, with that thread on its way to the launch, and till the event began
 
 
-def _causes(facts: Facts, left: Int64, right: Int64, ender: Int64) -> tuple[Int64, Int64, Int64]:
-    """(loading, waiting, launching) of each gap, by what the thread that launched its end was doing."""
-    charges, spans = facts.found.charges, facts.found.recording.spans
-    waiting_calls = (spans.category == Category.RUNTIME) & facts.found.recording.named(WAITING_CALLS.match)
-    loading, waiting, launching = (np.zeros(len(left), dtype=np.int64) for _ in range(3))
-    cpu_span = at(charges.cpu_span, ender, -1)
+def _gaps(facts: Facts, idle: IdleGaps) -> Gaps:
+    """Find the causes of these gaps."""
+    charges, recording, spans = facts.found.charges, facts.found.recording, facts.found.recording.spans
+    cpu_span = at(charges.cpu_span, idle.ender, -1)
     lane = at(spans.lane, cpu_span, -1)
     launched = at(spans.start_ns, cpu_span, np.iinfo(np.int64).min)
+    waiting_calls = (spans.category == Category.RUNTIME) & recording.named(WAITING_CALLS.match)
+    loading, waiting, launching = np.zeros((3, len(lane)), dtype=np.int64)
     for thread in np.unique(lane[lane >= 0]).tolist():
-        mine = np.flatnonzero((lane == thread) & (launched > left))
-        own = spans.lane == thread
-        waits, loads = (
-            union(spans.start_ns[chosen], spans.end_ns[chosen])
-            for chosen in (own & waiting_calls, own & facts.loads_data)
-        )
-        begin, end, call = left[mine], right[mine], np.minimum(launched[mine], right[mine])
-        waiting[mine] = waits.overlap(begin, call)
-        loading[mine] = np.minimum(loads.overlap(begin, call), call - begin - waiting[mine])
+        mine, own = np.flatnonzero((lane == thread) & (launched > idle.start_ns)), spans.lane == thread
+        begin, end = idle.start_ns[mine], idle.end_ns[mine]
+        call = np.minimum(launched[mine], end)
+        waiting[mine] = facts.union_of(own & waiting_calls).overlap(begin, call)
+        loads_ns = facts.union_of(own & facts.loads_data).overlap(begin, call)
+        loading[mine] = np.minimum(loads_ns, call - begin - waiting[mine])
         rest = end - begin - waiting[mine] - loading[mine]
         launching[mine] = np.where(rest <= LONGEST_LAUNCH_NS, rest, 0)
-    return loading, waiting, launching
+    return Gaps(idle, loading, waiting, launching)
 
+
+Confidence = Literal["high", "medium", "low"]
 
 # --- Many names as few: `model.layers.{0..31}.mlp` stands for all 32 of them, and for nothing else ---
 
@@ -99,7 +70,7 @@ _NUMBER = re.compile(r"(?:(?<=[._#])|^)(0|[1-9][0-9]{0,8})(?=\.|$)")
 
 
 def fold_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Names that differ in their numbers as one, in order of their first.
+    """Write names that differ only in their numbers as one, in order of their first.
 
     Exact: what a folded name stands for was among the names, each number with each.
     """
@@ -125,7 +96,7 @@ _MOST_NAMES = 2
 
 
 def duration(time_ns: float) -> str:
-    """`"1.23 s"`, `"41.3 ms"`, `"812 µs"`: three digits."""
+    """Write a time with three digits: `"1.23 s"`, `"41.3 ms"`, `"812 µs"`."""
     for unit, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
         if abs(time_ns) >= size * 0.9995:
             value = time_ns / size
@@ -134,7 +105,7 @@ def duration(time_ns: float) -> str:
 
 
 def share(part: float) -> str:
-    """0.62 -> `"62 %"`; below one in ten with a decimal, and never 0 or 100 for what is not."""
+    """Write 0.62 as `"62 %"`; below one in ten with a decimal, and never 0 or 100 for what is not."""
     if 0 < part < 0.0005:
         return "under 0.1 %"
     if 0.995 <= part < 1:
@@ -143,35 +114,36 @@ def share(part: float) -> str:
 
 
 def count(number: float, noun: str) -> str:
-    """`"1 call"`, `"32 calls"`, `"2.5 calls"`."""
+    """Write a number with its noun: `"1 call"`, `"32 calls"`, `"2.5 calls"`."""
     text = f"{number:.0f}" if number == round(number) or number >= 100 else f"{number:.1f}"
     return f"{text} {noun}" if text == "1" else f"{text} {noun}s"
 
 
 def cut(text: str, longest: int, *, end: bool = False) -> str:
-    """At most so many characters; of a path the end says more than the begin."""
+    """Cut a text to so many characters; of a path (`end`) its begin is cut."""
     if len(text) <= longest:
         return text
     return "..." + text[3 - longest :] if end else text[: longest - 3] + "..."
 
 
 def where(layers: Iterable[str]) -> str:
-    """Layers in a few words: `model.layers.{0..31}.mlp`; "code outside of all layers" for ""."""
+    """Write layers in a few words: `model.layers.{0..31}.mlp`; "code outside of all layers" for ""."""
     return first_few([name or "code outside of all layers" for name in fold_names(layers)], _MOST_NAMES)
 
 
 def rows_command(select: str, where: str = "") -> str:
-    """The command that prints these rows of a run."""
+    """Return the command that prints these rows of a run; of a table in `_COLUMNS` it prints those columns."""
     condition = f" --where {shlex.quote(where)}" if where else ""
-    return f"profiler-wrapper analyze {RUN} --format json --select {select}{condition} --top 5"
+    columns = _COLUMNS.get(select, select)
+    return f"profiler-wrapper analyze {RUN} --format json --select {columns}{condition} --top 5"
 
 
 NS_PER_US = 1000
 RUN = "RUN"  # stands for the path of the run or trace in commands: a result may be moved
-LAYER_ROWS = "layers.layer,layers.phase,layers.calls"
-KERNEL_ROWS = "kernels.name,kernels.count,kernels.time_us"
-OPERATOR_ROWS = "operators.op,operators.phase,operators.calls,operators.self_time_us,operators.layers"
-PEAK_ROWS = "memory.categories,memory.peak"
+_COLUMNS = {
+    "kernels": "kernels.name,kernels.count,kernels.time_us",
+    "operators": "operators.op,operators.phase,operators.calls,operators.self_time_us,operators.layers",
+}
 PEAK = "the most memory that was allocated"  # what shares of the peak are shares of
 _UNLIKE = 1.5  # times the mean step: as far as that one length speaks for all
 
@@ -185,225 +157,228 @@ class Facts:
 
     @property
     def steps(self) -> int:
-        """How many timed steps there are, at least 1: what sums over the trace are divided by."""
+        """Count the timed steps, at least 1: sums over the trace are divided by it."""
         return max(1, sum(row.step is not None for row in self.analysis.steps))
 
     @property
     def has_steps(self) -> bool:
-        """Whether the trace tells where a step begins and ends. Without it, "a step" is the whole trace."""
+        """Return whether the trace tells where a step begins and ends. Without it, "a step" is the whole trace."""
         return any(row.step is not None for row in self.analysis.steps)
 
     @property
     def on_device(self) -> bool:
-        """Whether times are of a device; else they are wall time of ops."""
+        """Return whether times are of a device; else they are wall time of ops."""
         return self.analysis.time_basis == "device"
 
     @property
     def time_name(self) -> str:
-        """What times of layers are."""
+        """Name what times of layers are: device time, or wall time of ops."""
         return TIME_NAMES[self.analysis.time_basis]
-
-    @property
-    def work_name(self) -> str:
-        """What `share_of_work` is a share of: without what was launched before the trace."""
-        return "the device time that a step launched" if self.on_device else "the wall time of a step's ops"
 
     @cached_property
     def windows(self) -> StepWindows:
-        """Wall time of each step, till both the CPU and the devices are done with it; a trace without steps is one."""
+        """Return each step's wall time, till both CPU and devices are done with it; a trace without steps is one."""
         return step_windows(self.found)
 
     @cached_property
     def step_ns(self) -> int:
-        """Wall time of a step: the mean; of the whole trace where it has no steps. Over 0."""
+        """Return the mean wall time of a step, over 0; of the whole trace where it has no steps."""
         number = len(self.windows.number)
         return max(1, round(self.windows.length_ns / number) if number else self.analysis.time.span_ns)
 
     @cached_property
     def work_ns(self) -> int:
-        """Device (or CPU) time of a step, over all streams (or threads), but for what came before it. Over 0."""
+        """Return device (or CPU) time of a step over all streams (or threads), over 0, without what came before it."""
         before = sum(row.time_ns for row in self.analysis.unattributed if row.reason == LAUNCHED_BEFORE)
         return max(1, (self.analysis.time.total_ns - before) // self.steps)
 
     @property
+    def peak(self) -> Mapping[str, Any]:
+        """Return `peak` of the memory; empty where it was not recorded."""
+        return self.analysis.memory.get("peak") or {}
+
+    @property
     def peak_bytes(self) -> int | None:
-        """The highest allocated; None where memory was not recorded."""
-        return self._at_peak("allocated_bytes")
+        """Return the highest allocated; None where memory was not recorded."""
+        return self.peak.get("allocated_bytes") or None
 
     @property
     def peak_reserved_bytes(self) -> int | None:
-        """The most that the allocator took from the device; where it does not tell, the highest allocated."""
-        return self._at_peak("reserved_bytes") or self.peak_bytes
-
-    def _at_peak(self, key: Literal["allocated_bytes", "reserved_bytes"]) -> int | None:
-        peak = self.analysis.memory.get("peak")
-        size_bytes = peak.get(key) if isinstance(peak, dict) else None
-        return int(size_bytes) if size_bytes else None
+        """Return the most that the allocator took from the device; else the highest allocated."""
+        return self.peak.get("reserved_bytes") or self.peak_bytes
 
     @property
     def device_memory_bytes(self) -> int | None:
-        """What the device has; on a CPU the peak and what was free at the end. None where nobody tells, as a trace."""
-        overview, memory_bytes = self.analysis.overview, self.analysis.run.get("device_memory_bytes")
-        free = self.analysis.run.get("free_memory_bytes")
-        if not self.on_device and isinstance(free, int) and self.peak_bytes is not None:
-            return self.peak_bytes + free
-        if overview is not None and overview.device_memory_bytes:
-            return overview.device_memory_bytes
-        return memory_bytes if isinstance(memory_bytes, int) and memory_bytes > 0 else None
+        """Return the memory of the device; of a CPU the peak and what was free at the end. None where not known."""
+        if self.device is not None:
+            return self.device.memory_bytes
+        run, peak, free = self.analysis.run, self.peak_bytes, self.analysis.run.get("free_memory_bytes")
+        if peak is not None and free is not None:
+            return peak + free
+        return run.get("device_memory_bytes") or None
 
     @cached_property
     def gaps(self) -> Gaps | None:
-        """Within the steps, when the busiest device runs nothing; None without device events, or where not known.
-
-        While a graph is captured nothing runs by nature.
-        """
-        overview = self.analysis.overview
-        unknown = self.found.captured_kernels or (overview is not None and overview.gaps_ns is None)
-        return None if unknown else device_gaps(self)
+        """Find when the busiest device runs nothing within the steps; None without device events or where not known."""
+        idle = idle_gaps(self.found, self.windows) if self.windows.number else None
+        return None if idle is None else _gaps(self, idle.only(idle.device == busiest_device(self.found.recording)))
 
     @cached_property
     def idle_ns(self) -> float | None:
-        """Per step, how long the busiest device runs nothing; None without device events."""
-        return None if self.gaps is None else self.wall_per_step_ns(int(self.gaps.length_ns.sum()))
+        """Return how long the busiest device runs nothing in a step; None without device events."""
+        return None if self.gaps is None else self.wall_per_step_ns(self.gaps.idle.length_ns)
 
     @cached_property
     def launched_in_steps(self) -> Bool:
-        """Per charge whether a step launched it: what was launched before the trace may run in one, but is of none."""
+        """Mark the charges that a step launched; what was launched before the trace may run in one, but is of none."""
         charges, steps = self.found.charges, self.found.steps
         launched: Bool = charges.cpu_span >= 0
         return launched & (steps.place_of(charges.launch_ns) >= 0) if len(steps) else launched
 
     @cached_property
     def loads_data(self) -> Bool:
-        """Per span whether it is a DataLoader's annotation around one batch."""
+        """Mark the spans that are a DataLoader's annotation around one batch."""
         recording = self.found.recording
         is_annotation: Bool = recording.spans.category == Category.ANNOTATION
         return is_annotation & recording.named(lambda name: role_of(name) == Role.DATA_LOADING)
 
     def work_is(self, *names: str) -> Bool:
-        """Per charge whether its work is of one of these classes."""
+        """Mark the charges whose work is of one of these classes."""
         return np.isin(self.found.charges.work, [CLASSES.index(name) for name in names])
 
-    def within_steps_ns(self, start_ns: Int64, end_ns: Int64) -> float:
-        """Per step, how much of it some of these intervals cover: an instant counts once."""
-        covered = union(start_ns, end_ns)
-        return self.wall_per_step_ns(int(covered.overlap(self.windows.start_ns, self.windows.end_ns).sum()))
+    def union_of(self, chosen: Bool) -> Union:
+        """Return the intervals that these spans cover."""
+        spans = self.found.recording.spans
+        return union(spans.start_ns[chosen], spans.end_ns[chosen])
+
+    def within_steps_ns(self, chosen: Bool) -> float:
+        """Return how much of a step some of these spans cover: an instant counts once."""
+        covered_ns = self.union_of(chosen).overlap(self.windows.start_ns, self.windows.end_ns)
+        return self.wall_per_step_ns(covered_ns)
 
     @property
     def step_text(self) -> str:
-        """`"a step of 41.3 ms"`; without steps `"a trace of 41.3 ms"`."""
+        """Write `"a step of 41.3 ms"`; without steps `"a trace of 41.3 ms"`."""
         return f"a {'step' if self.has_steps else 'trace'} of {duration(self.step_ns)}"
 
     @property
     def steps_text(self) -> str:
-        """As `step_text`, and where steps differ much, how much: `"a step of 12.1 ms (7.3 ms to 44.1 ms)"`."""
+        """Write `step_text`, with the range where steps differ much: `"a step of 12.1 ms (7.3 ms to 44.1 ms)"`."""
         lengths = self.windows.end_ns - self.windows.start_ns
         if not self.has_steps or lengths.max(initial=0) <= _UNLIKE * self.step_ns:
             return self.step_text
         return f"{self.step_text} ({duration(float(lengths.min()))} to {duration(float(lengths.max()))})"
 
-    def wall_per_step_ns(self, time_ns: int) -> float:
-        """Wall time within the steps that are known whole, per step."""
-        return time_ns / max(1, len(self.windows.number))
+    def wall_per_step_ns(self, time_ns: Int64 | int) -> float:
+        """Divide wall time within the steps, or the sum of such times, by the number of steps known whole."""
+        return int(np.sum(time_ns)) / max(1, len(self.windows.number))
 
-    def per_step_ns(self, time_ns: int) -> float:
-        """A sum over the trace, per step."""
-        return time_ns / self.steps
+    def per_step_ns(self, time_ns: Int64 | int) -> float:
+        """Divide a time of the trace, or the sum of such times, by the number of steps."""
+        return int(np.sum(time_ns)) / self.steps
 
     @property
     def slowed_by(self) -> str:
-        """What made times of the CPU longer than they are; "": nothing that is known."""
+        """Name what made times of the CPU longer than they are; "" for nothing that is known."""
         stacks = "Python stacks" if len(self.found.recording.python) else ""
         return stacks or ("waits for a CPU core" if self.analysis.run.get("overloaded") else "")
 
     @property
-    def wall_confidence(self) -> Literal["high", "medium", "low"]:
-        """Of what is so by times of the CPU; without steps their ends are not known."""
+    def wall_confidence(self) -> Confidence:
+        """Return how sure a finding is that goes by times of the CPU; without steps their ends are not known."""
         return "low" if self.slowed_by else "high" if self.has_steps else "medium"
 
-    def sure_of_times(self, confidence: Literal["high", "medium"]) -> Literal["high", "medium", "low"]:
-        """`confidence`, for what is so by times of layers, which are on a CPU those of the machine."""
+    def sure_of_times(self, confidence: Literal["high", "medium"]) -> Confidence:
+        """Return `confidence`, or "low" where times of layers are CPU times and something slowed the CPU."""
         return "low" if self.slowed_by and not self.on_device else confidence
 
     @property
     def part_of_idle(self) -> str:
-        """Said by what saves idle time, which `low_utilization` is about as a whole."""
+        """Write that a saving is part of the idle time, which `low_utilization` is about as a whole."""
         return "" if self.idle_ns is None else f"; part of the {duration(self.idle_ns)} that the device is idle"
 
     def share_of_step(self, time_ns: float) -> float:
-        """Of the wall time of a step; at most 1."""
+        """Return a time as a share of the wall time of a step, at most 1."""
         return min(1.0, time_ns / self.step_ns)
 
     def share_of_work(self, time_ns: float) -> float:
-        """Of the device (or CPU) time of a step; at most 1."""
+        """Return a time as a share of the device (or CPU) time of a step, at most 1."""
         return min(1.0, time_ns / self.work_ns)
 
     def of_work(self, time_ns: float) -> tuple[float, str]:
-        """The same, and what it is a share of."""
-        return self.share_of_work(time_ns), self.work_name
+        """Return `share_of_work` and what it is a share of: the work without what was launched before the trace."""
+        name = "the device time that a step launched" if self.on_device else "the wall time of a step's ops"
+        return self.share_of_work(time_ns), name
+
+    def work_text(self, time_ns: float) -> str:
+        """Write `"62 % of the device time that a step launched"`."""
+        part, name = self.of_work(time_ns)
+        return f"{share(part)} of {name}"
 
     def of_step(self, time_ns: float) -> tuple[float, str]:
-        """`share_of_step`, and what it is a share of."""
+        """Return `share_of_step`, and what it is a share of."""
         return self.share_of_step(time_ns), f"the wall time of {'a step' if self.has_steps else 'the trace'}"
 
     def finding(
         self,
         id: str,
         title: str,
-        *,
-        evidence: Iterable[str],
+        *evidence: str,
         fix: str,
-        confidence: Literal["high", "medium", "low"] = "medium",
-        layers: Iterable[str] = (),
+        confidence: Confidence = "medium",
+        layers: Iterable[str | None] = (),
         phase: Phase | None = None,
         share: tuple[float, str] | None = None,
         saves_ns: float | None = None,
         saves_bytes: int | None = None,
         source: str | None = None,
         rows: tuple[str] | tuple[str, str],
-        details: Mapping[str, object],
+        details: Mapping[str, Any],
     ) -> Finding:
-        """What a rule found.
+        """Make a finding of what a rule found.
 
         Args:
             rows: what `rows_command` is given to show what it is about.
+            layers: in order; what is not one, and what comes again, is left out.
+            details: the same as numbers; those called `_ns` are given as `_us`.
             saves_ns, saves_bytes: upper bounds, of a step and at the peak; of time no more than a step takes.
             share: how much it is about, and of what; where not given, what it saves of a step.
         """
-        layers = tuple(layers)
+        named = tuple(dict.fromkeys(filter(None, layers)))
         if share is None and saves_ns is not None:
             share = self.of_step(saves_ns)
+        part, whole = share or (None, None)
         return Finding(
             id=id,
             title=title,
-            layer=where(layers) if layers else None,
+            layer=where(named) if named else None,
             phase=phase,
-            share=None if share is None else share[0],
-            share_of=None if share is None else share[1],
+            share=part,
+            share_of=whole,
             saves_at_most_us=None if saves_ns is None else min(saves_ns, self.step_ns) / NS_PER_US,
             saves_at_most_bytes=saves_bytes,
-            evidence=tuple(evidence),
+            evidence=evidence,
             confidence=confidence,
             fix=fix,
             source=source,
-            layers=layers,
-            details=details,
+            layers=named,
+            details=dict(map(_as_us, details, details.values())),
             next=rows_command(*rows),
         )
 
     @cached_property
     def rows_of(self) -> dict[str, list[LayerRow]]:
-        """The rows of each layer, in model order; what has no layer is "" ."""
+        """Return the rows of each layer, in model order; what has no layer is "" ."""
         return grouped((row.layer, row) for row in self.analysis.layers)
 
     @cached_property
     def blocks(self) -> tuple[str, ...]:
-        """Names of the blocks that have time or calls, in model order."""
+        """Return the names of the blocks that have time or calls, in model order."""
         return tuple(layer for layer, rows in self.rows_of.items() if layer and rows[0].kind == "block")
 
     @cached_property
     def device(self) -> DeviceProperties | None:
-        """The device that a run was on, as far as the trace and the run tell; None for a CPU-only trace.
+        """Return the device that a run was on, as far as trace and run tell; None for a CPU-only trace.
 
         It has a compute capability only where NVIDIA made it, and a name that may be "".
         """
@@ -415,21 +390,20 @@ class Facts:
         is_amd = any(key.startswith("hip_") for key in metadata) or "hip" in run.get("versions", {}) or "AMD" in name
         stated = run.get("compute_capability")
         capability = (int(stated[0]), int(stated[1])) if stated and len(stated) == 2 else properties.compute_capability
-        memory = run.get("device_memory_bytes") or properties.memory_bytes or self.device_memory_bytes
         return replace(
             properties,
             name=name,
             compute_capability=None if is_amd else capability,
-            memory_bytes=memory if isinstance(memory, int) and memory > 0 else None,
+            memory_bytes=run.get("device_memory_bytes") or properties.memory_bytes or None,
         )
 
     def time_of_ns(self, chosen: Bool) -> float:
-        """Device time (on a CPU-only trace, CPU time) of a step that CPU events launched, or took."""
+        """Return the device time (on a CPU-only trace, CPU time) of a step that these CPU events launched, or took."""
         charges = self.found.charges
-        return self.per_step_ns(int(charges.time_ns[at(chosen, charges.cpu_span, False)].sum()))
+        return self.per_step_ns(charges.time_ns[at(chosen, charges.cpu_span, False)])
 
     def own_cpu_ns(self) -> Int64:
-        """Per CPU event the wall time in which it is the innermost of its thread: marks, annotations take time here."""
+        """Return per CPU event the wall time in which it is the innermost of its thread, marks and annotations too."""
         spans = self.found.recording.spans
         counts = spans.category <= Category.MODULE
         return self_time(self.found.nesting, spans.lane, spans.start_ns, spans.duration_ns, counts=counts)
@@ -441,7 +415,7 @@ class Facts:
     # the device time of the work, and its idle time. Profiling makes ops slower on the CPU, which makes both larger,
     # never smaller.
     def saved_at_most_ns(self, vanishing: Bool, *, own_ns: Int64 | None = None) -> float:
-        """Wall time of a step, at most, that the CPU events marked as `vanishing` take, with all that they launch.
+        """Return the wall time of a step, at most, that the `vanishing` CPU events take, with all that they launch.
 
         Of each the time that is its own, without what lies inside; `own_ns`: that of every event, where it is less.
         """
@@ -462,6 +436,13 @@ class Facts:
         idle_ns = max(0.0, self.step_ns * self.steps - (self.analysis.time.busy_ns or 0))
         idle_ns = max(idle_ns, (self.idle_ns or 0.0) * self.steps)  # the device may be busy outside of the steps too
         return min(by_path, device_ns + idle_ns) / self.steps
+
+
+def _as_us(key: str, value: Any) -> tuple[str, Any]:
+    """Return a number and its name; nanoseconds become microseconds."""
+    if not key.endswith("_ns"):
+        return key, value
+    return f"{key.removesuffix('_ns')}_us", None if value is None else value / NS_PER_US
 
 
 Rule = Callable[[Facts], Iterable[Finding]]

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 
-from profiler_wrapper.analysis.advice.facts import (
-    LAYER_ROWS,
-    NS_PER_US,
-    PEAK,
-    PEAK_ROWS,
-    Facts,
-    Rule,
-    duration,
-    share,
-    where,
-)
+from profiler_wrapper.analysis.advice.facts import PEAK, Facts, duration, share, where
 from profiler_wrapper.analysis.model import Finding
 from profiler_wrapper.trace.recording import Bool
 from profiler_wrapper.units import file_size as size
@@ -33,7 +22,6 @@ RECOMPUTE_SHARE = 0.03  # of the device time of a step
 
 _STEPS_TO_BE_SURE = 5  # fewer steps may show what is made a few times and then kept on purpose
 
-_NO_ACCELERATOR = "cpu"
 WORTH_TRYING = 0.05  # of a failed request: what saves less would not meet it
 SMALLER = "a smaller request: nothing of what is held comes near it"
 
@@ -41,9 +29,9 @@ _CHECKPOINT = "CheckpointFunction"  # torch's name, and that of its backward
 
 
 def memory_nearly_full(facts: Facts) -> Iterator[Finding]:
-    """The allocator holds over nine tenths of the device's memory: a longer batch fails, and it may begin to retry."""
-    peak, device = _peak(facts), facts.device
-    if peak is None or device is None or device.memory_bytes is None:
+    """Find a device of which over nine tenths are taken: a longer batch fails, and the allocator may retry."""
+    peak, device = facts.peak, facts.device
+    if not _of_device(facts) or device is None or device.memory_bytes is None:
         return
     allocated, reserved = peak.get("allocated_bytes") or 0, peak.get("reserved_bytes") or 0
     held = max(allocated, reserved)
@@ -55,31 +43,27 @@ def memory_nearly_full(facts: Facts) -> Iterator[Finding]:
     yield facts.finding(
         "memory-nearly-full",
         f"{share(held / device.memory_bytes)} of the device's {size(device.memory_bytes)} is taken at the peak",
+        f"allocated {size(allocated)}{f': {parts}' if parts else ''}; reserved {size(reserved)}",
         phase=peak.get("phase"),
         share=(held / device.memory_bytes, "the memory of the device"),
-        evidence=[f"allocated {size(allocated)}{f': {parts}' if parts else ''}; reserved {size(reserved)}"],
         confidence="high",
         fix="checkpoint blocks (torch.utils.checkpoint), a smaller batch, or shard what is held (FSDP)",
-        rows=(PEAK_ROWS,),
+        rows=("memory.categories,memory.peak",),
         details={"allocated_bytes": allocated, "reserved_bytes": reserved, "device_bytes": device.memory_bytes},
     )
 
 
 def fragmentation(facts: Facts) -> Iterator[Finding]:
-    """Much more reserved than allocated at the moment when most is reserved."""
-    peak, device = _peak(facts), facts.device
-    if peak is None or device is None:
+    """Find much more reserved than allocated at the moment when most is reserved."""
+    peak, device = facts.peak, facts.device
+    if not _of_device(facts) or device is None:
         return
-    moment = peak.get("reserved")
-    moment = moment if isinstance(moment, Mapping) else peak
-    reserved, then = moment.get("reserved_bytes"), moment.get("allocated_bytes")
-    highest = peak.get("allocated_bytes")
+    moment = peak.get("reserved") or peak
+    reserved, then, highest = moment.get("reserved_bytes"), moment.get("allocated_bytes"), peak.get("allocated_bytes")
     if not reserved or then is None or highest is None:
         return
     unused = reserved - max(then, highest)  # what was needed at some time is no waste
-    if unused < _UNUSED * reserved:
-        return
-    if device.memory_bytes is not None and unused < _LEAST_UNUSED * device.memory_bytes:
+    if unused < max(_UNUSED * reserved, _LEAST_UNUSED * (device.memory_bytes or 0)):
         return
     settings = facts.analysis.run.get("allocator_settings")
     if isinstance(settings, str) and "expandable_segments:true" in settings.replace(" ", "").lower():
@@ -87,18 +71,18 @@ def fragmentation(facts: Facts) -> Iterator[Finding]:
     yield facts.finding(
         "fragmentation",
         f"the allocator reserves {size(unused)} that no recorded step needs, {share(unused / reserved)} of all it has",
+        f"reserved {size(reserved)} at most, allocated {size(highest)} at most",
         phase=peak.get("phase"),
         share=(min(1.0, unused / reserved), "what the allocator reserves"),
         saves_bytes=unused,
-        evidence=[f"reserved {size(reserved)} at most, allocated {size(highest)} at most"],
         fix="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment",
-        rows=(PEAK_ROWS,),
+        rows=("memory.categories,memory.peak",),
         details={"reserved_bytes": reserved, "allocated_bytes": highest, "unused_bytes": unused},
     )
 
 
 def memory_leak(facts: Facts) -> Iterator[Finding]:
-    """Allocations of one op in one layer that stay, step after step: of the largest, how much is left a step."""
+    """Find allocations of one op in one layer that stay, step after step."""
     leaks = facts.analysis.memory.get("leaks") or ()
     if not leaks or not facts.peak_bytes:
         return
@@ -108,29 +92,27 @@ def memory_leak(facts: Facts) -> Iterator[Finding]:
         "memory-leak",
         f"{size(a_step)} more stays in memory after every step, most of it made by {first['op']} in "
         f"{where([first['layer']])} ({first['phase']})",
+        f"seen over {first['steps']} steps; {first['count_per_step']:.3g} allocations a step",
         phase=first["phase"],
         share=(min(1.0, a_step / facts.peak_bytes), PEAK),
-        evidence=[f"seen over {first['steps']} steps; {first['count_per_step']:.3g} allocations a step"],
         confidence="medium" if first["steps"] < _STEPS_TO_BE_SURE else "high",
         fix="keep no tensor that needs its graph from step to step: append loss.item() or loss.detach(), not loss",
-        layers=tuple(dict.fromkeys(leak["layer"] for leak in leaks if leak["layer"])),
+        layers=[leak["layer"] for leak in leaks],
         rows=("memory.leaks,memory.slope",),
         details={"bytes_per_step": round(a_step), "leaks": len(leaks)},
     )
 
 
-def _peak(facts: Facts) -> Mapping[str, Any] | None:
-    """The `peak` of a device's memory; None on a CPU, and where memory was not recorded."""
-    peak = facts.analysis.memory.get("peak")
-    on_cpu = facts.analysis.memory.get("device") in (None, _NO_ACCELERATOR)
-    return None if on_cpu or not isinstance(peak, Mapping) else peak
+def _of_device(facts: Facts) -> bool:
+    """Return whether the memory is that of a device."""
+    return facts.analysis.memory.get("device") not in (None, "cpu")
 
 
 # --- activation checkpointing ---------------------------------------------------------------------
 
 
 def recompute_not_needed(facts: Facts) -> Iterator[Finding]:
-    """Forward runs again in backward, though what it would keep fits."""
+    """Find forward that runs again in backward, though what it would keep fits."""
     rows = [row for row in facts.analysis.layers if row.phase == "recompute"]
     spent = facts.per_step_ns(sum(row.self_time_ns for row in rows))
     device, peak = facts.device_memory_bytes, facts.peak_reserved_bytes
@@ -138,9 +120,8 @@ def recompute_not_needed(facts: Facts) -> Iterator[Finding]:
         return
     if spent < RECOMPUTE_SHARE * facts.work_ns or peak > MEMORY_FREE * device:
         return
-    layers = tuple(dict.fromkeys(row.layer for row in rows if row.kind == "block")) or tuple(
-        dict.fromkeys(row.layer for row in rows if row.self_time_ns and row.layer)
-    )
+    blocks = [row.layer for row in rows if row.kind == "block"]
+    layers = list(dict.fromkeys(blocks or (row.layer for row in rows if row.self_time_ns and row.layer)))
     room = device - peak - _ROOM_LEFT * device
     needs = _kept_without(facts, layers)
     saved = max(spent, facts.saved_at_most_ns(_recomputes(facts))) if facts.on_device else spent
@@ -151,28 +132,25 @@ def recompute_not_needed(facts: Facts) -> Iterator[Finding]:
         fix = f"checkpoint fewer blocks: about {share(part)} of them fit without"
     if saved < RECOMPUTE_SHARE / 2 * facts.work_ns:
         return
-    sizes = {"free_bytes": device - peak, "device_bytes": device, "needs_bytes": needs}
+    more = "it is not known how much more is kept" if needs is None else f"at most {size(needs)} more is kept"
     yield facts.finding(
         "recompute-not-needed",
         f"{duration(spent)} a step recomputes forward in {where(layers)}, though {size(device - peak)} of "
         f"{size(device)} is free",
+        f"{facts.work_text(spent)}; without recompute {more}",
         phase="recompute",
         share=facts.of_work(spent),
         saves_ns=saved,
-        evidence=[
-            f"{share(facts.share_of_work(spent))} of {facts.work_name}; without recompute "
-            + ("it is not known how much more is kept" if needs is None else f"at most {size(needs)} more is kept")
-        ],
         confidence="medium" if needs is None else "high",
         fix=fix,
         layers=layers,
-        rows=(f"{LAYER_ROWS},layers.self_time_us", "phase=recompute"),
-        details={"recompute_us": spent / NS_PER_US, **sizes},
+        rows=("layers.layer,layers.phase,layers.calls,layers.self_time_us", "phase=recompute"),
+        details={"recompute_ns": spent, "free_bytes": device - peak, "device_bytes": device, "needs_bytes": needs},
     )
 
 
 def _recomputes(facts: Facts) -> Bool:
-    """Per span whether it recomputes, or is the autograd node, or the checkpoint's own function, that begins it."""
+    """Mark spans that recompute, and the autograd node or the checkpoint's own function that begins it."""
     found = facts.found
     chosen = found.attribution.in_phases("recompute")[found.attribution.place_of]
     parent = found.nesting.parent
@@ -182,8 +160,8 @@ def _recomputes(facts: Facts) -> Bool:
     return chosen
 
 
-def _kept_without(facts: Facts, layers: tuple[str, ...]) -> int | None:
-    """What the layers would keep, at most: what each allocates while it recomputes, but for the one that does."""
+def _kept_without(facts: Facts, layers: list[str]) -> int | None:
+    """Return at most what layers would keep: what each allocates while it recomputes, but for the one that does."""
     grows = []
     for layer in layers:
         row = next((row for row in facts.rows_of[layer] if row.phase == "recompute"), None)
@@ -194,15 +172,15 @@ def _kept_without(facts: Facts, layers: tuple[str, ...]) -> int | None:
 
 
 def allocation_too_large(facts: Facts) -> Iterator[Finding]:
-    """An allocation failed that is far beyond all that is held: no change of the model would make room for it."""
+    """Find a failed allocation far beyond all that is held, for which no change of the model makes room."""
     request, changes = _failed_bytes(facts), facts.analysis.memory.get("changes") or ()
     saved = max((change["saves_bytes"] for change in changes), default=0)
     if request > (facts.peak_bytes or 0) and saved < WORTH_TRYING * request:
         yield facts.finding(
             "allocation-too-large",
             f"an allocation of {size(request)} failed, and {size(facts.peak_bytes or 0)} is all that was ever held",
+            f"the largest change to the model would save {size(saved)}",
             share=(1.0, "the allocation that failed"),
-            evidence=[f"the largest change to the model would save {size(saved)}"],
             confidence="high",
             fix=SMALLER,
             rows=("memory.changes",),
@@ -216,7 +194,7 @@ def _failed_bytes(facts: Facts) -> int:
 
 
 def recompute_would_help(facts: Facts) -> Iterator[Finding]:
-    """Memory is short, and blocks keep what they could compute again."""
+    """Find memory that is short while blocks keep what they could compute again."""
     device, peak = facts.device_memory_bytes, facts.peak_reserved_bytes
     failed = _failed_bytes(facts)
     short = device is not None and peak is not None and peak > MEMORY_SHORT * device
@@ -226,7 +204,7 @@ def recompute_would_help(facts: Facts) -> Iterator[Finding]:
     change = next((change for change in changes if change.get("kind") == "checkpoint"), None)
     if change is None:
         return
-    layers, saves, costs = tuple(change.get("layers") or ()), int(change["saves_bytes"]), change.get("costs_ns")
+    layers, saves, costs = change.get("layers") or (), int(change["saves_bytes"]), change.get("costs_ns")
     if saves < WORTH_TRYING * failed:
         return
     evidence = [f"an allocation of {size(failed)} failed"] if failed else []
@@ -237,20 +215,20 @@ def recompute_would_help(facts: Facts) -> Iterator[Finding]:
     yield facts.finding(
         "recompute-would-help",
         f"memory is short, and checkpointing {where(layers)} would take up to {size(saves)} off the peak",
+        *evidence,
         phase="forward",
         share=(min(1.0, saves / facts.peak_bytes), PEAK) if facts.peak_bytes else None,
         saves_bytes=saves,
-        evidence=evidence,
         confidence="high",
         fix="model.activation_checkpointing_enable(), of older transformers gradient_checkpointing_enable(), or "
         "torch.utils.checkpoint.checkpoint(block, x)",
         layers=layers,
         rows=("memory.changes",),
-        details={"costs_us": None if costs is None else costs / NS_PER_US},
+        details={"costs_ns": costs},
     )
 
 
-RULES: tuple[Rule, ...] = (
+RULES = (
     memory_nearly_full,
     fragmentation,
     memory_leak,

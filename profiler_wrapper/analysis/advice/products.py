@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
 
 from profiler_wrapper.analysis import classes
-from profiler_wrapper.analysis.advice.facts import KERNEL_ROWS, NS_PER_US, Facts, Rule, cut, duration, share
+from profiler_wrapper.analysis.advice.facts import Facts, cut, duration
 from profiler_wrapper.analysis.classes import DeviceProperties
 from profiler_wrapper.analysis.model import Finding, KernelRow, ProductRow
-from profiler_wrapper.analysis.statistics import grouped, marked
+from profiler_wrapper.analysis.statistics import grouped, marked, summed
 from profiler_wrapper.analysis.work.formulas import class_of_work, has_formula
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.recording import Bool, Category
@@ -53,7 +52,7 @@ _Size = tuple[int, int, str, Role]  # and what it is no multiple of, the type, a
 
 
 def unaligned_dimensions(facts: Facts) -> Iterator[Finding]:
-    """Products whose rows in memory are no multiple of 16 bytes, in a type that tensor cores multiply.
+    """Find products whose rows in memory are no multiple of 16 bytes, in a type that tensor cores multiply.
 
     Saves at most what they take beyond the peak.
     """
@@ -75,9 +74,9 @@ def unaligned_dimensions(facts: Facts) -> Iterator[Finding]:
         yield facts.finding(
             "unaligned-dimensions",
             f"{in_words} of {size} is no multiple of {multiple}: {duration(time_ns)} a step",
+            f"{duration(time_ns)} of {facts.time_name} in {dtype} products with a dimension of {size}",
             share=facts.of_work(time_ns),
             saves_ns=max(0.0, time_ns - _at_peak_ns(facts, rows, dtype)),
-            evidence=[f"{duration(time_ns)} of {facts.time_name} in {dtype} products with a dimension of {size}"],
             confidence="high" if named else "medium",
             fix=fix.format(better=better, size=size),
             layers=layers,
@@ -87,7 +86,7 @@ def unaligned_dimensions(facts: Facts) -> Iterator[Finding]:
 
 
 def _unaligned(facts: Facts, row: ProductRow) -> Iterator[_Size]:
-    """Of the dimensions that lie next to each other in memory: n and k, the rows of which begin at any place."""
+    """Yield the sizes of n and k, whose values lie next to each other in memory, that are no multiple of 16 bytes."""
     multiple = _MULTIPLE_OF_FLOAT8 if row.dtype.startswith("float8") else _MULTIPLES.get(row.dtype)
     if multiple is None:
         return
@@ -106,7 +105,7 @@ def _role(facts: Facts, row: ProductRow, size: int) -> Role:
 
 
 def _at_peak_ns(facts: Facts, rows: Iterable[ProductRow], dtype: str) -> float:
-    """What these products take in a step at the peak of this type; 0 where that is not known."""
+    """Return what these products take in a step at the peak of this type; 0 where that is not known."""
     peaks = facts.analysis.utilization.peaks if facts.analysis.utilization is not None else None
     peak = peaks.flops(dtype) if peaks is not None else None
     flops = sum(2.0 * row.m * row.n * row.k * row.batch * row.calls_per_step for row in rows)
@@ -125,35 +124,35 @@ _NO_PRODUCT = re.compile(
 
 
 def no_tf32(facts: Facts) -> Iterator[Finding]:
-    """float32 products on a device that has tfloat32, with kernels that do not use it."""
+    """Find float32 products on a device that has tfloat32, with kernels that do not use it."""
     device = facts.device
     precision = facts.analysis.run.get("float32_matmul_precision")
     if device is None or not device.has_tf32 or precision not in (None, "highest"):
         return
+    places, place_of = facts.found.attribution.places, facts.found.attribution.place_of
     chosen = _launches_in_plain_float32(facts)
     time_ns = facts.time_of_ns(chosen)
     if facts.share_of_work(time_ns) < _WORTH_A_SIZE_SHARE:
         return
     rows = [row for row in facts.analysis.products if row.dtype == "float32" and "conv" not in row.op]
-    least_ns = _at_peak_ns(facts, rows, "tfloat32")
     products = (row for row in facts.analysis.kernels if not any("conv" in op for op in row.ops))
     kernel = next((row.name for row in products if _PLAIN_FLOAT32.match(row.name)), "kernels of float32")
     yield facts.finding(
         "no-tf32",
-        f"float32 matrix products without TF32: {share(facts.share_of_work(time_ns))} of {facts.work_name}",
+        f"float32 matrix products without TF32: {facts.work_text(time_ns)}",
+        f"{duration(time_ns)} a step in kernels such as {cut(kernel, _LONGEST_KERNEL)}",
         share=facts.of_work(time_ns),
-        saves_ns=max(0.0, time_ns - least_ns),
-        evidence=[f"{duration(time_ns)} a step in kernels such as {cut(kernel, _LONGEST_KERNEL)}"],
+        saves_ns=max(0.0, time_ns - _at_peak_ns(facts, rows, "tfloat32")),
         confidence="high" if precision is not None else "medium",
         fix='torch.set_float32_matmul_precision("high"), or bfloat16: torch.autocast("cuda", dtype=torch.bfloat16)',
-        layers=_layers_of(facts, chosen),
-        rows=(KERNEL_ROWS, "class=gemm"),
-        details={"time_us": time_ns / NS_PER_US, "precision": precision},
+        layers=map(facts.found.layer_name, (places[place] for place in place_of[np.flatnonzero(chosen)].tolist())),
+        rows=("kernels", "class=gemm"),
+        details={"time_ns": time_ns, "precision": precision},
     )
 
 
 def _launches_in_plain_float32(facts: Facts) -> Bool:
-    """CPU events that launched such a kernel for a matrix product; convolutions have a switch of their own."""
+    """Mark CPU events that launched such a kernel for a matrix product; convolutions have their own switch."""
     recording, charges = facts.found.recording, facts.found.charges
     is_product = recording.named(lambda n: has_formula(n) and class_of_work(n) == "gemm" and "conv" not in n)
     is_product &= recording.spans.category == Category.CPU_OP
@@ -163,7 +162,7 @@ def _launches_in_plain_float32(facts: Facts) -> Bool:
 
 
 def tensor_cores_unused(facts: Facts) -> Iterator[Finding]:
-    """Products, convolutions and attention in kernels that do not use the tensor cores that the device has."""
+    """Find products, convolutions and attention in kernels that leave the device's tensor cores unused."""
     device = facts.device
     if device is None or not device.has_tensor_cores:
         return
@@ -175,30 +174,25 @@ def tensor_cores_unused(facts: Facts) -> Iterator[Finding]:
         return
     with_them = _in_steps_ns(facts, [row for row in facts.analysis.kernels if row.tensor_cores])
     dtype = _dtype_of(facts, without)
-    of_kernel = Counter[str]()  # a kernel has a row for each way that it was launched
-    for row in without:
-        of_kernel[row.name] += row.time_ns
-    ((most_expensive, _),) = of_kernel.most_common(1)
+    # A kernel has a row for each way that it was launched.
+    ((most_expensive, _),) = summed((row.name, row.time_ns) for row in without).most_common(1)
     yield facts.finding(
         "tensor-cores-unused",
-        f"{share(facts.share_of_work(time_ns))} of {facts.work_name} is products that leave the tensor cores idle"
-        + (f", in {dtype}" if dtype else ""),
+        f"{facts.work_text(time_ns)} is products that leave the tensor cores idle{f', in {dtype}' if dtype else ''}",
+        f"{duration(time_ns)} a step in kernels without tensor cores, {duration(with_them)} with; the most expensive: "
+        f"{cut(most_expensive, _LONGEST_KERNEL)}",
         share=facts.of_work(time_ns),
         saves_ns=time_ns,
-        evidence=[
-            f"{duration(time_ns)} a step in kernels without tensor cores, {duration(with_them)} with; the most "
-            f"expensive: {cut(most_expensive, _LONGEST_KERNEL)}"
-        ],
         confidence="high" if dtype == "float32" else "medium",
         fix=_fix_of_type(device, dtype),
-        layers=tuple(dict.fromkeys(layer for row in without for layer in row.layers if layer)),
-        rows=(KERNEL_ROWS, "class=gemm"),
-        details={"time_us": time_ns / NS_PER_US, "with_tensor_cores_us": with_them / NS_PER_US, "dtype": dtype},
+        layers=[layer for row in without for layer in row.layers],
+        rows=("kernels", "class=gemm"),
+        details={"time_ns": time_ns, "with_tensor_cores_ns": with_them, "dtype": dtype},
     )
 
 
 def _in_steps_ns(facts: Facts, rows: Sequence[KernelRow]) -> float:
-    """Per step, without what was launched before the trace."""
+    """Return the time of these kernels in a step, without what was launched before the trace."""
     recording, charges = facts.found.recording, facts.found.charges
     wanted = {row.name for row in rows}
     named = recording.named(wanted.__contains__)[charges.span]
@@ -213,15 +207,11 @@ def _could_use_them(row: KernelRow) -> bool:
 
 
 def _dtype_of(facts: Facts, rows: Iterable[KernelRow]) -> str | None:
-    """The type that most of the time is in, as kernels name it, else as shapes do."""
-    time_ns: dict[str, int] = defaultdict(int)
-    for row in rows:
-        time_ns["float32" if _OF_FLOAT32.search(row.name) else ""] += row.time_ns
-    if time_ns["float32"] > time_ns[""]:
+    """Return the type that most of the time is in, as kernels name it, else as shapes do."""
+    in_float32 = summed((_OF_FLOAT32.search(row.name) is not None, row.time_ns) for row in rows)
+    if in_float32[True] > in_float32[False]:
         return "float32"
-    by_shapes: dict[str, int] = defaultdict(int)
-    for product in facts.analysis.products:
-        by_shapes[product.dtype] += product.time_per_step_ns
+    by_shapes = summed((product.dtype, product.time_per_step_ns) for product in facts.analysis.products)
     return max(by_shapes, key=by_shapes.__getitem__, default=None)
 
 
@@ -233,10 +223,4 @@ def _fix_of_type(device: DeviceProperties, dtype: str | None) -> str:
     return 'mixed precision: torch.autocast("cuda", dtype=torch.float16) with torch.amp.GradScaler'
 
 
-def _layers_of(facts: Facts, chosen: Bool) -> tuple[str, ...]:
-    places, place_of = facts.found.attribution.places, facts.found.attribution.place_of
-    names = (facts.found.layer_name(places[at]) for at in dict.fromkeys(place_of[np.flatnonzero(chosen)].tolist()))
-    return tuple(dict.fromkeys(name for name in names if name))
-
-
-RULES: tuple[Rule, ...] = (no_tf32, tensor_cores_unused, unaligned_dimensions)
+RULES = (no_tf32, tensor_cores_unused, unaligned_dimensions)

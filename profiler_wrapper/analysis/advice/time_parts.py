@@ -26,33 +26,22 @@ class TimePart(NamedTuple):
 
 
 def time_parts(analysis: Analysis) -> tuple[TimePart, ...]:
-    """All parts, that with most time first; at least one."""
-    blocks = {split_number(row.layer)[0] for row in analysis.layers if row.kind == "block"}
+    """Return all parts of the model, at least one, the one with most time first."""
+    kinds_of_block = {split_number(row.layer)[0] for row in analysis.layers if row.kind == "block"}
     parents = {row.parent for row in analysis.layers}
-    rows_of = grouped((_part_of(row), row) for row in analysis.layers)
-    parts = [_time_part(analysis, part, rows, len(blocks) == 1, parents) for part, rows in rows_of.items()]
+    with_loss = {layer for row in analysis.operators if _LOSS.search(row.op) for layer in row.layers}
+    parts = []
+    for (about, _, part_name), rows in grouped((_part_of(row), row) for row in analysis.layers).items():
+        name, timed = _readable(cut(part_name, _LONGEST_NAME)), [row for row in rows if row.self_time_ns]
+        layers = dict.fromkeys(".".join(filter(None, (row.block, _below_block(row)))) for row in timed if row.layer)
+        if blocks := sorted({row.block for row in timed if row.block}):
+            like = len(kinds_of_block) == 1 and len(blocks) > 1
+            owner = f"The {len(blocks)} blocks'" if like else f"{_readable(where(blocks))}'s"
+            name = f"{cut(owner, _LONGEST_NAME)} {name}"
+        elif part_name in parents:  # of one with layers below, what is its own
+            name += f"'s own code (outside its layers{'; the loss' if part_name in with_loss else ''})"
+        parts.append(TimePart(name, sum(row.self_time_ns for row in rows), about, tuple(layers)))
     return tuple(sorted(parts, key=lambda part: -part.time_ns)) or (TimePart(NO_LAYERS, 0, "outside"),)
-
-
-def _time_part(
-    analysis: Analysis,
-    part: tuple[_About, str, str],
-    rows: Sequence[LayerRow],
-    one_kind_of_block: bool,
-    parents: set[str | None],
-) -> TimePart:
-    about, _, part_name = part
-    name, timed = _readable(cut(part_name, _LONGEST_NAME)), [row for row in rows if row.self_time_ns]
-    blocks = sorted({row.block for row in timed if row.block})
-    layers = dict.fromkeys(".".join(filter(None, (row.block, _below_block(row)))) for row in timed if row.layer)
-    if blocks:
-        like = one_kind_of_block and len(blocks) > 1
-        owner = f"The {len(blocks)} blocks'" if like else f"{_readable(where(blocks))}'s"
-        name = f"{cut(owner, _LONGEST_NAME)} {name}"
-    elif part_name in parents:  # of one with layers below, what is its own
-        of_loss = any(_LOSS.search(row.op) and part_name in row.layers for row in analysis.operators)
-        name += f"'s own code (outside its layers{'; the loss' if of_loss else ''})"
-    return TimePart(name, sum(row.self_time_ns for row in rows), about, tuple(layers))
 
 
 def _part_of(row: LayerRow) -> tuple[_About, str, str]:
@@ -70,10 +59,10 @@ def _part_of(row: LayerRow) -> tuple[_About, str, str]:
 
 
 def _readable(name: str) -> str:
-    """A layer's name in a sentence; one of numbers alone, as `nn.Sequential` gives them, reads as none."""
+    """Write a layer's name in a sentence; one of numbers alone, as `nn.Sequential` gives them, as `Layer 0`."""
     return name if any(map(str.isalpha, name)) else f"Layer {name}"
 
 
 def _below_block(row: LayerRow) -> str:
-    """The name of what is in its block, and it is or is in; "" for the block itself."""
+    """Return the name of the child of its block that a layer is or is in; "" for the block itself."""
     return row.layer.removeprefix(row.block).removeprefix(".").partition(".")[0] if row.block else row.layer

@@ -4,23 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
-from profiler_wrapper.analysis.advice.facts import (
-    KERNEL_ROWS,
-    LAYER_ROWS,
-    LONGEST_LAUNCH_NS,
-    NS_PER_US,
-    OPERATOR_ROWS,
-    Facts,
-    Rule,
-    count,
-    duration,
-    share,
-    where,
-)
+from profiler_wrapper.analysis.advice.facts import LONGEST_LAUNCH_NS, Facts, count, duration, share, where
 from profiler_wrapper.analysis.intervals import Union, uncovered, union
 from profiler_wrapper.analysis.model import FORWARD_PHASES, Finding
 from profiler_wrapper.analysis.statistics import at, grouped, marked, sum_by_key
@@ -44,33 +32,28 @@ _OTHER_WAIT_FIX = "take torch.cuda.synchronize() and its like out of the step; u
 
 
 def dataloader_bound(facts: Facts) -> Iterator[Finding]:
-    """The loop waits for its DataLoader for more than a twentieth of the step."""
-    recording = facts.found.recording
-    spans = recording.spans
-    chosen = np.flatnonzero(facts.loads_data)
-    spent = facts.within_steps_ns(spans.start_ns[chosen], spans.end_ns[chosen])
+    """Find a loop that waits for its DataLoader for more than a twentieth of the step."""
+    spent = facts.within_steps_ns(facts.loads_data)
     if spent <= DATALOADER_SHARE * facts.step_ns:
         return
-    workers = not any("SingleProcess" in recording.names[name] for name in np.unique(spans.name[chosen]).tolist())
+    workers = not (facts.loads_data & facts.found.recording.named(lambda name: "SingleProcess" in name)).any()
     yield facts.finding(
         "dataloader-bound",
         f"{share(facts.share_of_step(spent))} of a step ({duration(spent)}) waits for the DataLoader",
+        f"in {facts.step_text}; the DataLoader has {'' if workers else 'no '}worker processes{facts.part_of_idle}",
         share=facts.of_step(spent),
         saves_ns=spent if facts.idle_ns is None else min(spent, facts.idle_ns),
-        evidence=[
-            f"in {facts.step_text}; the DataLoader has {'' if workers else 'no '}worker processes{facts.part_of_idle}"
-        ],
         confidence=facts.wall_confidence,
         fix="give the DataLoader more workers (num_workers=), or do less per sample in __getitem__ and collate_fn"
         if workers
         else "load in other processes, ahead of the step: DataLoader(..., num_workers=4, persistent_workers=True)",
         rows=("overview",),
-        details={"dataloader_us": spent / NS_PER_US, "workers": workers},
+        details={"dataloader_ns": spent, "workers": workers},
     )
 
 
 def synchronisation(facts: Facts) -> Iterator[Finding]:
-    """Within the step the CPU waits for the device, and so loses its lead over it.
+    """Find where the CPU waits for the device within the step, and so loses its lead over it.
 
     Saves the wait, and no more than the device idles: a step is no shorter than what the device works.
     """
@@ -83,29 +66,28 @@ def synchronisation(facts: Facts) -> Iterator[Finding]:
         if kind in _KINDS_OF_PROFILER and (calls <= _WAITS_OF_PROFILER or calls < facts.steps):
             continue
         waits = sum(row.wait_ns for row in rows) / facts.steps
-        layers = tuple(dict.fromkeys(row.layer for row in rows if row.layer))
-        sources = tuple(dict.fromkeys(source for row in rows for source in row.sources))
+        layers = [row.layer for row in rows if row.layer]
+        sources = list(dict.fromkeys(source for row in rows for source in row.sources))
         place = f"in {where(layers)}" if layers else "outside of all layers"
         yield facts.finding(
             "synchronisation",
             f"the CPU waits for the device {count(round(calls / facts.steps, 1), 'time')} a step in {op} {place}: "
             f"{duration(waits)}",
+            f"waits of kind: {kind}; saves a part of the {duration(idle)} that the device is idle",
             phase=phase,
             share=facts.of_step(waits),
             saves_ns=min(waits, idle),
-            evidence=[f"waits of kind: {kind}; saves a part of the {duration(idle)} that the device is idle"],
             fix=_WAIT_FIXES.get(kind, _OTHER_WAIT_FIX),
             source=sources[0] if sources else None,
             layers=layers,
             rows=("synchronisations",),
-            details={"waits": calls / facts.steps, "wait_us": waits / NS_PER_US, "sources": list(sources[:3])},
+            details={"waits": calls / facts.steps, "wait_ns": waits, "sources": sources[:3]},
         )
 
 
 def unpinned_copies(facts: Facts) -> Iterator[Finding]:
-    """Copies to the device from memory that can be paged: staged by the CPU, which waits meanwhile."""
-    charges, recording = facts.found.charges, facts.found.recording
-    spans = recording.spans
+    """Find copies to the device from pageable memory: the CPU stages them, and waits meanwhile."""
+    charges, recording, spans = facts.found.charges, facts.found.recording, facts.found.recording.spans
     copies = (spans.category == Category.MEMCPY) & recording.named(lambda n: "HtoD" in n and "Pageable" in n)
     chosen = np.flatnonzero(copies[charges.span] & facts.launched_in_steps)
     device = charges.span[chosen]
@@ -114,18 +96,18 @@ def unpinned_copies(facts: Facts) -> Iterator[Finding]:
     taken = union(begin, np.maximum(spans.end_ns[call], spans.end_ns[device])).length_ns / facts.steps
     if not facts.on_device or taken <= _UNPINNED_SHARE * facts.step_ns:
         return
-    copied = float(charges.time_ns[chosen].sum()) / facts.steps
+    copied = facts.per_step_ns(charges.time_ns[chosen])
     number = len(chosen) / facts.steps
     yield facts.finding(
         "unpinned-copies",
         f"{share(facts.share_of_step(taken))} of a step ({duration(taken)}) copies to the device from memory that is "
         "not pinned",
+        f"{count(number, 'transfer')} a step, {duration(copied)} of device time",
         saves_ns=taken,
-        evidence=[f"{count(number, 'transfer')} a step, {duration(copied)} of device time"],
         confidence="high",
         fix="DataLoader(..., pin_memory=True) and .to(device, non_blocking=True)",
-        rows=(KERNEL_ROWS, "class=copy"),
-        details={"copies": number, "device_us": copied / NS_PER_US},
+        rows=("kernels", "class=copy"),
+        details={"copies": number, "device_ns": copied},
     )
 
 
@@ -168,44 +150,43 @@ _CAUSES_OF_IDLENESS = {  # what happens meanwhile, and what to do
 
 
 def low_utilization(facts: Facts) -> Iterator[Finding]:
-    """The device runs nothing for more than half of the step."""
+    """Find a device that runs nothing for more than half of the step."""
     gaps, idle = facts.gaps, facts.idle_ns
     if gaps is None or idle is None:
         return
     busy = 1 - facts.share_of_step(idle)  # with copies: the utilization of the overview counts kernels alone
     if busy >= LOW_UTILIZATION:
         return
-    parts = [facts.wall_per_step_ns(int(part.sum())) for part in (gaps.launching_ns, gaps.loading_ns, gaps.waiting_ns)]
+    parts = [facts.wall_per_step_ns(part) for part in (gaps.launching_ns, gaps.loading_ns, gaps.waiting_ns)]
     causes = dict(zip(_CAUSES_OF_IDLENESS, (*parts, idle - sum(parts)), strict=True))
     evidence = [
         f"{duration(time_ns)} while {_CAUSES_OF_IDLENESS[cause][0]}"
         for cause, time_ns in causes.items()
         if time_ns >= _LEAST_CAUSE_SHARE * idle
     ]
-    if (longest_ns := int(gaps.length_ns.max(initial=0))) >= _LONG_GAP_NS:
+    if (longest_ns := int(gaps.idle.length_ns.max(initial=0))) >= _LONG_GAP_NS:
         evidence.append(f"the longest gap: {duration(longest_ns)}")
     most = max(causes, key=causes.__getitem__)
     yield facts.finding(
         "low-utilization",
         f"the device is busy for {share(busy)} of {facts.step_text}: {duration(idle)} idle, mostly while "
         f"{_CAUSES_OF_IDLENESS[most][0]}",
+        *evidence,
         saves_ns=idle,
-        evidence=evidence,
         confidence=facts.wall_confidence,
         fix=_CAUSES_OF_IDLENESS[most][1],
         rows=("overview",),
-        details={"busy": busy, "idle_us": idle / NS_PER_US, "mostly": most},
+        details={"busy": busy, "idle_ns": idle, "mostly": most},
     )
 
 
 def outside_ops(facts: Facts) -> Iterator[Finding]:
-    """On a CPU, what no op covers: Python that loads, logs, waits or calls small ops, and where most of it lies."""
+    """Find, on a CPU, what no op covers: Python that loads, logs, waits or calls small ops, and where most of it is."""
     found, windows = facts.found, facts.windows
     if facts.on_device or not windows.number:
         return
     recording, spans, layers = found.recording, found.recording.spans, found.tree.layer_of_span
-    runs = np.logical_or.reduce(list(kinds_of_wall_time(found)))
-    busy = union(spans.start_ns[runs], spans.end_ns[runs])
+    busy = facts.union_of(np.logical_or.reduce(list(kinds_of_wall_time(found))))
     free = Union(*uncovered(busy, windows.start_ns, windows.end_ns)[:2])
     spent = facts.wall_per_step_ns(free.length_ns)
     if spent <= OUTSIDE_SHARE * facts.step_ns:
@@ -228,19 +209,19 @@ def outside_ops(facts: Facts) -> Iterator[Finding]:
         "outside-ops",
         f"{share(facts.share_of_step(spent))} of {facts.step_text} runs no op: {duration(spent)}, {duration(most)} of "
         f"it from {' to '.join(edges)}",
+        "there Python loads, logs, computes or waits, or calls the next op; the profiler makes this longer",
         saves_ns=spent,
-        evidence=["there Python loads, logs, computes or waits, or calls the next op; the profiler makes this longer"],
         confidence=facts.wall_confidence if one_wait else "low",
         fix="take what waits there out of the step; batches that are made there: DataLoader(num_workers=4)"
         if one_wait
         else "more work per op: a larger batch, or torch.compile(model)",
         rows=("overview",),
-        details={"outside_us": spent / NS_PER_US, "longest_us": most / NS_PER_US},
+        details={"outside_ns": spent, "longest_ns": most},
     )
 
 
 def _edge(facts: Facts, span: int, is_end: bool) -> str:
-    """The begin or end of a layer's call, an annotation or, -1, a step, in words."""
+    """Write the begin or end of a layer's call, an annotation or, for -1, a step, in words."""
     tree, name = facts.found.tree, facts.found.recording.name_of(span) if span >= 0 else "the step"
     layer = tree.layer_of_span.get(span)
     said = f"layer {tree.layers[layer].name}" if layer is not None else re.sub(r"^Optimizer\.\w+#", "", name)
@@ -248,38 +229,35 @@ def _edge(facts: Facts, span: int, is_end: bool) -> str:
 
 
 def launch_bound(facts: Facts) -> Iterator[Finding]:
-    """The device waits for launches: for short gaps that end with an event launched within them."""
+    """Find a device that waits for launches: short gaps that end with an event launched within them."""
     gaps = facts.gaps
     if gaps is None:
         return
-    waits = facts.wall_per_step_ns(int(gaps.launching_ns.sum()))
+    waits = facts.wall_per_step_ns(gaps.launching_ns)
     if waits <= LAUNCH_SHARE * facts.step_ns:
         return
     events = int((gaps.launching_ns > 0).sum()) / facts.steps
-    ended = gaps.ender >= 0
-    waits_of = _by_layer(facts, gaps.ender[ended], gaps.launching_ns[ended])
+    ended = gaps.idle.ender >= 0
+    waits_of = _by_layer(facts, gaps.idle.ender[ended], gaps.launching_ns[ended])
     blocks = [layer for layer in waits_of if layer in facts.blocks]
-    graphs = bool(facts.found.charges.graph.any())
     yield facts.finding(
         "launch-bound",
         f"the device waits {duration(waits)} of {facts.step_text} for the CPU to launch kernels",
+        f"{count(round(events), 'gap')} a step, each under 1 ms, end with an event launched within them"
+        f"{facts.part_of_idle}",
         saves_ns=waits,
-        evidence=[
-            f"{count(round(events), 'gap')} a step, each under 1 ms, end with an event launched within them"
-            + facts.part_of_idle
-        ],
         confidence=facts.wall_confidence,
         fix="put more of the step into CUDA graphs"
-        if graphs
+        if facts.found.charges.graph.any()
         else "torch.compile(model, mode='reduce-overhead') (CUDA graphs), or a larger batch per launch",
         layers=blocks if 2 * sum(waits_of[block] for block in blocks) > waits_of.total() else (),
-        rows=(f"{LAYER_ROWS},layers.idle_us,layers.cpu_time_us",),
-        details={"waiting_us": waits / NS_PER_US, "gaps": events},
+        rows=("layers.layer,layers.phase,layers.calls,layers.idle_us,layers.cpu_time_us",),
+        details={"waiting_ns": waits, "gaps": events},
     )
 
 
 def many_small_kernels(facts: Facts) -> Iterator[Finding]:
-    """Most kernels are too short to be worth a launch, and many of them could be one."""
+    """Find many kernels that are too short to be worth a launch, and could be fused."""
     charges, spans = facts.found.charges, facts.found.recording.spans
     within = (spans.category[charges.span] == Category.KERNEL) & facts.launched_in_steps
     times = charges.time_ns[within]
@@ -288,11 +266,11 @@ def many_small_kernels(facts: Facts) -> Iterator[Finding]:
         return
     fusable = facts.work_is(*_FUSABLE) & ~charges.graph
     small = np.flatnonzero(within & fusable & (charges.time_ns < SMALL_KERNEL_NS))
-    spent = float(charges.time_ns[small].sum()) / facts.steps
+    spent = facts.per_step_ns(charges.time_ns[small])
     waited = 0.0
     if facts.gaps is not None:
-        before_them = np.isin(facts.gaps.ender, small)
-        waited = facts.wall_per_step_ns(int(facts.gaps.launching_ns[before_them].sum()))
+        before_them = np.isin(facts.gaps.idle.ender, small)
+        waited = facts.wall_per_step_ns(facts.gaps.launching_ns[before_them])
     if spent + waited <= SMALL_SHARE * facts.step_ns:
         return
     layers = _by_layer(facts, small, charges.time_ns[small])
@@ -301,26 +279,24 @@ def many_small_kernels(facts: Facts) -> Iterator[Finding]:
         "many-small-kernels",
         f"{len(small) / facts.steps:.0f} of {number:.0f} kernels a step are small (under 10 µs) and could be fused: "
         f"{duration(spent)} of device time",
+        waits if waited >= 1 else facts.work_text(spent),
         saves_ns=spent + waited,
-        evidence=[waits if waited >= 1 else f"{share(facts.share_of_work(spent))} of {facts.work_name}"],
         fix="fuse small kernels: torch.compile(model), or F.rms_norm, F.layer_norm, a fused or foreach optimizer",
         layers=[layer for layer, _ in layers.most_common() if layer in facts.blocks],
-        rows=(KERNEL_ROWS, "class=elementwise"),
-        details={"small_kernels": len(small) / facts.steps, "kernels": number, "device_us": spent / NS_PER_US},
+        rows=("kernels", "class=elementwise"),
+        details={"small_kernels": len(small) / facts.steps, "kernels": number, "device_ns": spent},
     )
 
 
 def _by_layer(facts: Facts, charge: Int64, time_ns: Int64, *, blocks: bool = True) -> Counter[str]:
-    """Sums by innermost layer, "" for none; `blocks`: by the block around it, if there is one."""
+    """Sum times by innermost layer, "" for none; with `blocks` by the block around it, if there is one."""
     places, tree = facts.found.attribution.places, facts.found.tree
-    sums = np.zeros(len(places), dtype=np.int64)
-    np.add.at(sums, facts.found.charges.place[charge], time_ns)
+    sums = sum_by_key(facts.found.charges.place[charge], time_ns, len(places))
     by_layer = Counter[str]()
-    for place, spent in zip(places, sums.tolist(), strict=True):
-        if spent:
-            block = tree.block_of(place.chain) if blocks else -1
-            layer = block if block >= 0 else place.layer
-            by_layer[tree.layers[layer].name if layer >= 0 else ""] += spent
+    for i in np.flatnonzero(sums).tolist():
+        block = tree.block_of(places[i].chain) if blocks else -1
+        layer = block if block >= 0 else places[i].layer
+        by_layer[tree.layers[layer].name if layer >= 0 else ""] += int(sums[i])
     return by_layer
 
 
@@ -332,12 +308,12 @@ def _by_layer(facts: Facts, charge: Int64, time_ns: Int64, *, blocks: bool = Tru
 
 
 def unfused_elementwise(facts: Facts) -> Iterator[Finding]:
-    """Memory-bound kernels take much of the device time of layers, in rows that could be one kernel each."""
+    """Find memory-bound kernels with much of the device time of layers, in rows that could be one kernel each."""
     if not facts.on_device:
         return
     charges = facts.found.charges
     chosen = _memory_bound(facts)
-    spent = facts.per_step_ns(int(charges.time_ns[chosen].sum()))
+    spent = facts.per_step_ns(charges.time_ns[chosen])
     rows, beyond = _rows(facts, chosen)
     saved = facts.per_step_ns(beyond)
     if spent <= UNFUSED_SHARE * facts.work_ns or saved <= SAVED_SHARE * facts.work_ns:
@@ -346,135 +322,114 @@ def unfused_elementwise(facts: Facts) -> Iterator[Finding]:
     number = int(chosen.sum()) / facts.steps
     yield facts.finding(
         "unfused-elementwise",
-        f"{share(facts.share_of_work(spent))} of the device time that a step launched ({duration(spent)}) is "
-        "elementwise work, copies and norms in kernels that could be fused",
+        f"{facts.work_text(spent)} ({duration(spent)}) is elementwise work, copies and norms in kernels that could be "
+        "fused",
+        f"{number:.0f} kernels a step, in {rows / facts.steps:.0f} rows of two or more on a stream",
         share=facts.of_work(spent),
         saves_ns=saved,
-        evidence=[f"{number:.0f} kernels a step, in {rows / facts.steps:.0f} rows of two or more on a stream"],
         fix="fuse elementwise work: torch.compile(model), or F.rms_norm, F.layer_norm, fused rotary embedding and "
         "activation (Liger-Kernel)",
-        layers=[layer for layer, _ in layers.most_common() if layer],
-        rows=(KERNEL_ROWS, "class=elementwise"),
-        details={"kernels": number, "device_us": spent / NS_PER_US, "rows": rows / facts.steps},
+        layers=[layer for layer, _ in layers.most_common()],
+        rows=("kernels", "class=elementwise"),
+        details={"kernels": number, "device_ns": spent, "rows": rows / facts.steps},
     )
 
 
 def _memory_bound(facts: Facts) -> Bool:
-    """Per charge whether it is such work of some layer, launched in a step as a kernel of its own, and not compiled."""
-    found = facts.found
-    charges, spans, places = found.charges, found.recording.spans, found.attribution.places
-    works = np.array([place.layer >= 0 and place.phase in _PHASES for place in places], dtype=np.bool_)
-    compiled = found.recording.named(lambda name: name.startswith(_COMPILED))[charges.span]
-    within = found.recording.named(lambda name: name.startswith(_ON_DEVICE))[charges.span]
-    one_by_one = facts.launched_in_steps & ~charges.graph & ~compiled
-    moves = (spans.category[charges.span] == Category.KERNEL) | within
-    chosen: Bool = facts.work_is(*_MEMORY_BOUND) & one_by_one & moves & works[charges.place]
+    """Mark the charges that are such work of some layer, launched in a step as a kernel of its own, not compiled."""
+    charges, recording, attribution = facts.found.charges, facts.found.recording, facts.found.attribution
+    works = attribution.in_phases(*_PHASES) & (attribution.layer_of_place >= 0)
+    compiled = recording.named(lambda name: name.startswith(_COMPILED))
+    is_kernel = recording.spans.category == Category.KERNEL
+    within = recording.named(lambda name: name.startswith(_ON_DEVICE))
+    one_by_one = facts.launched_in_steps & ~charges.graph & ((is_kernel | within) & ~compiled)[charges.span]
+    chosen: Bool = facts.work_is(*_MEMORY_BOUND) & one_by_one & works[charges.place]
     return chosen
 
 
 def _rows(facts: Facts, chosen: Bool) -> tuple[int, int]:
-    """How many rows of two or more there are, on one stream and of one step; their time but for what must stay.
+    """Count rows of two or more kernels of one stream and step, and sum their time but for what must stay.
 
     Of a row its quickest kernel stays, or its norms if they take longer: a norm that is one kernel is fused already,
     and needs all of its input before it gives anything.
     """
     charges, spans = facts.found.charges, facts.found.recording.spans
-    lane: Int64 = spans.lane[charges.span].astype(np.int64)
-    step = facts.found.steps.place_of(charges.launch_ns)
+    lane, step = spans.lane[charges.span], facts.found.steps.place_of(charges.launch_ns)
     order = np.lexsort((spans.start_ns[charges.span], lane))
     kept, lane, step = chosen[order], lane[order], step[order]
     apart = (lane[1:] != lane[:-1]) | (step[1:] != step[:-1])
-    begins = kept & np.concatenate(([True], ~kept[:-1] | apart))
-    if not begins.any():
+    first = np.flatnonzero((kept & np.concatenate(([True], ~kept[:-1] | apart)))[kept])
+    if not len(first):
         return 0, 0
-    row = np.cumsum(begins)[kept] - 1
     time_ns = charges.time_ns[order][kept]
-    stays = np.full(int(row.max()) + 1, np.iinfo(np.int64).max, dtype=np.int64)
-    np.minimum.at(stays, row, time_ns)
-    norms = np.zeros_like(stays)
-    np.add.at(norms, row, np.where(facts.work_is("norm")[order][kept], time_ns, 0))
-    return int((np.bincount(row) > 1).sum()), int(time_ns.sum() - np.maximum(stays, norms).sum())
+    norm_ns = np.where(facts.work_is("norm")[order][kept], time_ns, 0)
+    stays_ns = np.maximum(np.minimum.reduceat(time_ns, first), np.add.reduceat(norm_ns, first))
+    return int((np.diff(first, append=len(time_ns)) > 1).sum()), int(time_ns.sum() - stays_ns.sum())
 
 
 # --- torch.compile ---------------------------------------------------------------------------------
 
 
 def graph_break(facts: Facts) -> Iterator[Finding]:
-    """Several compiled regions in one call of a layer: Dynamo broke the graph between them.
+    """Find several compiled regions in one call of a layer: Dynamo broke the graph between them.
 
     Saves at most the time between the graphs, and all kernels of these layers that one graph could have fused.
     """
-    known = facts.analysis.run.get("graph_breaks")
-    if known is not None and not known:
-        return  # what has several regions is then compiled in several
-    reported = [entry for entry in known or () if isinstance(entry, Mapping)]
-    broken = {call: members for call, members in _regions_by_call(facts).items() if len(members) > 1}
-    if not broken:
+    found, known = facts.found, facts.analysis.run.get("graph_breaks")
+    broken = {call: regions for call, regions in _regions_by_call(facts).items() if len(regions) > 1}
+    if not broken or (known is not None and not known):  # then what has several regions is compiled in several
         return
-    tree = facts.found.tree
-    broken_layers = {tree.layer_of_span[call] for call in broken}
-    layers = tuple(tree.layers[i].name for i in sorted(broken_layers, key=lambda i: tree.layers[i].order))
-    breaks = sum(len(members) - 1 for members in broken.values()) / facts.steps
+    reported = known or ()
+    broken_layers = {found.tree.layer_of_span[call] for call in broken}
+    layers = [found.tree.layers[i].name for i in sorted(broken_layers, key=lambda i: found.tree.layers[i].order)]
+    breaks = sum(len(regions) - 1 for regions in broken.values()) / facts.steps
     between = _between(facts, list(broken.values()))
-    fusable, all_time = _work_of(facts, broken_layers)
-    sources = [str(entry["source"]) for entry in reported if entry.get("source")]
+    is_inside = [not broken_layers.isdisjoint(place.chain) for place in found.attribution.places]
+    inside: Bool = np.array(is_inside, dtype=np.bool_)[found.charges.place]
+    stays = facts.work_is("gemm", "attention", "communication")
+    fusable, all_time = (facts.per_step_ns(found.charges.time_ns[of]) for of in (inside & ~stays, inside))
     because = f": {str(reported[0].get('reason'))[:90]}" if reported else ""
     because += f", and {count(len(reported) - 1, 'other reason')}" if len(reported) > 1 else ""
     yield facts.finding(
         "graph-break",
         f"{count(round(breaks, 1), 'graph break')} a step in {where(layers)}{because}",
+        f"{duration(between)} a step between the compiled graphs of one call (wall time), {duration(fusable)} in "
+        f"kernels that could be fused ({facts.time_name})",
         phase="forward",
         share=facts.of_work(all_time),
         saves_ns=between + fusable,
-        evidence=[
-            f"{duration(between)} a step between the compiled graphs of one call (wall time), {duration(fusable)} in "
-            f"kernels that could be fused ({facts.time_name})"
-        ],
         confidence="medium" if reported else "low",
         fix="take what breaks the graph out of the compiled code (torch.compile(..., fullgraph=True) names it)",
-        source=sources[0] if sources else None,
+        source=next((str(entry["source"]) for entry in reported if entry.get("source")), None),
         layers=layers,
-        rows=(OPERATOR_ROWS, "op=Torch-Compiled Region*"),
-        details={"breaks": breaks, "between_us": between / NS_PER_US},
+        rows=("operators", "op=Torch-Compiled Region*"),
+        details={"breaks": breaks, "between_ns": between},
     )
 
 
 def _regions_by_call(facts: Facts) -> dict[int, list[int]]:
-    """Spans of the compiled regions in forward by the span of the innermost layer call around them."""
-    found = facts.found
-    recording, spans = found.recording, found.recording.spans
-    is_region = recording.named(lambda name: name.startswith(_REGION)) & (spans.category <= Category.ANNOTATION)
-    is_call = marked(len(spans), found.tree.layer_of_span)
+    """Group the compiled regions in forward by the innermost layer call around them, all as spans."""
+    found, spans = facts.found, facts.found.recording.spans
+    is_region = found.recording.named(lambda name: name.startswith(_REGION)) & (spans.category <= Category.ANNOTATION)
     regions = np.flatnonzero(is_region & (found.attribution.node_of < 0))
-    holder = nearest(found.nesting.parent, is_call)[regions]  # what goes on after a break lies in the region before
+    # What goes on after a break lies in the region before.
+    holder = nearest(found.nesting.parent, marked(len(spans), found.tree.layer_of_span))[regions]
     pairs = zip(holder.tolist(), regions.tolist(), strict=True)
     return grouped((call, region) for call, region in pairs if call >= 0)
 
 
 def _between(facts: Facts, groups: list[list[int]]) -> float:
-    """Per step, wall time from the begin of the first region of a call to the end of its last, outside of graphs."""
-    recording = facts.found.recording
-    spans = recording.spans
+    """Return wall time of a step from the first region of a call to the end of its last, outside of graphs."""
+    recording, spans = facts.found.recording, facts.found.recording.spans
     named = recording.named(lambda name: name.startswith(_GRAPH)) & (spans.category <= Category.ANNOTATION)
     if not named.any():
-        named[[region for members in groups for region in members]] = True
-    graphs = union(spans.start_ns[named], spans.end_ns[named])
-    start = np.array([spans.start_ns[members].min() for members in groups], dtype=np.int64)
-    end = np.array([spans.end_ns[members].max() for members in groups], dtype=np.int64)
-    return facts.per_step_ns(int((end - start - graphs.overlap(start, end)).sum()))
+        named[[region for regions in groups for region in regions]] = True
+    start = np.array([spans.start_ns[regions].min() for regions in groups], dtype=np.int64)
+    end = np.array([spans.end_ns[regions].max() for regions in groups], dtype=np.int64)
+    return facts.per_step_ns(end - start - facts.union_of(named).overlap(start, end))
 
 
-def _work_of(facts: Facts, layers: set[int]) -> tuple[float, float]:
-    """Per step, in these layers and below: (time of what could be fused, all time)."""
-    found = facts.found
-    places = found.attribution.places
-    inside = np.array([not layers.isdisjoint(place.chain) for place in places], dtype=np.bool_)[found.charges.place]
-    kept = facts.work_is("gemm", "attention", "communication")
-    times = found.charges.time_ns
-    return facts.per_step_ns(int(times[inside & ~kept].sum())), facts.per_step_ns(int(times[inside].sum()))
-
-
-RULES: tuple[Rule, ...] = (
+RULES = (
     dataloader_bound,
     synchronisation,
     unpinned_copies,

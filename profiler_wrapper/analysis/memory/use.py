@@ -276,7 +276,9 @@ class _Changes:
         self.layer = at(attributed.attribution.layer_of_place, owned.blocks.place, -1)
         self.by_forward = self._made_in(*FORWARD_PHASES)
         has_backward = bool(attributed.attribution.is_node.any())
-        followed = _forwards_followed(attributed)  # one without a backward may have broken off before it
+        # Ops in forward have sequence numbers where gradients are on; one without a backward may have broken off.
+        forward = at(attributed.attribution.in_phases(*FORWARD_PHASES), attributed.attribution.place_of, False)
+        followed = forward[attributed.recording.spans.sequence >= 0].any() * len(attributed.calls.outermost)
         self.trains = has_backward or followed > 0
         self.infers = not has_backward and followed > 1
 
@@ -401,12 +403,6 @@ class _Changes:
         return int(charges.time_ns[chosen[charges.place]].sum()) // len(self.attributed.steps)
 
 
-def _forwards_followed(attributed: Attributed) -> int:
-    """Outermost calls outside of backward, if ops in forward have sequence numbers: they get them with gradients on."""
-    forward = at(attributed.attribution.in_phases(*FORWARD_PHASES), attributed.attribution.place_of, False)
-    return len(attributed.calls.outermost) if forward[attributed.recording.spans.sequence >= 0].any() else 0
-
-
 # --- What `result.json` says of memory: numbers in bytes, times in nanoseconds on the trace's clock ---
 
 _MOST_OWNERS = 50
@@ -435,9 +431,7 @@ def memory_summary(use: MemoryUse | None) -> Memory:
             "step": use.peak.step,
             "phase": timeline.phase_at(use.peak.time_ns),
             "owners": [_renamed(owner, size_bytes="bytes") for owner in use.peak_owners[:_MOST_OWNERS]],
-            "reserved": None
-            if use.reserved_peak is None
-            else _renamed(use.reserved_peak, total_bytes="allocated_bytes"),
+            "reserved": _renamed(use.reserved_peak, total_bytes="allocated_bytes"),
         },
         "moments": [_renamed(moment, total_bytes="allocated_bytes") for moment in use.moments],
         "slope": None if use.slope is None else asdict(use.slope),
@@ -447,9 +441,9 @@ def memory_summary(use: MemoryUse | None) -> Memory:
     }
 
 
-def _renamed(row: MemoryMoment | Owner, **names: str) -> Any:
-    """The fields of a row, some under the names that `result.json` gives them."""
-    return {names.get(name, name): value for name, value in asdict(row).items()}
+def _renamed(row: MemoryMoment | Owner | None, **names: str) -> Any:
+    """Return the fields of a row, some under the names that `result.json` gives them; None for no row."""
+    return None if row is None else {names.get(name, name): value for name, value in asdict(row).items()}
 
 
 # --- Whose bytes, why and when: the memory of one device over a recording ---

@@ -11,9 +11,8 @@ annotations, which carry no time; the few ops in it are rows of count 0. So ther
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +20,7 @@ import numpy as np
 from profiler_wrapper.analysis import classes
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.model import PHASES, CollectiveRow, Phase
-from profiler_wrapper.analysis.statistics import grouped, marked, sum_by_key, sum_if_all_known
+from profiler_wrapper.analysis.statistics import at, grouped, marked, sum_by_key, sum_if_all_known
 from profiler_wrapper.analysis.time_rows import exposed_communication
 from profiler_wrapper.trace.nesting import nearest, outermost
 from profiler_wrapper.trace.recording import Bool, Category, CollectiveDetails, Int64
@@ -72,31 +71,31 @@ _ELEMENT_BYTES = {
 
 @lru_cache(maxsize=4096)
 def collective_of(name: str) -> str:
-    """The collective that an op, an annotation, a kernel or a collective's own name stands for; "" for none."""
+    """Return the collective that a name of an op, an annotation, a kernel or a collective stands for; "" for none."""
     lower = name.partition("<")[0].lower()
     return next((collective for collective, pattern in _COLLECTIVES if pattern.search(lower)), "")
 
 
 def is_collective_call(name: str) -> bool:
-    """Whether a CPU event of this name is a call that communicates."""
+    """Return whether a CPU event of this name is a call that communicates."""
     return classes.class_of_op(name) == "communication"
 
 
 @lru_cache(maxsize=4096)
 def type_in_kernel(name: str) -> str:
-    """The type that a kernel's name tells, as c10 writes it; "" for none."""
+    """Return the type that a kernel's name tells, as c10 writes it; "" for none."""
     match = _TYPE_IN_KERNEL.search(name) if collective_of(name) in _REDUCTIONS else None
     return _TYPES[match["type"]] if match is not None else ""
 
 
 def element_bytes(dtype: str) -> int | None:
-    """Bytes of one element of a type, as c10 names it; None for one that is not known."""
+    """Return the bytes of one element of a type, as c10 names it; None for one that is not known."""
     dtype = dtype.lower().removeprefix("c10::")
     return 1 if dtype.startswith("float8") else _ELEMENT_BYTES.get(dtype)
 
 
 def bus_factor(collective: str, group_size: int | None) -> float | None:
-    """Bus bandwidth over payload over time, with the whole of the larger side as payload; None where not defined.
+    """Return bus bandwidth over (payload / time), the payload being the larger side; None where not defined.
 
     As nccl-tests reckons it (doc/PERFORMANCE.md, and its *GetBw functions): what every link has to carry.
     """
@@ -122,40 +121,27 @@ class _Call(NamedTuple):
     counts: bool  # not for what works for a call made elsewhere
 
 
-@dataclass(slots=True)
-class _Sums:
-    count: int = 0
-    payloads_bytes: list[int | None] = field(default_factory=list)  # of each call
-    time_ns: int = 0
-    exposed_ns: int = 0
-
-
 def collective_rows(attributed: Attributed) -> tuple[CollectiveRow, ...]:
-    """The collectives of an attributed recording, the most expensive first."""
+    """Return the collectives of an attributed recording, the most expensive first."""
     charges, places = attributed.charges, attributed.attribution.places
-    members = np.flatnonzero(charges.work == classes.COMMUNICATION)
+    members, calls = _calls(attributed)
     if not len(members):
         return ()
     exposed, _ = exposed_communication(attributed.recording, charges)
-    calls = _Calls(attributed)
-    seen: set[int] = set()
-    sums: dict[tuple[str, str, int | None, str, str | None, Phase], _Sums] = defaultdict(_Sums)
-    columns = (charges.span, charges.cpu_span, charges.place, charges.time_ns, exposed)
-    for span, cpu_span, place, time_ns, exposed_ns in zip(*(c[members].tolist() for c in columns), strict=True):
-        identity, call = calls.of(span, cpu_span)
-        key = (*call[:4], attributed.layer_name(places[place]), places[place].phase)
-        gathered = sums[key]
-        gathered.time_ns += time_ns
-        gathered.exposed_ns += exposed_ns
-        if identity not in seen:
-            seen.add(identity)
-            gathered.count += call.counts
-            gathered.payloads_bytes.append(call.payload_bytes)
-    on_device = charges.basis == "device"
+    on_device, seen = charges.basis == "device", set[int]()
+    parts: dict[tuple[str, str, int | None, str, str | None, Phase], list[tuple[int, int, _Call | None]]] = {}
+    columns = (column[members].tolist() for column in (charges.place, charges.time_ns, exposed))
+    for (identity, call), index, time_ns, exposed_ns in zip(calls, *columns, strict=True):
+        key = (*call[:4], attributed.layer_name(places[index]), places[index].phase)
+        parts.setdefault(key, []).append((time_ns, exposed_ns, None if identity in seen else call))
+        seen.add(identity)
     rows = []
-    for (collective, group, group_size, dtype, layer, phase), one in sums.items():
-        payload = sum_if_all_known(one.payloads_bytes) if one.count else None
-        bandwidth = payload * 1e9 / one.time_ns if on_device and payload and one.time_ns else None
+    for (collective, group, group_size, dtype, layer, phase), of_key in parts.items():
+        made = [call for _, _, call in of_key if call is not None]
+        time_ns, exposed_ns = sum(part[0] for part in of_key), sum(part[1] for part in of_key)
+        count = sum(call.counts for call in made)
+        payload = sum_if_all_known(call.payload_bytes for call in made) if count else None
+        bandwidth = payload * 1e9 / time_ns if on_device and payload and time_ns else None
         factor = bus_factor(collective, group_size)
         rows.append(
             CollectiveRow(
@@ -165,11 +151,11 @@ def collective_rows(attributed: Attributed) -> tuple[CollectiveRow, ...]:
                 dtype=dtype,
                 layer=layer,
                 phase=phase,
-                count=one.count,
+                count=count,
                 payload_bytes=payload,
-                time_ns=one.time_ns,
-                exposed_ns=one.exposed_ns if on_device else None,
-                overlapped_ns=one.time_ns - one.exposed_ns if on_device else None,
+                time_ns=time_ns,
+                exposed_ns=exposed_ns if on_device else None,
+                overlapped_ns=time_ns - exposed_ns if on_device else None,
                 bandwidth_bytes_per_s=bandwidth,
                 bus_bandwidth_bytes_per_s=None if bandwidth is None or factor is None else bandwidth * factor,
             )
@@ -181,70 +167,53 @@ def collective_rows(attributed: Attributed) -> tuple[CollectiveRow, ...]:
 
 
 def all_to_all_ns(attributed: Attributed) -> Int64:
-    """Per place the time of its collectives of this kind."""
-    charges, calls = attributed.charges, _Calls(attributed)
-    members = np.flatnonzero(charges.work == classes.COMMUNICATION)
-    spans = zip(charges.span[members].tolist(), charges.cpu_span[members].tolist(), strict=True)
-    members = members[np.array([calls.of(*one)[1].collective == "all_to_all" for one in spans], dtype=np.bool_)]
+    """Sum the time of all-to-all collectives per place."""
+    charges, (members, calls) = attributed.charges, _calls(attributed)
+    members = members[np.array([call.collective == "all_to_all" for _, call in calls], dtype=np.bool_)]
     return sum_by_key(charges.place[members], charges.time_ns[members], len(attributed.attribution.places))
 
 
-class _Calls:
-    """Finds which call an event is part of, and what that call moves.
+def _calls(attributed: Attributed) -> tuple[Int64, list[tuple[int, _Call]]]:
+    """Return the charges that communicate, and each one's call: a span that stands for it, and what it moves.
 
     A kernel that tells of its collective is one by itself. Any other belongs to the event around its launch that
-    tells, or else to the outermost call around it; several kernels of one call are one collective.
+    tells, or else to the outermost call around it; several kernels of one call are one collective. Without device
+    events a call is the outermost, and moves what all tell that lie within.
     """
-
-    def __init__(self, attributed: Attributed) -> None:
-        self._recording, self._on_device = attributed.recording, attributed.charges.basis == "device"
-        spans, parent = attributed.recording.spans, attributed.nesting.parent
-        self._details = grouped((details.span, details) for details in attributed.recording.collectives)
-        is_call: Bool = attributed.recording.named(is_collective_call) & (spans.category <= Category.ANNOTATION)
-        self._outermost = outermost(parent, nearest(parent, is_call))
-        tells = marked(len(spans), self._details) & (spans.category <= Category.RUNTIME)
-        self._telling = nearest(parent, tells)
-        self._named = nearest(parent, is_call & attributed.recording.named(collective_of))
-        self._inside: dict[int, list[CollectiveDetails]] = defaultdict(list)  # what is known within a call
-        for span in np.flatnonzero(tells).tolist():
-            if self._outermost[span] >= 0:
-                self._inside[int(self._outermost[span])] += self._details[span]
-        self._known: dict[int, _Call] = {}
-
-    def of(self, span: int, cpu_span: int) -> tuple[int, _Call]:
-        """(identity, call) of a charge."""
-        if self._on_device and span in self._details:
-            identity, details = span, self._details[span]
-        elif cpu_span >= 0 and self._on_device and self._telling[cpu_span] >= 0:
-            identity = int(self._telling[cpu_span])
-            details = self._details[identity]
-        elif cpu_span >= 0 and self._outermost[cpu_span] >= 0:
-            identity = int(self._outermost[cpu_span])
-            details = [] if self._on_device else self._inside.get(identity, [])
-        else:
-            identity, details = span, []
-        if identity not in self._known:
-            self._known[identity] = self._call(identity, details, span, cpu_span)
-        return identity, self._known[identity]
-
-    def _call(self, identity: int, details: list[CollectiveDetails], span: int, cpu_span: int) -> _Call:
-        kernel = self._recording.name_of(span)
-        named = int(self._named[cpu_span]) if cpu_span >= 0 else -1
-        names = [*(one.name for one in details), kernel, self._recording.name_of(named) if named >= 0 else ""]
-        first = details[0] if details else CollectiveDetails(identity, "")
-        counts = self._on_device or self._recording.spans.category[identity] == Category.CPU_OP
-        return _Call(
+    recording, charges, parent = attributed.recording, attributed.charges, attributed.nesting.parent
+    spans, on_device = recording.spans, charges.basis == "device"
+    details_of = grouped((details.span, details) for details in recording.collectives)
+    is_call: Bool = recording.named(is_collective_call) & (spans.category <= Category.ANNOTATION)
+    whole = outermost(parent, nearest(parent, is_call))
+    tells = marked(len(spans), details_of) & (spans.category <= Category.RUNTIME)
+    within = grouped((int(whole[span]), details_of[span]) for span in np.flatnonzero(tells & (whole >= 0)).tolist())
+    members = np.flatnonzero(charges.work == classes.COMMUNICATION)
+    borders = (whole, nearest(parent, tells), nearest(parent, is_call & recording.named(collective_of)))
+    columns = np.stack([charges.span[members], *(at(near, charges.cpu_span[members], -1) for near in borders)])
+    found, known = list[int](), dict[int, _Call]()
+    for event, outer, telling, named in columns.T.tolist():
+        stated = event if event in details_of else telling
+        around = stated if on_device and stated >= 0 else outer
+        identity = around if around >= 0 else event
+        found.append(identity)
+        if identity in known:
+            continue
+        details = details_of.get(identity, []) if on_device else [*chain(*within.get(identity, ()))]
+        kernel, first = recording.name_of(event), details[0] if details else CollectiveDetails(identity, "")
+        names = [*(one.name for one in details), kernel, recording.name_of(named) if named >= 0 else ""]
+        known[identity] = _Call(
             collective=next(filter(None, map(collective_of, names)), OTHER),
             group=first.group_name or "",
             group_size=first.group_size,
             dtype=first.dtype or type_in_kernel(kernel),
             payload_bytes=sum_if_all_known(map(payload_bytes_of, details)) if details else None,
-            counts=bool(counts),
+            counts=bool(on_device or spans.category[identity] == Category.CPU_OP),
         )
+    return members, [(identity, known[identity]) for identity in found]
 
 
 def payload_bytes_of(details: CollectiveDetails) -> int | None:
-    """What a collective moves; None where its sizes or its type are not known."""
+    """Return the bytes that a collective moves; None where its sizes or its type are not known."""
     size = element_bytes(details.dtype or "")
     elements = [count for count in (details.in_elements, details.out_elements) if count is not None]
     return None if size is None or not elements else max(elements) * size

@@ -146,7 +146,7 @@ class _Work:
         self.number[events[order[known]]] = [taken[chosen[i]][1] for i in last[known].tolist()]
 
     def by_expert(self, spans: Int64, values: Int64) -> Mapping[tuple[int, int], list[int]]:
-        """Sums of values of spans by (holder, expert; -1 for all) and step."""
+        """Sum values of spans by (holder, expert; -1 for all) and step."""
         chosen = (spans >= 0) & (at(self.holder, spans, -1) >= 0) & (at(self.step, spans, -1) >= 0)
         spans, values = spans[chosen], values[chosen]
         most = int(self.number.max(initial=-1)) + 2
@@ -157,7 +157,7 @@ class _Work:
 
 
 def _choice(dims: Sequence[object], concrete: Sequence[str]) -> tuple[int, int, list[int]] | None:
-    """Of a `select` along the first of three dimensions: how many there are, which is taken, the other sizes."""
+    """Read a `select` along the first of three dimensions: how many there are, which is taken, the other sizes."""
     tensor = dims[0] if dims else None
     if not isinstance(tensor, list) or len(tensor) != 3 or list(concrete[1:2]) != ["0"]:
         return None
@@ -170,7 +170,7 @@ _Tokens = Mapping[int, Sequence[int] | None]  # or nanoseconds
 
 
 def expert_rows(found: Attributed, shapes: Shapes, ops: FlopOps) -> tuple[ExpertRow, ...]:
-    """A row for each expert of each layer, in the steps of an attributed recording with shapes."""
+    """Return a row for each expert of each layer, in the steps of an attributed recording with shapes."""
     if not any(layer.kind == "expert" for layer in found.tree.layers):
         return ()
     work = _Work(found, shapes, ops)
@@ -200,7 +200,7 @@ def expert_rows(found: Attributed, shapes: Shapes, ops: FlopOps) -> tuple[Expert
 
 
 def _rows(name: str, tokens: _Tokens, times: _Tokens, flops: Mapping[int, int], steps: int) -> Iterator[ExpertRow]:
-    """`tokens`, `times`, `flops`: by expert, in each step or in all; what is not known is None, or not there."""
+    """Yield a row per expert from `tokens`, `times` and `flops`, in each step or in all; None or absent: not known."""
     every = sum_if_all_known(None if one is None else sum(one) for one in tokens.values())
     for number, own in tokens.items():
         spent, done = times.get(number), flops.get(number)
@@ -217,7 +217,7 @@ def _rows(name: str, tokens: _Tokens, times: _Tokens, flops: Mapping[int, int], 
 
 
 def _tokens_of_products(work: _Work) -> tuple[dict[tuple[int, int], list[int]], set[tuple[int, int]]]:
-    """The rows of the first product of each expert in each call, by step; and the experts that were called at all."""
+    """Sum the rows of each expert's first product in each call, by step; and list the experts that were called."""
     start, calls = work.found.recording.spans.start_ns, work.found.calls
     tokens: dict[tuple[int, int], list[int]] = {}
     seen: set[tuple[int, int, int]] = set()
@@ -236,7 +236,7 @@ def _tokens_of_products(work: _Work) -> tuple[dict[tuple[int, int], list[int]], 
 
 
 def _rows_of_kernel(work: _Work, holder: int, flops: Sequence[int]) -> Iterator[ExpertRow]:
-    """Experts whose weights one kernel multiplies, as far as the run says what the router chose."""
+    """Yield rows of experts whose weights one kernel multiplies, as far as the run says what the router chose."""
     layer, found = work.held.stacked[holder], work.found
     seen = found.tree.layers[layer].expert_tokens
     entries = found.calls.span[found.calls.layer == layer]
@@ -272,7 +272,7 @@ _BATCHED = "aten::bmm"  # of weights taken out for each token, in the module tha
 
 
 def method_of_kernel(name: str) -> str | None:
-    """What computes experts by grouped or fused kernels (or ops) of this name; None for any other."""
+    """Return what computes experts by grouped or fused kernels (or ops) of this name; None for any other."""
     if name.startswith("autograd::") or parse_mark(name) is not None:
         return None
     return next((method for method, pattern in _METHODS if pattern.search(name)), None)
@@ -281,7 +281,7 @@ def method_of_kernel(name: str) -> str | None:
 def expert_layer_rows(
     found: Attributed, experts: Sequence[ExpertRow], all_to_all_ns: Callable[[Attributed], Int64]
 ) -> tuple[ExpertLayerRow, ...]:
-    """A row for each module that holds experts, and for what grouped and fused kernels compute elsewhere.
+    """Return a row for each module that holds experts, and for grouped and fused kernels elsewhere.
 
     `all_to_all_ns`: gives it per place; asked where there are experts.
     """
@@ -355,7 +355,7 @@ def _elsewhere(layer: str | None, names: Counter[tuple[str, str]]) -> ExpertLaye
 
 
 def _kernels(found: Attributed, held: _Holders) -> dict[str | None, Counter[tuple[str, str]]]:
-    """By holder, else innermost layer: the time of grouped and fused kernels (on a CPU of ops) by method and name."""
+    """Sum the time of grouped and fused kernels (on a CPU, ops) by holder, else innermost layer, by method and name."""
     recording, charges, places = found.recording, found.charges, found.attribution.places
     in_holder = held.holder[charges.place]
     named = recording.named(method_of_kernel) & (recording.spans.category != Category.ANNOTATION)
@@ -378,7 +378,7 @@ def _kernels(found: Attributed, held: _Holders) -> dict[str | None, Counter[tupl
 
 
 def _parts(found: Attributed, flops: FlopCount | None) -> dict[str, dict[str, Counter[str]]]:
-    """By layer, of itself ("") and of what it calls: `time`, `flops`, and of how many ops FLOPs are `unknown`."""
+    """Sum per layer, for itself ("") and each layer it calls: `time`, `flops`, and ops with `unknown` FLOPs."""
     spent = sum_by_key(found.charges.place, found.charges.time_ns, len(found.attribution.places)).tolist()
     places = zip(found.attribution.places, spent, strict=True)
     amounts = [(found.names_of(place), place.phase, "time", time_ns) for place, time_ns in places]
@@ -393,7 +393,7 @@ def _parts(found: Attributed, flops: FlopCount | None) -> dict[str, dict[str, Co
 
 
 def adapter_rows(found: Attributed, flops: FlopCount | None) -> tuple[AdapterRow, ...]:
-    """A row for each layer that adapters (LoRA and others) were put beside: its own calls of them and of their base."""
+    """Return a row for each layer with adapters (LoRA and others): its own calls of them and of their base."""
     kinds = {one.name: one.kind for one in found.tree.layers}
     if "adapter" not in kinds.values():
         return ()

@@ -36,7 +36,7 @@ _MOST = 5  # layers and sources of a row
 
 
 def operator_rows(attributed: Attributed, shapes_of_op: Mapping[str, tuple[str, ...]]) -> tuple[OperatorRow, ...]:
-    """The ops of an attributed recording, the most expensive first; `shapes_of_op`: the most frequent of each."""
+    """Return the ops of a recording, the most expensive first; `shapes_of_op`: the most frequent of each."""
     return _Table(attributed).rows(shapes_of_op)
 
 
@@ -116,11 +116,11 @@ class _Table:
         return tuple(rows)
 
     def _keys(self, op: Int32, phase: Int32) -> Int32:
-        """Per entry the key of its op; of what has none, that of `NO_OP` in its phase."""
+        """Return per entry the key of its op; for an entry without an op, the key of `NO_OP` in its phase."""
         return np.where(op >= 0, at(self.key_of_op, op, -1), phase + np.int32(len(self.keys)))
 
     def _inclusive(self, per_op: Int64, own: Int64) -> Int64:
-        """Sums of whole ops; an op that is called by one of the same key is part of that one."""
+        """Sum whole ops per key; an op that is called by one of the same key is part of that one."""
         sums = np.zeros(self.count, dtype=np.int64)
         for chosen in in_pieces(np.flatnonzero(self.outermost)):
             np.add.at(sums, self.key_of_op[chosen], per_op[chosen])
@@ -128,7 +128,7 @@ class _Table:
         return sums
 
     def _class_of_key(self) -> Int64:
-        """The class of most of a key's self time; without any, that of most of its calls.
+        """Return the class of most of a key's self time; without any, that of most of its calls.
 
         What has no op has none, and views and allocations compute nothing, whatever they are made for.
         """
@@ -143,7 +143,7 @@ class _Table:
         return best
 
     def _tensor_core_ns(self) -> dict[int, int]:
-        """Of the keys whose kernels tell: the time in those that use tensor cores."""
+        """Return the time in kernels that use tensor cores, of the keys whose kernels tell."""
         if not self.on_device:
             return {}
         charges = self.attributed.charges
@@ -153,10 +153,9 @@ class _Table:
         return {key: int(spent[key]) for key in np.unique(self.key_of_charge[known]).tolist()}
 
     def _layers(self) -> dict[int, tuple[str, ...]]:
-        attribution = self.attributed.attribution
-        layer = attribution.layer_of_place[attribution.place_of[self.ops.span]]
-        layers = self.attributed.tree.layers
-        return {key: tuple(layers[i].name for i in chosen) for key, chosen in self._largest(layer, len(layers)).items()}
+        attribution, layers = self.attributed.attribution, self.attributed.tree.layers
+        layer = self._largest(attribution.layer_of_place[attribution.place_of[self.ops.span]], len(layers))
+        return {key: tuple(layers[i].name for i in chosen) for key, chosen in layer.items()}
 
     def _sources(self) -> dict[int, tuple[str, ...]]:
         sources = PythonSources(self.attributed.recording, self.attributed.attribution)
@@ -167,7 +166,7 @@ class _Table:
         return {key: sources.most_expensive(user.get(key, ()), library.get(key, ())) for key in {*user, *library}}
 
     def _largest(self, value: Int32 | Int64, most: int = _MOST) -> dict[int, tuple[int, ...]]:
-        """Per key the values (of ops, -1 for none) with most of its time; without device time, of CPU time."""
+        """Return per key the values (of ops, -1 for none) with most of its time; without device time, of CPU time."""
         return largest_by_key(self.key_of_op, np.where(self.outermost, value, -1), self.weight_ns, most)
 
 
@@ -178,7 +177,7 @@ _NEVER = np.iinfo(np.int64).max
 
 
 def allocation_rows(attributed: Attributed, owned: OwnedMemory | None) -> tuple[AllocationRow, ...]:
-    """The 500 largest allocations of the recording, the largest first, of equal ones the earliest."""
+    """Return the 500 largest allocations, the largest first, of equal ones the earliest."""
     if owned is None:
         return ()
     blocks, memory = owned.blocks, owned.memory
@@ -201,7 +200,7 @@ def allocation_rows(attributed: Attributed, owned: OwnedMemory | None) -> tuple[
 
 
 def op_memory_rows(attributed: Attributed, owned: OwnedMemory | None) -> tuple[OpMemoryRow, ...]:
-    """What each op allocated, most bytes first; the sums over them are those of all allocation events."""
+    """Return what each op allocated, most bytes first; the sums over them are those of all allocation events."""
     if owned is None:
         return ()
     blocks = owned.blocks
@@ -239,18 +238,16 @@ _PYTHONS_OWN = re.compile(r"/lib/python3\.\d+/")
 _GENERATED = re.compile(r"^<|/torchinductor_")  # `<string>` of a dataclass, what Inductor wrote
 _CELL = re.compile(r"^<ipython-input|/ipykernel_\d+/")
 _PLUMBING = ("torch", "torchgen", "functorch", "triton", "torch_xla", "profiler_wrapper")
-_LIBRARIES = frozenset(
-    (
-        "accelerate", "apex", "bitsandbytes", "colossalai", "datasets", "deepspeed", "diffusers", "einops",
-        "fairscale", "fbgemm_gpu", "flash_attn", "flashinfer", "fla", "fsspec", "huggingface_hub", "ignite",
-        "IPython", "ipykernel", "jax", "kornia", "lightning", "lightning_fabric", "lightning_utilities",
-        "liger_kernel", "megablocks", "monai", "numpy", "open_clip", "optimum", "packaging", "pandas", "peft", "PIL",
-        "pydantic", "pytorch_lightning", "ray", "safetensors", "scipy", "sentence_transformers",
-        "sglang", "sklearn", "timm", "tokenizers", "torchao", "torchaudio", "torchmetrics", "torchtune",
-        "torchvision", "tqdm", "transformer_engine", "transformers", "trl", "typing_extensions", "unsloth", "vllm",
-        "wandb", "xformers",
-    )
-)  # fmt: skip
+_LIBRARIES = frozenset({
+    "accelerate", "apex", "bitsandbytes", "colossalai", "datasets", "deepspeed", "diffusers", "einops",
+    "fairscale", "fbgemm_gpu", "flash_attn", "flashinfer", "fla", "fsspec", "huggingface_hub", "ignite",
+    "IPython", "ipykernel", "jax", "kornia", "lightning", "lightning_fabric", "lightning_utilities",
+    "liger_kernel", "megablocks", "monai", "numpy", "open_clip", "optimum", "packaging", "pandas", "peft", "PIL",
+    "pydantic", "pytorch_lightning", "ray", "safetensors", "scipy", "sentence_transformers",
+    "sglang", "sklearn", "timm", "tokenizers", "torchao", "torchaudio", "torchmetrics", "torchtune",
+    "torchvision", "tqdm", "transformer_engine", "transformers", "trl", "typing_extensions", "unsloth", "vllm",
+    "wandb", "xformers",
+})  # fmt: skip
 
 
 _OF_LIBRARIES = 2
@@ -265,7 +262,7 @@ class Origin(IntEnum):
 
 
 def origin_of(file: str) -> Origin:
-    """Whose a file is, by its path as the profiler tells it."""
+    """Return whose a file is, by its path as the profiler tells it."""
     file = file.replace("\\", "/")
     if _CELL.search(file):
         return Origin.USER
@@ -303,11 +300,11 @@ class PythonSources:
         return any(len(each.order) for each in self._frames)
 
     def text(self, source: int) -> str:
-        """`file:line` of what `of` found."""
+        """Write `file:line` of what `of` found."""
         return self._texts[source]
 
     def of(self, span: Int64 | Int32, around: Int32 | None = None) -> Lines:
-        """Per CPU span its lines.
+        """Find the lines of each CPU span.
 
         What an autograd node runs comes from the lines whose forward made the node, unless Python runs within the
         node. `around`: per span the CPU event around it, or itself, for spans that are not nested; -1 for none.
@@ -324,13 +321,13 @@ class PythonSources:
         return lines
 
     def most_expensive(self, user: Iterable[int], library: Iterable[int]) -> tuple[str, ...]:
-        """As texts, at most five, each once: of the user's the first, and at least two of libraries if there are."""
+        """Write at most five lines, each once: first the user's, and at least two of libraries if there are."""
         users, libraries = (list(dict.fromkeys(map(self.text, lines))) for lines in (user, library))
         users = users[: _MOST - min(len(libraries), _OF_LIBRARIES)]
         return (*users, *libraries[: _MOST - len(users)])
 
     def _innermost(self, span: Int64 | Int32) -> tuple[Lines, Int64]:
-        """The lines around each span, and when the outer one of the two began; -1 for none."""
+        """Find the lines around each span, and when the outer one of the two began; -1 for none."""
         spans, calls = self._recording.spans, self._recording.python
         lane, start, end = spans.lane[span], spans.start_ns[span], spans.end_ns[span]
         user, library = (innermost_around(each, calls, lane, start, end) for each in self._frames)

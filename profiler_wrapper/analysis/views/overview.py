@@ -30,7 +30,7 @@ from profiler_wrapper.analysis.views.collectives import is_collective_call
 from profiler_wrapper.analysis.views.kernels import occupancy_of
 from profiler_wrapper.trace.marks import EVALUATION, REQUEST, parse_mark
 from profiler_wrapper.trace.nesting import nearest
-from profiler_wrapper.trace.recording import Bool, Category, Int64, Recording
+from profiler_wrapper.trace.recording import Bool, Category, Float64, Int64, Recording, Spans
 
 _DATALOADER = "enumerate(DataLoader)#", "enumerate(DataPipe)#"
 _NS_PER_S = 10**9
@@ -38,7 +38,7 @@ _PARTS = 10**9  # a share of a multiprocessor is counted in these, so that sums 
 
 
 def overview(attributed: Attributed) -> Overview | None:
-    """The overview of an attributed recording; None where nothing takes wall time."""
+    """Return the overview of an attributed recording; None where nothing takes wall time."""
     windows = step_windows(attributed)
     if not windows.number:
         return None
@@ -48,35 +48,59 @@ def overview(attributed: Attributed) -> Overview | None:
         nothing: dict[str, Any] = dict.fromkeys(field.name for field in fields(Overview))
         return Overview(**nothing | {"steps": steps, "kernels": 0})
     properties = device_properties(attributed.recording, device)
-    kernels = _Kernels(attributed.recording, device, windows)
-    spans, events = attributed.recording.spans, attributed.charges.span
+    recording, spans, events = attributed.recording, attributed.recording.spans, attributed.charges.span
     here = spans.device[events] == device
-    is_kernel = spans.category[events] == Category.KERNEL
-    launched = int((here & is_kernel & (windows.launched_in >= 0)).sum())
-    busy = _covered(_union_of(attributed.recording, events[here]), windows)
+    launched = int((here & (spans.category[events] == Category.KERNEL) & (windows.launched_in >= 0)).sum())
+    busy = _covered(_union_of(recording, events[here]), windows)
     cut = attributed.unseen_until_ns is not None and len(windows.number) == 1  # the one step is not seen whole
     cut |= len(attributed.lost_launches) > 0
+    # The kernels, communication included, as far as they lie within the steps.
+    kernels = np.flatnonzero((spans.category == Category.KERNEL) & (spans.device == device))
+    time_ns = Union(windows.start_ns, windows.end_ns).overlap(spans.start_ns[kernels], spans.end_ns[kernels])
+    kernels, time_ns = kernels[time_ns > 0], time_ns[time_ns > 0]
+    launches, configuration = recording.details.configurations, recording.details.configuration_of(kernels)
+    blocks = at(launches.blocks_per_sm, configuration, np.nan)
+    occupancy = at(occupancy_of(launches), configuration, np.nan)
+    known, uses_cores = ~np.isnan(occupancy), tensor_core_kernels(recording, kernels)
+    in_cores_ns = int(time_ns[uses_cores == 1].sum())
     return Overview(
         device=properties.name,
         device_memory_bytes=properties.memory_bytes,
         compute_capability=properties.capability_text or None,
         multiprocessors=properties.multiprocessors,
         steps=steps,
-        utilization=None if cut else kernels.utilization(),
-        sm_efficiency=None if cut else kernels.sm_efficiency(),
-        occupancy=kernels.occupancy(),
-        tensor_core_share=kernels.tensor_core_share(),
+        utilization=None if cut else _covered(_union_of(recording, kernels), windows) / windows.length_ns,
+        sm_efficiency=None if cut else _sm_efficiency(spans, kernels, blocks, windows),
+        occupancy=float(np.average(occupancy[known], weights=time_ns[known])) if known.any() else None,
+        tensor_core_share=in_cores_ns / int(time_ns.sum()) if (uses_cores >= 0).any() else None,
         kernels=launched,
         launches_per_s=None if cut else launched / (windows.length_ns / _NS_PER_S),
         gaps_ns=None if cut else windows.length_ns - busy,
     )
 
 
+def _sm_efficiency(spans: Spans, kernels: Int64, blocks_per_sm: Float64, windows: StepWindows) -> float | None:
+    """Return the part of the multiprocessors that have a block, over the wall time.
+
+    A kernel with fewer blocks than there are multiprocessors takes that part of them; kernels beside one another
+    add up, to all of them at most. None where some kernel does not tell its blocks.
+    """
+    if not len(kernels) or np.isnan(blocks_per_sm).any():
+        return None
+    share = np.rint(np.minimum(blocks_per_sm, 1.0) * _PARTS).astype(np.int64)
+    times = np.concatenate([spans.start_ns[kernels], spans.end_ns[kernels]])
+    order = np.argsort(times, kind="stable")
+    taken = np.minimum(np.cumsum(np.concatenate([share, -share])[order]), _PARTS)[:-1]
+    lasts = Union(windows.start_ns, windows.end_ns).overlap(times[order][:-1], times[order][1:])
+    high, low = np.divmod(taken, 10**4)  # products of whole numbers, exact on any machine, none beyond 64 bits
+    return (10**4 * int(high @ lasts) + int(low @ lasts)) / _PARTS / windows.length_ns
+
+
 # --- the split ----------------------------------------------------------------------------------
 
 
 def _splits(attributed: Attributed, windows: StepWindows) -> tuple[StepSplit, ...]:
-    """Per step what each kind adds to the time that the kinds before it cover; of all devices and threads."""
+    """Return per step what each kind adds to the time that the kinds before it cover, over all devices and threads."""
     busy = _union_of(attributed.recording, np.empty(0, np.int64))
     spans_ns = windows.end_ns - windows.start_ns
     covered = [np.zeros_like(spans_ns)]
@@ -90,7 +114,7 @@ def _splits(attributed: Attributed, windows: StepWindows) -> tuple[StepSplit, ..
 
 
 def kinds_of_wall_time(attributed: Attributed) -> Iterator[Bool]:
-    """Per span whether its time is of the kind: kernel, communication, memcpy, memset, runtime, data loader, CPU.
+    """Mark the spans of each kind: kernel, communication, memcpy, memset, runtime, data loader, CPU.
 
     Communication is kernels that move data between ranks; without device events, ops and annotations that do.
     """
@@ -111,59 +135,6 @@ def kinds_of_wall_time(attributed: Attributed) -> Iterator[Bool]:
     yield (category == Category.CPU_OP) & ~is_mark
 
 
-# --- the device ---------------------------------------------------------------------------------
-
-
-class _Kernels:
-    """The kernels of one device, communication included, as far as they lie within the steps."""
-
-    def __init__(self, recording: Recording, device: int, windows: StepWindows) -> None:
-        spans = recording.spans
-        chosen = np.flatnonzero((spans.category == Category.KERNEL) & (spans.device == device))
-        self.windows = windows
-        inside = Union(windows.start_ns, windows.end_ns)
-        self.time_ns = inside.overlap(spans.start_ns[chosen], spans.end_ns[chosen])
-        self.span = chosen[self.time_ns > 0]
-        self.time_ns = self.time_ns[self.time_ns > 0]
-        self.recording = recording
-        self.configuration = recording.details.configuration_of(self.span)
-
-    def utilization(self) -> float:
-        """The part of the wall time in which some kernel runs."""
-        return _covered(_union_of(self.recording, self.span), self.windows) / self.windows.length_ns
-
-    def sm_efficiency(self) -> float | None:
-        """The part of the multiprocessors that have a block, over the wall time.
-
-        A kernel with fewer blocks than there are multiprocessors takes that part of them; kernels beside one another
-        add up, to all of them at most. None where some kernel does not tell its blocks.
-        """
-        blocks = at(self.recording.details.configurations.blocks_per_sm, self.configuration, np.nan)
-        if not len(blocks) or np.isnan(blocks).any():
-            return None
-        spans = self.recording.spans
-        share = np.rint(np.minimum(blocks, 1.0) * _PARTS).astype(np.int64)
-        times = np.concatenate([spans.start_ns[self.span], spans.end_ns[self.span]])
-        order = np.argsort(times, kind="stable")
-        taken = np.minimum(np.cumsum(np.concatenate([share, -share])[order]), _PARTS)[:-1]
-        lasts = Union(self.windows.start_ns, self.windows.end_ns).overlap(times[order][:-1], times[order][1:])
-        high, low = np.divmod(taken, 10**4)  # products of whole numbers, exact on any machine, none beyond 64 bits
-        return (10**4 * int(high @ lasts) + int(low @ lasts)) / _PARTS / self.windows.length_ns
-
-    def occupancy(self) -> float | None:
-        """Mean by time over the kernels that tell; None where none does."""
-        occupancy = at(occupancy_of(self.recording.details.configurations), self.configuration, np.nan)
-        known = ~np.isnan(occupancy)
-        return float(np.average(occupancy[known], weights=self.time_ns[known])) if known.any() else None
-
-    def tensor_core_share(self) -> float | None:
-        """Of kernel time, in kernels that are known to use tensor cores; None where no kernel's name tells."""
-        uses_cores = tensor_core_kernels(self.recording, self.span)
-        if not (uses_cores >= 0).any():
-            return None
-        return int(self.time_ns[uses_cores == 1].sum()) / int(self.time_ns.sum())
-
-
 def _union_of(recording: Recording, span: Int64) -> Union:
     starts, durations = recording.spans.start_ns, recording.spans.duration_ns
     unions = (union(starts[piece], starts[piece] + durations[piece]) for piece in in_pieces(span))
@@ -172,7 +143,7 @@ def _union_of(recording: Recording, span: Int64) -> Union:
 
 
 def _covered(busy: Union, windows: StepWindows) -> int:
-    """How much of the steps it covers."""
+    """Return how much of the steps a union covers."""
     return int(busy.overlap(windows.start_ns, windows.end_ns).sum())
 
 
@@ -198,7 +169,7 @@ class _Part(NamedTuple):
 
 
 def part_rows(attributed: Attributed) -> tuple[PartRow, ...]:
-    """The parts of each step, in the order in which they began; empty where no layer is called."""
+    """Return the parts of each step, in the order in which they began; empty where no layer is called."""
     calls, charges, steps = attributed.calls, attributed.charges, attributed.steps
     if not len(calls.outermost):
         return ()
@@ -238,7 +209,7 @@ def _folded(step: int | None, part: str, times_ns: list[int]) -> Iterator[PartRo
 
 
 def _parts(attributed: Attributed, outermost: Int64) -> tuple[list[_Part], Int64]:
-    """The parts in the order in which they began, and per outermost call the number of its part."""
+    """Return the parts in the order in which they began, and per outermost call the number of its part."""
     recording, attribution, calls = attributed.recording, attributed.attribution, attributed.calls
     begin_ns = recording.spans.start_ns[calls.outermost].tolist()
     steps = attributed.steps.place_of(recording.spans.start_ns[calls.outermost]).tolist()
@@ -276,6 +247,6 @@ def _parts(attributed: Attributed, outermost: Int64) -> tuple[list[_Part], Int64
 
 
 def _role(mark: str) -> str:
-    """The name that the user gave the root of this mark; "" for none."""
+    """Return the name that the user gave the root of this mark; "" for none."""
     parsed = parse_mark(mark)
     return parsed.root if parsed is not None and "#" not in parsed.root else ""

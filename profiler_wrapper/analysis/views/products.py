@@ -41,7 +41,7 @@ class _Call(NamedTuple):
 
 
 def attention_made(attributed: Attributed, *, ran: Bool | None = None) -> tuple[Int32, dict[int, str]]:
-    """Per span the call of attention that it works for (-1 for none), and the backend of each call that has time.
+    """Return per span the attention call it works for (-1: none), and the backend of each call that has time.
 
     Calls are the outermost ops that are attention, in backward those of the forward. A backward op with a name of its
     own is a call itself only where nothing links it to a forward. `ran`: those that count; all where not given.
@@ -64,7 +64,7 @@ def attention_made(attributed: Attributed, *, ran: Bool | None = None) -> tuple[
 def attention_call_rows(
     attributed: Attributed, shapes: Shapes, ops: FlopOps, *, most: int
 ) -> tuple[AttentionCallRow, ...]:
-    """A row for equal calls in each layer and phase, the `most` expensive of them.
+    """Return a row for equal calls in each layer and phase, the `most` expensive of them.
 
     Time is that of the events that are attention in every other table too: where all calls are described, the rows
     of a layer, phase and backend add up to its `AttentionRow`.
@@ -108,7 +108,7 @@ def attention_call_rows(
 
 
 def _described(name: str, shapes: OpShapes) -> _Call | None:
-    """None where the inputs are not those of attention."""
+    """Return what a call of attention was given; None where the inputs are not those of attention."""
     inputs = ATTENTIONS.get(name) or HOLDING_ATTENTION.get(name)
     if inputs is None:
         return None
@@ -132,7 +132,7 @@ def _described(name: str, shapes: OpShapes) -> _Call | None:
 
 
 def _sizes(tensor: Sequence[int], *, heads_first: bool) -> tuple[int, ...]:
-    """(batch, heads, tokens, head_dim), where it has four; sequences laid end to end are a batch of one."""
+    """Return (batch, heads, tokens, head_dim), where it has four; sequences laid end to end are a batch of one."""
     if heads_first:
         return tuple(tensor)
     if len(tensor) == 3:
@@ -161,7 +161,7 @@ def _is_strided(shapes: OpShapes, place: int) -> bool:
 
 
 def product_rows(attributed: Attributed, shapes: Shapes, ops: FlopOps, *, most: int) -> tuple[ProductRow, ...]:
-    """A row for each size in each layer and phase, of the ops whose FLOPs count; the `most` expensive first.
+    """Return a row per size, layer and phase of the ops whose FLOPs count, the `most` expensive first.
 
     An op that makes two products (a convolution's backward) divides its time by their FLOPs.
     """
@@ -199,7 +199,7 @@ def product_rows(attributed: Attributed, shapes: Shapes, ops: FlopOps, *, most: 
 
 
 def times_inside(attributed: Attributed, chosen: np.typing.NDArray[np.bool_]) -> Int64:
-    """Per span that is chosen, the time charged to it and to what it calls, up to the next chosen one."""
+    """Return per chosen span the time charged to it and to what it calls, up to the next chosen one."""
     op = at(nearest(attributed.nesting.parent, chosen), attributed.charges.cpu_span, -1)
     return sum_by_key(op[op >= 0], attributed.charges.time_ns[op >= 0], len(chosen))
 
@@ -223,7 +223,7 @@ class ShapeRows:
 
 
 def shape_rows(attributed: Attributed, shapes: Shapes, ops: FlopOps) -> ShapeRows:
-    """What the shapes of an attributed recording say. `ops`: of it."""
+    """Return what the shapes of an attributed recording say; `ops` are those of it."""
     return ShapeRows(
         products=product_rows(attributed, shapes, ops, most=MOST_ROWS),
         attention_calls=attention_call_rows(attributed, shapes, ops, most=MOST_ROWS),
@@ -233,7 +233,7 @@ def shape_rows(attributed: Attributed, shapes: Shapes, ops: FlopOps) -> ShapeRow
 
 
 def _shapes_of_op(attributed: Attributed, shapes: Shapes, ops: FlopOps) -> dict[str, tuple[str, ...]]:
-    """By the name of an op, the most frequent shapes of its inputs as text."""
+    """Return by the name of an op the most frequent shapes of its inputs as text."""
     spans, numbers = shapes.arrays()
     ran = ops.ran[spans] & ~attributed.recording.named(CHOOSING.__eq__)[spans]
     names = attributed.recording.spans.name[spans[ran]].astype(np.int64)
@@ -246,7 +246,7 @@ def _shapes_of_op(attributed: Attributed, shapes: Shapes, ops: FlopOps) -> dict[
 
 
 def _text(shapes: OpShapes) -> str:
-    """`float32[2, 16, 64], float32[64]`: the tensors among the inputs; `8 tensors` for a list of them."""
+    """Write the tensors among the inputs: `float32[2, 16, 64], float32[64]`; `8 tensors` for a list of them."""
     text = ", ".join(filter(None, (_input(shapes, place, dims) for place, dims in enumerate(shapes.dims))))
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 

@@ -10,8 +10,7 @@ nothing. A trace without device events has no waits.
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from collections import defaultdict
 from typing import Literal
 
 import numpy as np
@@ -20,7 +19,7 @@ from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.charges import Charges
 from profiler_wrapper.analysis.model import PHASES, Phase, SynchronisationRow
 from profiler_wrapper.analysis.ops import find_ops
-from profiler_wrapper.analysis.statistics import marked
+from profiler_wrapper.analysis.statistics import marked, summed
 from profiler_wrapper.analysis.views.operators import PythonSources
 from profiler_wrapper.trace.nesting import innermost_around, nest_chosen
 from profiler_wrapper.trace.recording import Bool, Category, Int32, Int64, Recording
@@ -40,33 +39,20 @@ _PAGEABLE = "Pageable"
 # What ops ask for; the first that has one of the ops counts.
 _OPS: tuple[tuple[Kind, frozenset[str]], ...] = (
     ("item", frozenset({"aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"})),
-    (
-        "nonzero",
-        frozenset(
-            {
-                "aten::nonzero", "aten::nonzero_numpy", "aten::argwhere", "aten::masked_select", "aten::unique",
-                "aten::_unique", "aten::_unique2", "aten::unique_consecutive", "aten::unique_dim",
-                "aten::repeat_interleave", "aten::bincount", "aten::histc",
-            }
-        ),
-    ),
-    (
-        "blocking copy",
-        frozenset({"aten::copy_", "aten::_copy_from", "aten::_copy_from_and_resize", "aten::_to_copy", "aten::to"}),
-    ),
+    ("nonzero", frozenset({
+        "aten::nonzero", "aten::nonzero_numpy", "aten::argwhere", "aten::masked_select", "aten::unique",
+        "aten::_unique", "aten::_unique2", "aten::unique_consecutive", "aten::unique_dim",
+        "aten::repeat_interleave", "aten::bincount", "aten::histc",
+    })),
+    ("blocking copy", frozenset({
+        "aten::copy_", "aten::_copy_from", "aten::_copy_from_and_resize", "aten::_to_copy", "aten::to",
+    })),
 )  # fmt: skip
 _OF_THE_PROFILER = re.compile(r"(^|/)(torch/profiler/|torch/autograd/profiler\.py|profiler_wrapper/)")
 
 
-@dataclass(slots=True)
-class _Sums:
-    wait_ns: int = 0
-    waits: set[int] = field(default_factory=set)  # spans: the ops, else the calls
-    lines: tuple[Counter[int], Counter[int]] = field(default_factory=lambda: (Counter(), Counter()))  # of `Lines`
-
-
 def synchronisation_rows(attributed: Attributed) -> tuple[SynchronisationRow, ...]:
-    """The waits within the steps of an attributed recording, the longest first."""
+    """Return the waits within the steps of an attributed recording, the longest first."""
     if attributed.charges.basis != "device":
         return ()
     recording, attribution = attributed.recording, attributed.attribution
@@ -86,7 +72,7 @@ def synchronisation_rows(attributed: Attributed) -> tuple[SynchronisationRow, ..
     sources = PythonSources(recording, attribution)
     lines = sources.of(calls, around)
     columns = (calls, around, recording.spans.duration_ns[calls], lines.user, lines.library)
-    sums: dict[tuple[Kind, str, str | None, Phase], _Sums] = defaultdict(_Sums)
+    waits: dict[tuple[Kind, str, str | None, Phase], list[tuple[int, int, int, int]]] = defaultdict(list)
     for call, span, wait_ns, user, library in zip(*(c.tolist() for c in columns), strict=True):
         chain = _chain(recording, ops.span, ops.around, int(ops.op_of[span]) if span >= 0 else -1)
         names = [recording.name_of(op) for op in chain]
@@ -94,28 +80,28 @@ def synchronisation_rows(attributed: Attributed) -> tuple[SynchronisationRow, ..
         kind = asked or _CALLS[kinds[recording.spans.name[call]]][0]
         place = attribution.places[attribution.place_of[span] if span >= 0 else attribution.outside]
         layer = attributed.layer_name(place) if recording.spans.category[call] != Category.SYNC else None
-        gathered = sums[kind, names[-1] if names else recording.name_of(call), layer, place.phase]
-        gathered.wait_ns += wait_ns
-        gathered.waits.add(chain[-1] if chain else call)
-        gathered.lines[0][user] += wait_ns
-        gathered.lines[1][library] += wait_ns
-    rows = [
-        SynchronisationRow(
-            kind=kind,
-            op=op,
-            layer=layer,
-            phase=phase,
-            count=len(one.waits),
-            wait_ns=one.wait_ns,
-            sources=sources.most_expensive(*([line for line, _ in c.most_common() if line >= 0] for c in one.lines)),
+        key = (kind, names[-1] if names else recording.name_of(call), layer, place.phase)
+        waits[key].append((chain[-1] if chain else call, wait_ns, user, library))
+    rows = []
+    for (kind, op, layer, phase), of_key in waits.items():
+        users, libraries = (summed((lines[i], wait_ns) for _, wait_ns, *lines in of_key) for i in (0, 1))
+        largest = ([line for line, _ in lines.most_common() if line >= 0] for lines in (users, libraries))
+        rows.append(
+            SynchronisationRow(
+                kind=kind,
+                op=op,
+                layer=layer,
+                phase=phase,
+                count=len({span for span, *_ in of_key}),
+                wait_ns=users.total(),
+                sources=sources.most_expensive(*largest),
+            )
         )
-        for (kind, op, layer, phase), one in sums.items()
-    ]
     return tuple(sorted(rows, key=lambda row: (-row.wait_ns, row.op, row.layer or "", PHASES.index(row.phase))))
 
 
 def _waiting_calls(recording: Recording, kinds: Int64, charges: Charges) -> Int64:
-    """The calls that wait, as spans. What CUPTI tells of a wait (`cuda_sync`) counts where the call itself is lost."""
+    """Find the spans of calls that wait. CUPTI's own account (`cuda_sync`) counts where the call itself is lost."""
     spans = recording.spans
     runtime = np.flatnonzero(spans.category == Category.RUNTIME)
     waits = marked(len(spans), runtime[kinds[spans.name[runtime]] >= 0])
@@ -137,7 +123,7 @@ def _waiting_calls(recording: Recording, kinds: Int64, charges: Charges) -> Int6
 
 
 def _of_the_profiler(attributed: Attributed, calls: Int64, around: Int32) -> Bool:
-    """Waits with the profiler's own code around them, and, with nothing around, after all ops or before any."""
+    """Mark waits with the profiler's own code around, and, with nothing around, before or after all ops."""
     recording, spans, python = attributed.recording, attributed.recording.spans, attributed.recording.python
     ops = np.flatnonzero(spans.category == Category.CPU_OP)
     begin, end = spans.start_ns[calls], spans.end_ns[calls]
@@ -151,7 +137,7 @@ def _of_the_profiler(attributed: Attributed, calls: Int64, around: Int32) -> Boo
 
 
 def _chain(recording: Recording, span: Int32, around: Int32, op: int) -> list[int]:
-    """The op that waits and those that call it, as spans, as long as they are torch's own, the innermost first."""
+    """Return the op that waits and its callers, as spans, as long as they are torch's own, the innermost first."""
     chain: list[int] = []
     of_torch = True
     while op >= 0 and of_torch:

@@ -24,7 +24,6 @@ from profiler_wrapper.analysis.advice.advise import (
     RULES,
     advise,
     headline,
-    next_command,
     summary_of,
     verdict,
 )
@@ -98,7 +97,7 @@ def test_facts_of_a_step() -> None:
     assert seen.idle_ns == 500_000
     assert seen.blocks == ("layers.0", "layers.1")
     assert seen.share_of_step(250_000) == 0.25
-    found = seen.finding("", "", evidence=(), fix="", saves_ns=5_000_000, rows=("overview",), details={})
+    found = seen.finding("", "", fix="", saves_ns=5_000_000, rows=("overview",), details={})
     assert found.saves_at_most_us == 1000  # a step
 
 
@@ -220,8 +219,8 @@ def test_every_rule_says_what_shows_its_rows() -> None:
     for module, call in calls:
         (given,) = (ast.unparse(one.value) for one in call.keywords if one.arg == "rows")
         shown = eval(given, vars(module) | {"block": SimpleNamespace(name="a layer's")})
-        made = facts().finding("", "", evidence=[], fix="", rows=shown, details={})
-        program, analyze, run, *rest = shlex.split(next_command(made))
+        made = facts().finding("", "", fix="", rows=shown, details={})
+        program, analyze, run, *rest = shlex.split(made.next or "")
         assert (program, analyze, run) == ("profiler-wrapper", "analyze", RUN)
         options = dict(zip(rest[::2], rest[1::2], strict=True))
         assert options.keys() - {"--where"} == {"--format", "--select", "--top"}
@@ -233,7 +232,9 @@ def test_every_rule_says_what_shows_its_rows() -> None:
 
 
 def test_a_finding_that_names_no_rows_is_shown_by_where_the_time_goes() -> None:
-    assert next_command(finding(id="of others")).endswith("--select overview --top 5")
+    seen = facts()
+    summary = summary_of(seen.analysis, seen.found, [], rules=[lambda _: [finding(id="of others")]])
+    assert summary["findings"][0]["next"].endswith("--select overview --top 5")
 
 
 # --- the verdict ---------------------------------------------------------------------------------
@@ -319,7 +320,7 @@ def test_what_was_launched_before_the_trace_is_of_no_step_but_of_the_table() -> 
     assert seen.analysis.time.unattributed_ns == 895_000
     assert seen.work_ns == facts().work_ns
     assert verdict(seen, []).startswith("The 2 blocks' mlp takes 42 % of the device time; ")  # 800 of 1,895 us
-    found = seen.finding("", "", evidence=(), fix="", share=seen.of_work(250_000), rows=("overview",), details={})
+    found = seen.finding("", "", fix="", share=seen.of_work(250_000), rows=("overview",), details={})
     assert found.share_of == "the device time that a step launched"
 
 
