@@ -231,6 +231,7 @@ class Finisher:
         describe_settings: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self.windows = 0  # that ended, results of which may still be on their way
+        self.reported = False  # a window was, be it empty
         self._explained: OutOfMemory | None = None
         self.info = info
         self._options = options

@@ -10,12 +10,11 @@ from torch import nn
 from profiler_wrapper import __version__
 from profiler_wrapper.capture.layers import find_stages
 from profiler_wrapper.capture.owned_tensors import OwnedTensors, find_optimizers, may_come
-from profiler_wrapper.capture.recorder import Recorder
 from profiler_wrapper.capture.records import OutOfMemory, out_of_memory
 from profiler_wrapper.capture.runinfo import is_in_pipeline, run_info, run_settings
 from profiler_wrapper.capture.scopes import FirstCall, LayerScopes, RootCall, is_part, listen, stop_listening
-from profiler_wrapper.capture.session import Annotation, Session, machine_activities
-from profiler_wrapper.capture.steps import Mode, OpenPlan, Plan, StepCounter, StepSource
+from profiler_wrapper.capture.session import Annotation
+from profiler_wrapper.capture.steps import OpenPlan, Plan, StepCounter, StepSource
 from profiler_wrapper.capture.torch_state import (
     free_recorder,
     in_backward,
@@ -26,6 +25,7 @@ from profiler_wrapper.capture.torch_state import (
 from profiler_wrapper.errors import Notices, in_a_line, warn
 from profiler_wrapper.run.finishing import Finisher
 from profiler_wrapper.run.options import Options
+from profiler_wrapper.run.recorder import Recorder
 
 _FEW_CALLS = 2  # of parts of a model in one turn of a loop over layers: a spatial and a temporal block
 _inside: list[Profiling] = []  # entered and not left, outermost first
@@ -55,8 +55,6 @@ class Profiling:
         self._entries = 0
         self._root_calls = 0
         self._gradients = False  # some call was made with gradients
-        self._failed = False  # and that was said
-        self._reported = False  # a window was, be it empty
         self._held = False  # the recording goes on though the block was left
         self._stopped = False  # not just left
         self._out_of_memory: OutOfMemory | None = None  # ended the block
@@ -107,7 +105,8 @@ class Profiling:
         recorder = self._recorder
         if recorder is None:
             return
-        anew = recorder.over_as_planned and recorder.on_owner_thread and recorder.counter.source != "prof.step()"
+        state = recorder.state
+        anew = state.over_as_planned and recorder.on_owner_thread and state.counter.source != "prof.step()"
         if anew and not in_backward():
             # What was recorded were steps of another kind.
             counter = self._counter(first=1, source="prof.step()")
@@ -156,14 +155,14 @@ class Profiling:
         if not self._takes_part():
             return
         if self._held and self._recorder is not None and not self._recorder.over:
-            self._recorder.begin_entry(entry)
+            self._recorder.enter(entry)
         elif not free_recorder():
             self._mark_only()
         elif entry == 0:
             self._begin(self._options.plan(), self._counter())
         else:
             self._finish()
-            first = self._recorder.counter.ended if self._recorder is not None else 0
+            first = self._recorder.state.counter.ended if self._recorder is not None else 0
             self._begin(OpenPlan(entered_again=True), self._counter(first=first))
             self._held = True
 
@@ -185,7 +184,7 @@ class Profiling:
         elif self._held and not (recorder.over or recorder.is_ending):
             return
         elif self._may_be_entered_again(recorder):
-            recorder.hold_open()
+            recorder.state.held_open()
             self._held = True
             return
         try:
@@ -200,7 +199,7 @@ class Profiling:
         if error is not None and type(error).__name__ != "_StopRecomputationError":  # how checkpointing ends early
             recorder.note(f"the block was left by {type(error).__name__}", incomplete=True)
         if not self._held and not recorder.over:
-            recorder.hold_open()
+            recorder.state.held_open()
             self._held = True
 
     def _takes_part(self) -> bool:
@@ -239,15 +238,12 @@ class Profiling:
         assert self.finisher is not None
         recorder = Recorder(
             plan=plan,
-            marks=self._scopes,
-            new_session=self._new_session,
-            part_path=self.finisher.place.part_path,
-            held=self._owned_tensors,
-            on_failure=self._failure,
-            on_over=self.finisher.end_history,
-            on_window=lambda: self._safely("writing the reports of", lambda: self._report(loop_goes_on=True)),
             counter=counter,
-            alone=self.finisher.info.world_size == 1,
+            marks=self._scopes,
+            held=self._owned_tensors,
+            options=self._options,
+            finisher=self.finisher,
+            notices=self._notices,
         )
         self._recorder = recorder
         self._scopes.requests.on_begin, self._scopes.requests.on_end = recorder.request_begins, recorder.request_ends
@@ -256,30 +252,7 @@ class Profiling:
         if self._entries == 1:
             listen(self._first_call)
         recorder.start()
-        recorder.begin_entry(self._entries - 1)
-
-    def _failure(self, what: str, error: Exception) -> None:
-        if not self._failed:
-            self._failed = True
-            warn(f"profiling ended, because {what} failed: {in_a_line(error)}")
-
-    def _new_session(self, mode: Mode) -> Session:
-        options = self._options
-        if self.finisher is not None and self.finisher.info.world_size > 1:
-            self.finisher.place.open()  # where others read from now on that this rank records
-        return Session(
-            activities=options.activities or machine_activities(),
-            record_shapes=mode is Mode.FULL if options.record_shapes == "auto" else options.record_shapes,
-            profile_memory=options.profile_memory,
-            with_stack=options.with_stack,
-            give_way=self._give_way if options.from_outside else None,
-        )
-
-    def _give_way(self) -> None:
-        """A ProfilerWrapper of the script's own wants to record; it has marks of its own."""
-        if self._recorder is not None:
-            self._recorder.before_another()
-        self._scopes.detach()
+        recorder.enter(self._entries - 1)
 
     def _mark_only(self) -> None:
         if self._options.from_outside and records_here():
@@ -298,7 +271,12 @@ class Profiling:
 
     def _may_be_entered_again(self, recorder: Recorder) -> bool:
         """The block called a part of a model and ended no step: perhaps one turn of a loop over layers."""
-        if self._entries != 1 or recorder.over or recorder.has_moved or recorder.counter.source != "nothing yet":
+        if (
+            self._entries != 1
+            or recorder.over
+            or recorder.state.has_moved
+            or recorder.state.counter.source != "nothing yet"
+        ):
             return False
         module = self._first_call.module()
         if module is None or self._first_call.had_backward:
@@ -331,8 +309,8 @@ class Profiling:
             finally:
                 self._scopes.detach()
             self._report()
-            if not self._reported:
-                ended = recorder.counter.ended
+            if self.finisher is not None and not self.finisher.reported:
+                ended = recorder.state.counter.ended
                 warn(f"nothing was recorded: the block ended after {ended} steps, before any that was asked for")
         if self._depth == 0:
             self._let_models_go()
@@ -342,19 +320,10 @@ class Profiling:
         self._model, self._stages = None, ()
         self._scopes.let_models_go()
 
-    def _report(self, *, loop_goes_on: bool = False) -> None:
-        if self.finisher is None:
-            return
-        while self._recorder is not None and self._recorder.windows:
-            window = self._recorder.windows.pop(0)
-            self._reported = True
-            for warning in self._scopes.said():
-                window.warn(warning)
-            if not (window.empty and self._failed):
-                ended_by_it = self._while_recording and not self._recorder.windows
-                failure = self._out_of_memory if ended_by_it else None
-                self.finisher.write(window, failure=failure, loop_goes_on=loop_goes_on)
-        if not loop_goes_on:
+    def _report(self) -> None:
+        if self._recorder is not None:
+            self._recorder.hand_over(failure=self._out_of_memory if self._while_recording else None)
+        if self.finisher is not None:
             self.finisher.wait()
 
     def _at_exit(self) -> None:
@@ -370,7 +339,7 @@ class Profiling:
             action()
         except Exception as error:
             self._abandon()
-            self._failure(f"{what} the profile", error)
+            self._say_failure(f"{what} the profile", error)
         except BaseException:
             self._abandon()
             if in_the_way_of is None:
@@ -389,4 +358,7 @@ class Profiling:
             try:
                 action()
             except Exception as error:
-                self._failure("taking the profiler away", error)
+                self._say_failure("taking the profiler away", error)
+
+    def _say_failure(self, what: str, error: Exception) -> None:
+        self._notices.warn_once("failed", f"profiling ended, because {what} failed: {in_a_line(error)}")
