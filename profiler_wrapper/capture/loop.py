@@ -95,6 +95,7 @@ class LoopState:
     evaluations: int = 0  # calls in evaluation mode of what has trained
     request_calls: int = 0  # in the running request
     # The loop so far.
+    root_calls: int = 0
     trained: set[str] = field(default_factory=set)  # roots that were called with gradients
     by_hand: str | None = None  # a root of which an image or a text takes several calls
     left_out: dict[str, tuple[int, float]] = field(default_factory=dict)  # what, how often, seconds
@@ -172,6 +173,7 @@ class LoopState:
 
     def heard(self, call: RootCall) -> Effects:
         """It is called now, be it where no step can end."""
+        self.root_calls += 1
         self.trains |= call.grad_enabled
         if call.grad_enabled:
             self.trained.add(call.label)

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,9 +37,8 @@ from profiler_wrapper.run.window import (
     Child,
     FinishedWindow,
     WindowTask,
-    finish_window,
-    finish_window_in_child,
-    has_little_memory,
+    drop_parts,
+    finish,
     keep_traces,
     lack_of_memory,
 )
@@ -54,7 +53,6 @@ _OVERLOAD = 0.2  # of the timed steps, in which a thread waits for a core: their
 _MOST_CHILDREN = 8  # at once, of which one has its turn; further windows are left to who waits
 _MOST_TRIES = 100  # to make a file in a directory that somebody else removes
 Describe = Callable[[], Sequence[dict[str, Any]]]
-_unfinished: list[Finisher] = []  # with windows that the end of the process waits for
 
 
 def ranks_of_run(options: Options, info: RunInfo, begin_ns: int | None, end_ns: int | None) -> dict[str, Any]:
@@ -245,6 +243,7 @@ class Finisher:
         self._later: list[tuple[WindowTask, Child | None]] = []  # windows that are to be waited for
         self._waiting = threading.RLock()
         self._home = os.getpid()
+        self._forget_exit: Callable[[], object] | None = None  # while the end of the process waits for them
 
     @property
     def directory(self) -> Path | None:
@@ -258,21 +257,39 @@ class Finisher:
         with self._waiting:
             while self._later:
                 task, child = self._later[0]
-                if child is None or child.works:
+                if child is None or not child.has_ended():
                     self._say_wait(task)
                 finished = child.finished(child.patience_s()) if child is not None else None
                 self._later.pop(0)  # only now: after Ctrl-C somebody else may wait for it
                 try:
-                    if finished is not None:
-                        self._take(task, finished)
-                    elif child is not None and child.was_killed:
-                        keep_traces(task, f"what was recorded could not be analysed ({child.problem})")
-                    else:
-                        self._finish(task)
+                    self._take(task, finished or finish(task, child))
                 finally:
-                    self.place.drop_parts(task.parts)
-            if self in _unfinished:
-                _unfinished.remove(self)
+                    drop_parts(task)
+            if self._forget_exit is not None:
+                self._forget_exit()
+                self._forget_exit = None
+
+    def _wait_at_exit(self) -> None:
+        try:
+            self.wait()
+        except KeyboardInterrupt:
+            for task, child in self._later:
+                where = task.target or task.directory
+                if child is not None and where is not None:
+                    goes_on = f"process {child.process} still finishes a window; when it has ended, run.json in"
+                    warn(f"{goes_on} {where.directory} says complete")
+        except Exception as error:
+            warn(f"a recorded window could not be finished: {in_a_line(error)}")
+
+    def _remember_exit(self) -> None:
+        """Have the end of the process wait. Those that multiprocessing starts end without what `atexit` knows."""
+        if self._forget_exit is not None:
+            return
+        if multiprocessing.parent_process() is None:
+            atexit.register(self._wait_at_exit)
+            self._forget_exit = partial(atexit.unregister, self._wait_at_exit)
+        else:
+            self._forget_exit = multiprocessing.util.Finalize(None, self._wait_at_exit, exitpriority=0).cancel
 
     def follow(self, name: str) -> None:
         """A named block was run: its time becomes a series."""
@@ -318,23 +335,30 @@ class Finisher:
             failure: an out-of-memory that ended the window, which is explained.
             loop_goes_on: nobody should wait, so it is left to a child process; see `wait`.
         """
+        if self._home != os.getpid():
+            self._home, self._later, self._forget_exit = os.getpid(), [], None
         main, full = choose(window)
-        parts = {trace.path for trace in (window.full, window.timed) if trace is not None}
+        traces = {trace.path for trace in (window.full, window.timed) if trace is not None}
         try:
             if main is None:
                 self._warn_of_nothing("; ".join(window.warnings) or "the block ended before its first step")
                 return
             task = self._task(window, main, full, failure)
-            if loop_goes_on and self._options.background:
-                if self._finish_later(task):
-                    parts -= set(task.parts)
+            beside = loop_goes_on and self._options.background
+            if beside and (lack := lack_of_memory(task)):
+                keep_traces(task, lack)
                 self.windows += 1
-            else:
-                self.wait()
-                self._say_wait(task)
-                self.windows += self._finish(task)
+                return
+            self.place.hand_over(task.parts)
+            traces -= set(task.parts)
+            self._later.append((task, self._start_child(task) if beside else None))
         finally:
-            self.place.drop_parts(parts)
+            self.place.drop_parts(traces)
+        self._remember_exit()
+        before = len(self.results)
+        if not beside:
+            self.wait()
+        self.windows += beside or len(self.results) > before
 
     def _task(
         self, window: Window, main: RecordedTrace, full: RecordedTrace | None, failure: OutOfMemory | None
@@ -395,33 +419,19 @@ class Finisher:
             "overloaded": overloaded,
         }
 
-    def _finish_later(self, task: WindowTask) -> bool:
-        """Whether it is left to a child, or to who waits: the traces are still needed."""
-        children = [child for _, child in self._later if child is not None]
-        for earlier in children:
-            earlier.let_go()
-        child = None
-        has_place = sum(earlier.works for earlier in children) < _MOST_CHILDREN
-        if has_place and not any(callable(item) for item in task.options.track):
-            lack = lack_of_memory(task)
-            if lack:
-                keep_traces(task, lack)
-                return False
-            try:
-                child = Child(task, beside_training=True)
-            except Exception as error:
-                task.run["warnings"].append(
-                    f"no process could be started to make the reports ({in_a_line(error)}), so they were "
-                    "made when the block was left"
-                )
-        self.place.hand_over(task.parts)
-        if self._home != os.getpid():
-            self._home, self._later = os.getpid(), []
-        self._later.append((task, child))
-        if self not in _unfinished:
-            _unfinished.append(self)
-        _wait_at_exit(os.getpid())
-        return True
+    def _start_child(self, task: WindowTask) -> Child | None:
+        """None: it is left to who waits."""
+        work = sum(child is not None and not child.has_ended() for _, child in self._later)
+        if work >= _MOST_CHILDREN or any(callable(item) for item in task.options.track):
+            return None
+        try:
+            return Child(task, beside_training=True)
+        except Exception as error:
+            task.run["warnings"].append(
+                f"no process could be started to make the reports ({in_a_line(error)}), so they were "
+                "made when the block was left"
+            )
+            return None
 
     def _say_wait(self, task: WindowTask) -> None:
         """Whoever waits for a table sees what for."""
@@ -430,12 +440,6 @@ class Finisher:
         dots = "…" if task.unicode else "..."
         if task.prints:
             say(f"profiler_wrapper: making the result{of} {dots} Ctrl-C keeps the trace\n", on="stderr")
-
-    def _finish(self, task: WindowTask) -> bool:
-        """Whether there is a result."""
-        finished = finish_window_in_child(task) if has_little_memory() else finish_window(task)
-        self._take(task, finished)
-        return finished.result is not None
 
     def _take(self, task: WindowTask, finished: FinishedWindow) -> None:
         if finished.nothing_recorded:
@@ -460,32 +464,3 @@ class Finisher:
         self.place.drop_parts()
         if not self.windows:
             self.place.mark_incomplete()
-
-    def warn_of_what_goes_on(self) -> None:
-        """Somebody waits no longer."""
-        for task, child in self._later:
-            where = task.target or task.directory
-            if child is not None and where is not None:
-                warn(
-                    f"process {child.process} still finishes a window; when it has ended, run.json in "
-                    f"{where.directory} says complete"
-                )
-
-
-@cache
-def _wait_at_exit(process: int) -> None:
-    """Once in each process. Those that multiprocessing starts end without what `atexit` knows."""
-    if multiprocessing.parent_process() is None:
-        atexit.register(_finish_all)
-    else:
-        multiprocessing.util.Finalize(None, _finish_all, exitpriority=0)
-
-
-def _finish_all() -> None:
-    for finisher in list(_unfinished):
-        try:
-            finisher.wait()
-        except KeyboardInterrupt:
-            finisher.warn_of_what_goes_on()
-        except Exception as error:
-            warn(f"a recorded window could not be finished: {in_a_line(error)}")

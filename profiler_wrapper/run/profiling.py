@@ -12,7 +12,7 @@ from profiler_wrapper.capture.layers import find_stages
 from profiler_wrapper.capture.owned_tensors import OwnedTensors, find_optimizers, may_come
 from profiler_wrapper.capture.records import OutOfMemory, out_of_memory
 from profiler_wrapper.capture.runinfo import is_in_pipeline, run_info, run_settings
-from profiler_wrapper.capture.scopes import FirstCall, LayerScopes, RootCall, is_part, listen, stop_listening
+from profiler_wrapper.capture.scopes import LayerScopes, is_part
 from profiler_wrapper.capture.session import Annotation
 from profiler_wrapper.capture.steps import OpenPlan, Plan, StepCounter, StepSource
 from profiler_wrapper.capture.torch_state import (
@@ -28,7 +28,6 @@ from profiler_wrapper.run.options import Options
 from profiler_wrapper.run.recorder import Recorder
 
 _FEW_CALLS = 2  # of parts of a model in one turn of a loop over layers: a spatial and a temporal block
-_inside: list[Profiling] = []  # entered and not left, outermost first
 
 
 class Profiling:
@@ -42,23 +41,17 @@ class Profiling:
             model,
             layers=options.layers,
             in_pipeline=is_in_pipeline(model, options.device_mesh, options.coordinates),
-            on_root_enter=self._root_enters,
         )
         for warning in self._scopes.warnings:
             warn(warning)
         self._owned_tensors = OwnedTensors(self._scopes.roots, find_optimizers(optimizer))
         self._recorder: Recorder | None = None
-        self._first_call = FirstCall()
         self._only_marks = False
         self._notices = Notices()
         self._depth = 0
         self._entries = 0
-        self._root_calls = 0
-        self._gradients = False  # some call was made with gradients
         self._held = False  # the recording goes on though the block was left
         self._stopped = False  # not just left
-        self._out_of_memory: OutOfMemory | None = None  # ended the block
-        self._while_recording = False  # it did
 
     # -- the block --------------------------------------------------------------------------------
 
@@ -73,15 +66,13 @@ class Profiling:
         if self._depth == 0 and recorder is not None and recorder.is_ending:
             self.finish()
         if self._depth == 0 and not self._held and recorder is not None and recorder.over and (anew or self._stopped):
-            self._recorder, self._entries, self._first_call = None, 0, FirstCall()
-            self._root_calls, self._gradients = 0, False
+            self._recorder, self._entries = None, 0
         self._stopped = False
         if called is not None:
             self._safely("starting", lambda: self._scopes.expect(called))
         self._depth += 1
         if self._depth == 1:
             self._safely("starting", self._enter)
-            _inside.append(self)
 
     def exit(self, error: BaseException | None) -> None:
         """The block ends, by `error` if there is one."""
@@ -89,7 +80,6 @@ class Profiling:
             return
         self._depth -= 1
         if self._depth == 0:
-            _inside.remove(self)
             self._safely("finishing", lambda: self._exit(error), in_the_way_of=error)
             if self._entries and not self._held:
                 self._let_models_go()
@@ -175,32 +165,22 @@ class Profiling:
             self._report()
             return
         recorder.sessions.end_scope("block")
-        if in_backward():
-            self._leave_in_backward(recorder, error)
+        # The engine would bring back a session that ended in backward, so it goes on until it can end.
+        inside, kind = in_backward(), type(error).__name__
+        if error is not None and not (inside and kind == "_StopRecomputationError"):  # how checkpointing ends early
+            recorder.note(f"the block was left by {kind}", incomplete=True)
+        goes_on = self._held and not (recorder.over or recorder.is_ending)
+        if inside or (error is None and (goes_on or self._may_be_entered_again(recorder))):
+            if not self._held and not recorder.over:
+                recorder.state.held_open()
+                self._held = True
             return
-        if error is not None:
-            recorder.note(f"the block was left by {type(error).__name__}", incomplete=True)
-            self._out_of_memory, self._while_recording = out_of_memory(error), not recorder.over
-        elif self._held and not (recorder.over or recorder.is_ending):
-            return
-        elif self._may_be_entered_again(recorder):
-            recorder.state.held_open()
-            self._held = True
-            return
+        failure, while_recording = out_of_memory(error), not recorder.over
         try:
-            self._finish()
+            self._finish(failure=failure if while_recording else None)
         finally:
-            failure, self._out_of_memory = self._out_of_memory, None
             if failure is not None and self.finisher is not None:
                 self.finisher.explain_oom(failure)
-
-    def _leave_in_backward(self, recorder: Recorder, error: BaseException | None) -> None:
-        """The engine would bring back a session that ended here, so it goes on until it can end."""
-        if error is not None and type(error).__name__ != "_StopRecomputationError":  # how checkpointing ends early
-            recorder.note(f"the block was left by {type(error).__name__}", incomplete=True)
-        if not self._held and not recorder.over:
-            recorder.state.held_open()
-            self._held = True
 
     def _takes_part(self) -> bool:
         ranks = self._options.ranks
@@ -246,11 +226,8 @@ class Profiling:
             notices=self._notices,
         )
         self._recorder = recorder
-        self._scopes.requests.on_begin, self._scopes.requests.on_end = recorder.request_begins, recorder.request_ends
         atexit.register(self._at_exit)
         self.finisher.begin_history()
-        if self._entries == 1:
-            listen(self._first_call)
         recorder.start()
         recorder.enter(self._entries - 1)
 
@@ -271,30 +248,20 @@ class Profiling:
 
     def _may_be_entered_again(self, recorder: Recorder) -> bool:
         """The block called a part of a model and ended no step: perhaps one turn of a loop over layers."""
-        if (
-            self._entries != 1
-            or recorder.over
-            or recorder.state.has_moved
-            or recorder.state.counter.source != "nothing yet"
-        ):
+        state = recorder.state
+        if self._entries != 1 or state.over or state.has_moved or state.counter.source != "nothing yet":
             return False
-        module = self._first_call.module()
-        if module is None or self._first_call.had_backward:
+        module = recorder.first_call.module()
+        if module is None or recorder.first_call.had_backward:
             return False
         known = self._scopes.is_part(module)
         if not (is_part(module) if known is None else known):
             return False
-        return self._gradients or self._root_calls <= _FEW_CALLS
-
-    def _root_enters(self, call: RootCall) -> None:
-        self._root_calls += 1
-        self._gradients |= call.grad_enabled
-        if self._recorder is not None:
-            self._recorder.root_enters(call, updated=self._first_call.updated())
+        return bool(state.trained) or state.root_calls <= _FEW_CALLS
 
     # -- afterwards -------------------------------------------------------------------------------
 
-    def _finish(self, *, at_exit: bool = False) -> None:
+    def _finish(self, *, at_exit: bool = False, failure: OutOfMemory | None = None) -> None:
         recorder = self._recorder
         if recorder is not None and not at_exit and (why := recorder.ends_later()):
             self._held = True
@@ -302,13 +269,9 @@ class Profiling:
             return
         self._held = False
         atexit.unregister(self._at_exit)
-        stop_listening(self._first_call)
         if recorder is not None:
-            try:
-                recorder.stop()
-            finally:
-                self._scopes.detach()
-            self._report()
+            recorder.stop()
+            self._report(failure)
             if self.finisher is not None and not self.finisher.reported:
                 ended = recorder.state.counter.ended
                 warn(f"nothing was recorded: the block ended after {ended} steps, before any that was asked for")
@@ -320,9 +283,9 @@ class Profiling:
         self._model, self._stages = None, ()
         self._scopes.let_models_go()
 
-    def _report(self) -> None:
+    def _report(self, failure: OutOfMemory | None = None) -> None:
         if self._recorder is not None:
-            self._recorder.hand_over(failure=self._out_of_memory if self._while_recording else None)
+            self._recorder.hand_over(failure=failure)
         if self.finisher is not None:
             self.finisher.wait()
 
@@ -330,8 +293,6 @@ class Profiling:
         """The process ends, and would crash with torch's profiler on; a fork has nothing to end."""
         if self._recorder is not None and self._recorder.is_same_process:
             self._safely("finishing", lambda: self._finish(at_exit=True))
-            if self.finisher is not None:
-                self.finisher.wait()
 
     def _safely(self, what: str, action: Callable[[], None], *, in_the_way_of: BaseException | None = None) -> None:
         """Run something of ours: what it raises becomes a warning, but for Ctrl-C and the like."""
@@ -349,7 +310,7 @@ class Profiling:
         """Take everything away, whatever state it is in."""
         recorder, self._recorder, self._held = self._recorder, None, False
         atexit.unregister(self._at_exit)
-        actions: list[Callable[[], object]] = [lambda: stop_listening(self._first_call), self._scopes.detach]
+        actions: list[Callable[[], object]] = [self._scopes.detach]
         if recorder is not None:
             actions.insert(0, recorder.stop)
         if self.finisher is not None:

@@ -14,7 +14,7 @@ from profiler_wrapper.capture.loop import Do, Effects, LoopState, Now, Thread
 from profiler_wrapper.capture.owned_tensors import OwnedTensors, may_come
 from profiler_wrapper.capture.records import OutOfMemory, Window
 from profiler_wrapper.capture.requests import Request
-from profiler_wrapper.capture.scopes import LayerScopes, RootCall
+from profiler_wrapper.capture.scopes import FirstCall, LayerScopes, RootCall, listen, stop_listening
 from profiler_wrapper.capture.session import Session, SessionSequence, machine_activities
 from profiler_wrapper.capture.steps import Mode, Plan, StepCounter
 from profiler_wrapper.capture.torch_state import (
@@ -75,6 +75,7 @@ class Recorder:
             before_another=self.before_another,
             held=held,
         )
+        self.first_call = FirstCall()
         self._steps_hook: OptimizerSteps | None = None
         self._may_train: dict[tuple[Any, int], bool] = {}  # whether an optimizer may train one of so many roots
         self._threads = ThreadStarts(before=self._thread_starts, at_end=self._thread_ends)
@@ -121,7 +122,11 @@ class Recorder:
 
     def start(self) -> None:
         """Begin. Raises what torch raises, with nothing left behind."""
+        marks = self._marks
+        marks.on_root_enter = self.root_enters
+        marks.requests.on_begin, marks.requests.on_end = self.request_begins, self.request_ends
         try:
+            listen(self.first_call)
             self._steps_hook = OptimizerSteps(
                 before=self.optimizer_steps, after=self.optimizer_stepped, skipped=self.optimizer_stepped
             )
@@ -230,9 +235,9 @@ class Recorder:
         if self._may_train[asked]:
             yield from self.state.optimizer_stepped(optimizer, self._now())
 
-    def root_enters(self, call: RootCall, *, updated: bool = False) -> None:
-        """A model is about to be called; `updated`: its parameters have changed since the last call."""
-        state = self.state
+    def root_enters(self, call: RootCall) -> None:
+        """A model is about to be called."""
+        state, updated = self.state, self.first_call.updated()
         if state.moved and state.home == _here():
             self._next = self._come_home
         self._arrive()
@@ -400,6 +405,7 @@ class Recorder:
             self._say_failure("writing the reports of the profile", error)
 
     def _hear_no_steps(self) -> None:
+        stop_listening(self.first_call)
         if self._steps_hook is not None:
             self._steps_hook.remove()
 

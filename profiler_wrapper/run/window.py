@@ -12,7 +12,6 @@ somebody else begin again.
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
 import signal
@@ -93,12 +92,6 @@ class FinishedWindow:
     text: str = ""  # the table and where the files are, to be printed
 
 
-def has_little_memory() -> bool:
-    """Whether this process is close to a limit of its own."""
-    free_bytes = free_bytes_below_own_limit()
-    return free_bytes is not None and free_bytes < _ENOUGH_BYTES
-
-
 @no_garbage_collection()
 def finish_window(task: WindowTask) -> FinishedWindow:
     """Analyse the trace, write the files, explain the failure. What fails is a warning; the traces are kept."""
@@ -114,12 +107,10 @@ def finish_window(task: WindowTask) -> FinishedWindow:
             run["peaks"] = asdict(result.utilization.peaks)
     except EmptyRecording:
         return FinishedWindow(result=None, nothing_recorded=True)
-    except Exception as error:
-        files.write_traces(main=task.main.path, full=task.full)
-        warn(f"what was recorded could not be analysed ({in_a_line(error)}); {files.summary()}")
-        return FinishedWindow(result=None)
-    except BaseException:  # Ctrl-C; the traces are whole, and moving them takes no time
-        files.write_traces(main=task.main.path, full=task.full)
+    except BaseException as error:  # Ctrl-C too; the traces are whole, and moving them takes no time
+        kept = keep_traces(task, f"what was recorded could not be analysed ({in_a_line(error)})")
+        if isinstance(error, Exception):
+            return kept
         raise
     files.write(result, found, main=task.main.path, full=task.full)
     result = replace(result, timeline=NO_TRACE)  # a training may have thousands of windows
@@ -170,16 +161,26 @@ _ENVIRONMENT = {
 }
 
 
-def finish_window_in_child(task: WindowTask) -> FinishedWindow:
-    """As `finish_window`, by a child process. Where it fails, the traces are kept, with a warning."""
-    try:
-        child = Child(task)
-        finished, problem = child.finished(_PATIENCE_S), child.problem
-    except Exception as error:
-        finished, problem = None, in_a_line(error)
-    if finished is not None:
-        return finished
-    return keep_traces(task, f"hardly any memory is left, and what was recorded could not be analysed ({problem})")
+def finish(task: WindowTask, child: Child | None = None) -> FinishedWindow:
+    """Finish a window which nobody has begun, or which `child` did not finish, now that somebody waits.
+
+    In this process; where that has hardly any memory left, in a child. Where nothing comes of it the traces are kept.
+    """
+    free_bytes = free_bytes_below_own_limit()
+    if child is not None and child.was_killed:
+        problem = f"what was recorded could not be analysed ({child.problem})"
+    elif free_bytes is None or free_bytes >= _ENOUGH_BYTES:
+        return finish_window(task)
+    else:
+        try:
+            child = Child(task)
+            if (finished := child.finished(_PATIENCE_S)) is not None:
+                return finished
+            reason = child.problem
+        except Exception as error:
+            reason = in_a_line(error)
+        problem = f"hardly any memory is left, and what was recorded could not be analysed ({reason})"
+    return keep_traces(task, problem)
 
 
 def lack_of_memory(task: WindowTask) -> str:
@@ -209,8 +210,8 @@ class Child:
         self.was_killed = False  # by somebody else: by the system for want of memory, most likely
         self._ended_by_us = False  # for want of time; asked again where Ctrl-C came before it was gone
         self._task = task
-        self._answer: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self._files: tuple[IO[bytes], ...] = (tempfile.TemporaryFile(), tempfile.TemporaryFile())  # noqa: SIM115
+        self._said: list[bytes] = []  # what was in these when it had ended: its answer, and its errors
         with tempfile.TemporaryFile() as given:
             pickle.dump(_portable(task), given)
             given.seek(0)
@@ -219,8 +220,8 @@ class Child:
                 beside_training=beside_training,
                 environment=_ENVIRONMENT,
                 stdin=given,
-                stdout=self._answer,
-                stderr=self._errors,
+                stdout=self._files[0],
+                stderr=self._files[1],
             )
 
     @property
@@ -228,22 +229,20 @@ class Child:
         """The number of its process."""
         return self._process.pid
 
-    @property
-    def works(self) -> bool:
-        """Whether it has not ended."""
-        return self._process.poll() is None
-
-    def let_go(self) -> None:
-        """Once it has ended, hold neither its process nor its open files: a training may have thousands of windows."""
-        if not self.works and not isinstance(self._answer, io.BytesIO):
-            for name in ("_errors", "_answer"):
-                with getattr(self, name) as file:
-                    file.seek(0)
-                    setattr(self, name, io.BytesIO(file.read()))
+    def has_ended(self) -> bool:
+        """Whether it has. Then it holds no open file any more: a training may have thousands of windows."""
+        if self._process.poll() is None:
+            return False
+        files, self._files = self._files, ()
+        for file in files:
+            with file:
+                file.seek(0)
+                self._said.append(file.read())
+        return True
 
     def patience_s(self) -> float:
         """How long to wait for it: not at all before it has begun, since whoever waits can do the same at once."""
-        if not self.works or os.fstat(self._answer.fileno()).st_size == 0:
+        if self.has_ended() or os.fstat(self._files[0].fileno()).st_size == 0:
             return 0.0
         sizes = (part.stat().st_size for part in self._task.parts if part.exists())
         return _LEAST_PATIENCE_S + _PATIENCE_S_PER_BYTE * sum(sizes)
@@ -260,17 +259,16 @@ class Child:
             self._ended_by_us = True
             self._process.kill()
             code = self._process.wait()
-        with self._errors, self._answer:
-            self._errors.seek(0)
-            say(self._errors.read().decode(errors="replace"), on="stderr")
-            self._answer.seek(len(_BEGUN))
-            try:
-                messages, finished = pickle.load(self._answer)
-            except Exception:  # it was not written to its end
-                self.problem = f"the process that was to analyse it ended with {code}"
-                self.was_killed = not self._ended_by_us and code < 0 and code != _TOO_OLD
-                _drop_half_written(self._task, self.process)
-                return None
+        self.has_ended()
+        answer, errors = self._said
+        say(errors.decode(errors="replace"), on="stderr")
+        try:
+            messages, finished = pickle.loads(answer[len(_BEGUN) :])
+        except Exception:  # it was not written to its end
+            self.problem = f"the process that was to analyse it ended with {code}"
+            self.was_killed = not self._ended_by_us and code < 0 and code != _TOO_OLD
+            _drop_half_written(self._task, self.process)
+            return None
         for message in messages:
             warn(message)
         assert isinstance(finished, FinishedWindow)

@@ -32,7 +32,7 @@ def test_a_process_that_grows_within_an_op_is_recorded_until_the_op_has_ended(
         end_history=list,
         write=lambda window, **_: windows.append(window),
     )
-    marks = SimpleNamespace(attach=list, detach=list, roots=list, said=list, calls=0)
+    marks = SimpleNamespace(attach=list, detach=list, roots=list, said=list, calls=0, requests=SimpleNamespace())
     recorder = Recorder(
         plan=make_plan("all", record_shapes=False),
         counter=StepCounter(),
