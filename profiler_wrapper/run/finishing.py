@@ -16,7 +16,7 @@ import secrets
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -31,12 +31,12 @@ from profiler_wrapper.capture.session import safe_name
 from profiler_wrapper.errors import attempt, in_a_line, occupy_closed_streams, say, warn
 from profiler_wrapper.result import ProfileResult
 from profiler_wrapper.run.allocator_history import AllocatorHistory, SnapshotUnavailable, snapshot_name
+from profiler_wrapper.run.files import WindowTask
 from profiler_wrapper.run.options import Options
 from profiler_wrapper.run.out_of_memory import explain_oom
 from profiler_wrapper.run.window import (
     Child,
     FinishedWindow,
-    WindowTask,
     drop_parts,
     finish,
     keep_traces,
@@ -91,12 +91,11 @@ class RunPlace:
     """
 
     def __init__(self, options: Options, info: RunInfo) -> None:
-        self.notes: list[str] = []
+        self.notes = list(info.warnings)  # said once, in the first result
         self.run: RunDirectory | None = None  # None: not opened yet, or no files can be written
         self._options, self._info = options, info
         self._local: RunDirectory | None = None
         self._fallback: tempfile.TemporaryDirectory[str] | None = None
-        self._parts: list[Path] = []
         self._windows: set[str] = set()
         self._begun: dict[str, Any] = {}  # what run.json says until the first window is finished
 
@@ -108,7 +107,7 @@ class RunPlace:
                 self._open()
             except (OSError, ValueError) as error:  # a NUL in the path is a ValueError
                 self._fallback = tempfile.TemporaryDirectory(prefix="profiler_wrapper_")
-                self._note(f"no files were written, because {self._options.output_dir} cannot be used: {error}")
+                self.note(f"no files were written, because {self._options.output_dir} cannot be used: {error}")
         here = self._local or self.run
         return here.directory if here is not None else Path(self._fallback.name)  # type: ignore[union-attr]
 
@@ -143,11 +142,12 @@ class RunPlace:
             local = replace(run, root=Path(own))
             local.directory.mkdir()
         except (OSError, ValueError) as error:
-            self._note(f"files are written to {run.root} at once, because local_dir cannot be used: {error}")
+            self.note(f"files are written to {run.root} at once, because local_dir cannot be used: {error}")
             return None
         return local
 
-    def _note(self, message: str) -> None:
+    def note(self, message: str) -> None:
+        """Warn of it now, and in the next result."""
         self.notes.append(message)
         warn(message)
 
@@ -156,7 +156,6 @@ class RunPlace:
     def part_path(self, name: str) -> Path:
         """Where to export a session for now: beside its later place, or where that cannot be, a temporary one."""
         path = self.open() / f".{self._options.prefix}_part{name}_{secrets.token_hex(8)}_trace.json"
-        self._parts.append(path)
         if self._local is not None:  # whoever has taken the files of an earlier window away removes what is empty
             for _ in range(_MOST_TRIES):
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -165,18 +164,8 @@ class RunPlace:
                     break
         return path
 
-    def hand_over(self, parts: Iterable[Path]) -> None:
-        """Somebody else takes care of these."""
-        handed = set(parts)
-        self._parts = [part for part in self._parts if part not in handed]
-
-    def drop_parts(self, parts: Iterable[Path] | None = None) -> None:
-        """Remove what is still where it was exported to; without `parts`, all of it."""
-        dropped = list(self._parts) if parts is None else list(parts)
-        self.hand_over(dropped)
-        for part in dropped:
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
+    def remove_empty(self) -> None:
+        """Take away what is empty on the node's own disk."""
         if self._local is not None:
             remove_empty(self._local.root)
 
@@ -238,7 +227,6 @@ class Finisher:
         self.place = RunPlace(options, info)
         self._followed: dict[str, None] = {}  # names of blocks, in the order they came
         self._history: AllocatorHistory | None = None
-        self._notes: list[str] = list(info.warnings)  # said once, in the first result
         self.results: tuple[ProfileResult, ...] = ()  # of the windows that are finished by now
         self._later: list[tuple[WindowTask, Child | None]] = []  # windows that are to be waited for
         self._waiting = threading.RLock()
@@ -305,8 +293,7 @@ class Finisher:
         try:
             history.start()
         except SnapshotUnavailable as reason:
-            self._notes.append(str(reason))
-            warn(str(reason))
+            self.place.note(str(reason))
         self._history = history
 
     def end_history(self) -> None:
@@ -323,8 +310,7 @@ class Finisher:
         finally:
             history.stop()
         for message in said:
-            self._notes.append(message)
-            warn(message)
+            self.place.note(message)
 
     # -- a window ---------------------------------------------------------------------------------
 
@@ -338,33 +324,34 @@ class Finisher:
         if self._home != os.getpid():
             self._home, self._later, self._forget_exit = os.getpid(), [], None
         main, full = choose(window)
-        traces = {trace.path for trace in (window.full, window.timed) if trace is not None}
+        kept: tuple[Path, ...] = ()
         try:
             if main is None:
                 self._warn_of_nothing("; ".join(window.warnings) or "the block ended before its first step")
                 return
             task = self._task(window, main, full, failure)
             beside = loop_goes_on and self._options.background
-            if beside and (lack := lack_of_memory(task)):
+            by_child = beside and self._may_start_child(task)
+            if by_child and (lack := lack_of_memory(task)):
                 keep_traces(task, lack)
                 self.windows += 1
                 return
-            self.place.hand_over(task.parts)
-            traces -= set(task.parts)
-            self._later.append((task, self._start_child(task) if beside else None))
+            if not beside:
+                self.wait()
+            before = len(self.results)
+            self._later.append((task, self._start_child(task) if by_child else None))
+            kept = task.parts
+            (self._remember_exit if beside else self.wait)()
+            self.windows += beside or len(self.results) > before
         finally:
-            self.place.drop_parts(traces)
-        self._remember_exit()
-        before = len(self.results)
-        if not beside:
-            self.wait()
-        self.windows += beside or len(self.results) > before
+            window.drop_traces(but=kept)
+            self.place.remove_empty()
 
     def _task(
         self, window: Window, main: RecordedTrace, full: RecordedTrace | None, failure: OutOfMemory | None
     ) -> WindowTask:
-        notes = [*self._notes, *self.place.notes, *notes_of(window, main)]
-        self._notes, self.place.notes = [], []
+        notes = [*self.place.notes, *notes_of(window, main)]
+        self.place.notes = []
         directory, target = self.place.of_window(main, self.windows)
         on: Stream = "stderr" if self._options.from_outside else "stdout"
         styled = styled_terminal(on)
@@ -419,11 +406,12 @@ class Finisher:
             "overloaded": overloaded,
         }
 
+    def _may_start_child(self, task: WindowTask) -> bool:
+        at_work = sum(child is not None and not child.has_ended() for _, child in self._later)
+        return at_work < _MOST_CHILDREN and not any(callable(item) for item in task.options.track)
+
     def _start_child(self, task: WindowTask) -> Child | None:
-        """None: it is left to who waits."""
-        work = sum(child is not None and not child.has_ended() for _, child in self._later)
-        if work >= _MOST_CHILDREN or any(callable(item) for item in task.options.track):
-            return None
+        """None: none can be started, so it is left to who waits."""
         try:
             return Child(task, beside_training=True)
         except Exception as error:
@@ -461,6 +449,6 @@ class Finisher:
 
     def give_up(self) -> None:
         """Something of ours failed: keep what is whole, remove what is half written."""
-        self.place.drop_parts()
+        self.place.remove_empty()
         if not self.windows:
             self.place.mark_incomplete()

@@ -300,7 +300,7 @@ class Profiling:
             action()
         except Exception as error:
             self._abandon()
-            self._say_failure(f"{what} the profile", error)
+            self._notices.warn_once("failed", f"profiling ended, because {what} the profile failed: {in_a_line(error)}")
         except BaseException:
             self._abandon()
             if in_the_way_of is None:
@@ -310,16 +310,6 @@ class Profiling:
         """Take everything away, whatever state it is in."""
         recorder, self._recorder, self._held = self._recorder, None, False
         atexit.unregister(self._at_exit)
-        actions: list[Callable[[], object]] = [self._scopes.detach]
         if recorder is not None:
-            actions.insert(0, recorder.stop)
-        if self.finisher is not None:
-            actions.append(self.finisher.give_up)
-        for action in actions:
-            try:
-                action()
-            except Exception as error:
-                self._say_failure("taking the profiler away", error)
-
-    def _say_failure(self, what: str, error: Exception) -> None:
-        self._notices.warn_once("failed", f"profiling ended, because {what} failed: {in_a_line(error)}")
+            recorder.give_up()
+        self._scopes.detach()

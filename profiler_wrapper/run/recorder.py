@@ -400,8 +400,7 @@ class Recorder:
         try:
             self.hand_over(loop_goes_on=True)
         except Exception as error:
-            self._take_down()
-            self._take_away(self._finisher.give_up)
+            self.give_up()
             self._say_failure("writing the reports of the profile", error)
 
     def _hear_no_steps(self) -> None:
@@ -417,6 +416,12 @@ class Recorder:
         self._take_away(
             self._hear_no_steps, *discard, self._marks.detach, self._threads.remove, self._finisher.end_history
         )
+
+    def give_up(self) -> None:
+        """Something of ours failed: take everything away, and keep no window that was not finished."""
+        self._take_away(self.stop)
+        windows, self.windows = self.windows, []
+        self._take_away(*(window.drop_traces for window in windows), self._finisher.give_up)
 
     def _take_away(self, *actions: Callable[[], object]) -> None:
         for action in actions:

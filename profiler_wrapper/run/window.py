@@ -21,65 +21,26 @@ import tempfile
 import warnings
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from profiler_wrapper.analysis.analyse import tables
 from profiler_wrapper.analysis.compiled import only_called
 from profiler_wrapper.analysis.timeline_columns import NO_TRACE
 from profiler_wrapper.capture.growth import control_group_free_bytes, free_bytes_below_own_limit
-from profiler_wrapper.capture.records import OutOfMemory, RecordedTrace, RunInfo
 from profiler_wrapper.child import raise_priority, start_child
 from profiler_wrapper.errors import EmptyRecording, ProfilerWrapperWarning, in_a_line, say, warn
 from profiler_wrapper.reports.table import NARROWEST, console_table
 from profiler_wrapper.result import ProfileResult, as_result, attribute_trace, work_of_trace
-from profiler_wrapper.run.files import WindowFiles
-from profiler_wrapper.run.options import Options
+from profiler_wrapper.run.files import WindowFiles, WindowTask
 from profiler_wrapper.run.out_of_memory import explain_oom
-from profiler_wrapper.terminal import WIDTH_OF_FILES, Stream
 from profiler_wrapper.trace.atomic import remove_empty
 from profiler_wrapper.trace.events import no_garbage_collection
-from profiler_wrapper.trace.run_directory import RunDirectory
 from profiler_wrapper.units import file_size
 
 # --- One recorded window becomes a result and files, in this process or in a child. No torch here ---
 
 PRINTED_ROWS = 25  # with the lines that say where the files are
 _ENOUGH_BYTES = 1 << 30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowTask:
-    """Everything that is needed to finish one window."""
-
-    options: Options
-    info: RunInfo
-    directory: RunDirectory | None  # None: no files can be written
-    run: dict[str, Any]  # what run.json says
-    main: RecordedTrace
-    full: Path | None  # a second trace, with shapes
-    followed: tuple[str, ...]  # named blocks
-    failure: OutOfMemory | None  # it ended the window
-    target: RunDirectory | None = None  # where the files go in the end, if `directory` is on a node's own disk
-    why_nothing: str = ""  # what to say if nothing is in the trace
-    prints: bool = False  # a table is wanted
-    on: Stream = "stdout"
-    unicode: bool = False  # it may have other characters than ASCII
-    styled: bool = False  # and colours
-    width: int = WIDTH_OF_FILES
-
-    @property
-    def parts(self) -> tuple[Path, ...]:
-        """The traces where they were exported to."""
-        return (self.main.path,) if self.full is None else (self.main.path, self.full)
-
-    def files(self, *, only_traces: bool = False) -> WindowFiles:
-        """What writes them; `run` gets where the traces go."""
-        files = WindowFiles(
-            self.options, self.info, self.directory, self.run, target=self.target, only_traces=only_traces
-        )
-        self.run.update(files.trace_names(full=self.full is not None))
-        return files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +56,7 @@ class FinishedWindow:
 @no_garbage_collection()
 def finish_window(task: WindowTask) -> FinishedWindow:
     """Analyse the trace, write the files, explain the failure. What fails is a warning; the traces are kept."""
-    files, run = task.files(), task.run
+    files, run = WindowFiles(task), task.run
     try:
         found = attribute_trace(task.main.path, run=run, shapes=task.main.shapes)
         work = None if task.full is None else work_of_trace(task.full, run=run, timed=found)
@@ -112,7 +73,7 @@ def finish_window(task: WindowTask) -> FinishedWindow:
         if isinstance(error, Exception):
             return kept
         raise
-    files.write(result, found, main=task.main.path, full=task.full)
+    files.write(result, found)
     result = replace(result, timeline=NO_TRACE)  # a training may have thousands of windows
     failure = task.failure
     explained = failure is not None and explain_oom(failure, result, found=found, directory=files.directory)
@@ -128,8 +89,8 @@ def finish_window(task: WindowTask) -> FinishedWindow:
 
 def keep_traces(task: WindowTask, problem: str) -> FinishedWindow:
     """Nothing came of a window: put its traces in place as they are, and say so."""
-    files = task.files(only_traces=True)
-    files.write_traces(main=task.main.path, full=task.full if task.full is not None and task.full.exists() else None)
+    files = WindowFiles(task, only_traces=True)
+    files.write_traces()
     trace = files.trace_path
     hint = "" if trace is None else f". To make the reports from the trace: profiler-wrapper analyze {trace}"
     warn(f"{problem}; {files.summary()}{hint}")
