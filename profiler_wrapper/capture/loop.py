@@ -140,7 +140,7 @@ class LoopState:
             steps = self.counter.ended
             if self.counter.last_step_counts():
                 yield Do.END_STEP, steps, True
-            if (missed := self.plan.missed(steps)) is not None:
+            if isinstance(self.plan, SchedulePlan) and (missed := self.plan.missed(steps)):
                 yield Do.NOTE, f"of the steps asked for, {missed} never came: the block ended after {steps} steps"
             yield from self._stop(closes=True)
         yield from self._end()
