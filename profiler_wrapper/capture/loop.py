@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import IntEnum, auto
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from profiler_wrapper.capture.records import Window
@@ -34,7 +34,7 @@ _SETTLING_STEPS = 2  # gradients and the optimizer's state come in these, and st
 Thread: TypeAlias = tuple[int, int]  # process and thread
 
 
-class Do(Enum):
+class Do(IntEnum):
     """What to do, and with what."""
 
     START = auto()  # (mode, step): record a session; step None: before the next begins
@@ -155,8 +155,8 @@ class LoopState:
         after_request = self.counter.source == "requests"
         ended = self.counter.user_step()
         if after_request and ended is Ended.NO:  # from now on steps follow one another
-            yield Do.BEGIN_STEP, self.counter.ended
-        yield from self._count(ended, now)
+            return iter([(Do.BEGIN_STEP, self.counter.ended)])
+        return self._count(ended, now)
 
     def optimizer_stepped(self, optimizer: Hashable, now: Now) -> Effects:
         """An optimizer that may train the model has made a step, or left it out."""

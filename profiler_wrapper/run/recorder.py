@@ -354,8 +354,8 @@ class Recorder:
                 self._say_failure(what, error)
 
     def _perform(self, effects: Effects) -> None:
-        for do, *given in effects:
-            self._does[do](*given)
+        for effect in effects:
+            self._does[effect[0]](*effect[1:])
 
     def _now(self) -> Now:
         grew = self._growth.exceeded() if self.sessions.running else None
