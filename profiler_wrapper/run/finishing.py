@@ -16,7 +16,7 @@ import secrets
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -72,16 +72,6 @@ def choose(window: Window) -> tuple[RecordedTrace | None, RecordedTrace | None]:
     if timed is None or (not timed.steps and full is not None and full.steps):
         return full, None
     return timed, full if full is not None and full.shapes and not timed.shapes else None
-
-
-def notes_of(window: Window, main: RecordedTrace) -> Iterator[str]:
-    """What the result of a window has to say."""
-    yield from window.warnings
-    if main is window.full:
-        cost = " with shapes (about +10 % where launch-bound)" if main.shapes else ""
-        yield f"times are of warm-up steps{cost}: {window.why_full}"
-    if main.steps == () and not window.warnings:
-        yield "no step was recorded from its begin to its end"
 
 
 class RunPlace:
@@ -301,16 +291,16 @@ class Finisher:
         history, self._history = self._history, None
         if history is None or not history.running:
             return
-        said = [f"an allocation failed; who held memory then: {_COMMAND} {path}" for path in history.failures]
-        said += history.problems
+        for path in history.failures:
+            self.place.note(f"an allocation failed; who held memory then: {_COMMAND} {path}")
+        for problem in history.problems:
+            self.place.note(problem)
         try:
             history.dump(self.place.history_path("mem"))
         except (SnapshotUnavailable, OSError) as reason:
-            said.append(str(reason))
+            self.place.note(str(reason))
         finally:
             history.stop()
-        for message in said:
-            self.place.note(message)
 
     # -- a window ---------------------------------------------------------------------------------
 
@@ -350,8 +340,12 @@ class Finisher:
     def _task(
         self, window: Window, main: RecordedTrace, full: RecordedTrace | None, failure: OutOfMemory | None
     ) -> WindowTask:
-        notes = [*self.place.notes, *notes_of(window, main)]
-        self.place.notes = []
+        notes, self.place.notes = [*self.place.notes, *window.warnings], []
+        if main is window.full:
+            cost = " with shapes (about +10 % where launch-bound)" if main.shapes else ""
+            notes.append(f"times are of warm-up steps{cost}: {window.why_full}")
+        if main.steps == () and not window.warnings:
+            notes.append("no step was recorded from its begin to its end")
         directory, target = self.place.of_window(main, self.windows)
         on: Stream = "stderr" if self._options.from_outside else "stdout"
         styled = styled_terminal(on)
