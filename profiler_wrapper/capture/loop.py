@@ -50,8 +50,7 @@ class Do(IntEnum):
     HAND_OVER = auto()  # finish the windows that are whole, while the loop goes on
     MARK = auto()  # (wanted): whether layers are marked
     WATCH_THREADS = auto()  # that start
-    LEAVE_MARKS = auto()  # and take all else away
-    TAKE_DOWN = auto()  # take all away, whatever state it is in
+    TAKE_DOWN = auto()  # () or (True), which leaves the marks: take all away, whatever state it is in
 
 
 Effects: TypeAlias = Iterator[tuple[Any, ...]]  # each a `Do` and with what
@@ -235,7 +234,7 @@ class LoopState:
         yield Do.NOTE, f"{took_over}: ours ended there, and nothing after it is in this result", True
         yield from self._stop(closes=True)
         self.mode, self.over = Mode.OVER, True
-        yield (Do.LEAVE_MARKS,)
+        yield Do.TAKE_DOWN, True
 
     # -- the thread that calls the model ------------------------------------------------------------
 

@@ -75,33 +75,26 @@ class WindowFiles:
         paths = {name: self._trace_file(name) for name in ("trace", "full_trace")[: len(task.parts)]}
         self._run.update({"trace": None} | {name: path.name for name, path in paths.items() if path is not None})
 
-    def write(self, result: ProfileResult, found: Attributed) -> None:
-        """Everything, `run.json` last: what it calls complete is there. `result`, `found`: of the main trace.
+    def write(self, result: ProfileResult | None = None, found: Attributed | None = None) -> None:
+        """Everything that can be made of the main trace, or the traces alone where nothing could.
 
         The traces stay where they are: who is interrupted here can begin again.
         """
         directory = self._directory
         if directory is None:
             return
-        wanted = self.wanted()
-        self._write_trace("trace", self._task.main.path, lanes=lambda: layer_lanes(found, result.calls))
+        lanes = None if result is None or found is None else partial(layer_lanes, found, result.calls)
+        self._write_trace("trace", self._task.main.path, lanes)
         self._write_trace("full_trace", self._task.full)
+        wanted = self.wanted()
         for name, report in REPORTS.items():
-            if name in wanted and report.applies(result):
+            if result is not None and name in wanted and report.applies(result):
                 for file in report.files:
                     self._attempt(
                         "the page" if name == "report" else name.replace("_", " "),
                         partial(self._report, name, file, result),
                     )
-        self._finish(directory, complete=bool(self._run.get("complete", True)))
-
-    def write_traces(self) -> None:
-        """The traces alone: nothing could be made of them."""
-        if self._directory is not None:
-            for name, part in zip(("trace", "full_trace"), self._task.parts, strict=False):
-                if part.exists():
-                    self._write_trace(name, part)
-            self._finish(self._directory, complete=False)
+        self._finish(directory, complete=result is not None and bool(self._run.get("complete", True)))
 
     def _finish(self, directory: RunDirectory, *, complete: bool) -> None:
         """What `run.json` calls complete is where it has to be, so it comes last."""
@@ -138,7 +131,7 @@ class WindowFiles:
         self, name: str, source: Path | None, lanes: Callable[[], Sequence[LaneSpan]] | None = None
     ) -> None:
         path = self._trace_file(name)
-        if path is None or source is None:
+        if path is None or source is None or not source.exists():
             return
         spliced = lanes is not None and self._attempt("the layer lanes", lambda: splice_lanes(source, lanes(), path))
         what = "the trace" if name == "trace" else "the trace with shapes"

@@ -209,10 +209,8 @@ class Profiling:
         return ranks is None or self.finisher.info.rank in ranks
 
     def _counter(self, *, first: int = 0, source: StepSource = "nothing yet") -> StepCounter:
-        def optimizer_may_come() -> bool:
-            return bool(self._owned_tensors.optimizers()) or may_come(self._scopes.parameters())
-
-        return StepCounter(first=first, source=source, optimizer_may_come=optimizer_may_come)
+        known, parameters = self._owned_tensors.optimizers, self._scopes.parameters
+        return StepCounter(first, source, optimizer_may_come=lambda: bool(known()) or may_come(parameters()))
 
     def _begin(self, plan: Plan, counter: StepCounter) -> None:
         assert self.finisher is not None

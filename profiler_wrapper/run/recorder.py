@@ -90,12 +90,11 @@ class Recorder:
             Do.BEGIN_SCOPE: self.sessions.begin_scope,
             Do.END_SCOPE: self.sessions.end_scope,
             Do.RESTART_GROWTH: self._growth.restart,
-            Do.NOTE: self._note_window,
+            Do.NOTE: self.note,
             Do.CLOSE: self._close_window,
             Do.HAND_OVER: self._hand_over_in_the_loop,
             Do.MARK: lambda wanted: marks.attach() if wanted else marks.detach(),
             Do.WATCH_THREADS: self._threads.install,
-            Do.LEAVE_MARKS: lambda: self._take_away(self._hear_no_steps, finisher.end_history),
             Do.TAKE_DOWN: self._take_down,
         }
 
@@ -187,7 +186,7 @@ class Recorder:
         """The block has been entered, for the first time if `entry` is 0."""
         self._perform(self.state.entered(entry))
 
-    def note(self, message: str, *, incomplete: bool = False) -> None:
+    def note(self, message: str, incomplete: bool = False) -> None:
         """Something the result has to say."""
         window = self.windows[-1] if self.over and self.windows else self.sessions.window
         window.warn(message, incomplete=incomplete)
@@ -387,9 +386,6 @@ class Recorder:
         self._held.step_ended()
         self.sessions.end_step(step, counts=counts)
 
-    def _note_window(self, message: str, incomplete: bool = False) -> None:
-        self.sessions.window.warn(message, incomplete=incomplete)
-
     def _close_window(self) -> None:
         window = self.sessions.take_window()
         self.state.complete(window)
@@ -408,14 +404,12 @@ class Recorder:
         if self._steps_hook is not None:
             self._steps_hook.remove()
 
-    def _take_down(self) -> None:
+    def _take_down(self, leaves_marks: bool = False) -> None:
         """Everything of ours goes, whatever state it is in."""
         self.state.over, self.state.running = True, False
-        discard = [self.sessions.discard] if self.is_same_process else []
-        # Sessions before the marks: they end those that are open.
-        self._take_away(
-            self._hear_no_steps, *discard, self._marks.detach, self._threads.remove, self._finisher.end_history
-        )
+        sessions = [self.sessions.discard] if self.is_same_process else []
+        marks = [] if leaves_marks else [self._marks.detach]  # after sessions, which end those that are open
+        self._take_away(self._hear_no_steps, *sessions, *marks, self._threads.remove, self._finisher.end_history)
 
     def give_up(self) -> None:
         """Something of ours failed: take everything away, and keep no window that was not finished."""

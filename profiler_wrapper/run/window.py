@@ -90,7 +90,7 @@ def finish_window(task: WindowTask) -> FinishedWindow:
 def keep_traces(task: WindowTask, problem: str) -> FinishedWindow:
     """Nothing came of a window: put its traces in place as they are, and say so."""
     files = WindowFiles(task, only_traces=True)
-    files.write_traces()
+    files.write()
     trace = files.trace_path
     hint = "" if trace is None else f". To make the reports from the trace: profiler-wrapper analyze {trace}"
     warn(f"{problem}; {files.summary()}{hint}")
@@ -184,11 +184,7 @@ class Child:
                 stdout=self._files[0],
                 stderr=self._files[1],
             )
-
-    @property
-    def process(self) -> int:
-        """The number of its process."""
-        return self._process.pid
+        self.process = self._process.pid
 
     def has_ended(self) -> bool:
         """Whether it has. Then it holds no open file any more: a training may have thousands of windows."""

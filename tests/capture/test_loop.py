@@ -192,7 +192,7 @@ CASES: dict[str, tuple[Plan, list[tuple[Event, str]]]] = {
     ),
     "another profiler comes": (
         make_plan(),
-        [(begins, "START FULL 0"), (ANOTHER, "NOTE, STOP, CLOSE, LEAVE_MARKS"), (LEAVE, "TAKE_DOWN")],
+        [(begins, "START FULL 0"), (ANOTHER, "NOTE, STOP, CLOSE, TAKE_DOWN True"), (LEAVE, "TAKE_DOWN")],
     ),
     "something of ours fails": (
         make_plan(),
