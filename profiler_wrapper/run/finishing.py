@@ -52,7 +52,6 @@ _NO_OP = "no op of torch ran in the block, on the thread that entered it"
 _OVERLOAD = 0.2  # of the timed steps, in which a thread waits for a core: their times are then those of the machine
 _MOST_CHILDREN = 8  # at once, of which one has its turn; further windows are left to who waits
 _MOST_TRIES = 100  # to make a file in a directory that somebody else removes
-Describe = Callable[[], Sequence[dict[str, Any]]]
 
 
 def ranks_of_run(options: Options, info: RunInfo, begin_ns: int | None, end_ns: int | None) -> dict[str, Any]:
@@ -203,7 +202,7 @@ class Finisher:
         self,
         options: Options,
         info: RunInfo,
-        describe: Describe,
+        describe: Callable[[], Sequence[dict[str, Any]]],
         describe_compiled: Callable[[], dict[str, Any]] = dict,
         describe_settings: Callable[[], dict[str, Any]] = dict,
     ) -> None:
@@ -321,7 +320,8 @@ class Finisher:
                 return
             task = self._task(window, main, full, failure)
             beside = loop_goes_on and self._options.background
-            by_child = beside and self._may_start_child(task)
+            at_work = sum(child is not None and not child.has_ended() for _, child in self._later)
+            by_child = beside and at_work < _MOST_CHILDREN and not any(map(callable, self._options.track))
             if by_child and (lack := lack_of_memory(task)):
                 keep_traces(task, lack)
                 self.windows += 1
@@ -399,10 +399,6 @@ class Finisher:
             "frees_unseen": window.frees_unseen,
             "overloaded": overloaded,
         }
-
-    def _may_start_child(self, task: WindowTask) -> bool:
-        at_work = sum(child is not None and not child.has_ended() for _, child in self._later)
-        return at_work < _MOST_CHILDREN and not any(callable(item) for item in task.options.track)
 
     def _start_child(self, task: WindowTask) -> Child | None:
         """None: none can be started, so it is left to who waits."""

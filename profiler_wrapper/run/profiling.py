@@ -63,10 +63,11 @@ class Profiling:
             anew: as if for the first time where an earlier recording has ended: by the same plan.
         """
         recorder = self._recorder
-        if self._depth == 0 and recorder is not None and recorder.is_ending:
-            self.finish()
-        if self._depth == 0 and not self._held and recorder is not None and recorder.over and (anew or self._stopped):
-            self._recorder, self._entries = None, 0
+        if self._depth == 0 and recorder is not None:
+            if recorder.is_ending:
+                self.finish()
+            if recorder.over and not self._held and (anew or self._stopped):
+                self._recorder, self._entries = None, 0
         self._stopped = False
         if called is not None:
             self._safely("starting", lambda: self._scopes.expect(called))
@@ -137,15 +138,16 @@ class Profiling:
         self._safely("writing the reports of", self._report)
 
     def _enter(self) -> None:
-        going_on = self._held and self._recorder is not None and not self._recorder.over
-        if in_backward() and not going_on:
+        recorder = self._recorder if self._held else None
+        goes_on = recorder is not None and not recorder.over
+        if in_backward() and not goes_on:
             return  # a recomputation; the engine would take away a session that began here
         entry = self._entries
         self._entries += 1
         if not self._takes_part():
             return
-        if self._held and self._recorder is not None and not self._recorder.over:
-            self._recorder.enter(entry)
+        if recorder is not None and goes_on:
+            recorder.enter(entry)
         elif not free_recorder():
             self._mark_only()
         elif entry == 0:

@@ -113,10 +113,6 @@ class Recorder:
         """Not in a fork of the process that started it."""
         return self.state.home[0] == os.getpid()
 
-    @property
-    def _is_another_thread(self) -> bool:
-        return self.is_same_process and not self.on_owner_thread
-
     # -- from outside the loop --------------------------------------------------------------------
 
     def start(self) -> None:
@@ -165,7 +161,8 @@ class Recorder:
         return self._next is not None and not self.over
 
     def _ask_its_thread(self, event: Callable[[], Effects]) -> bool:
-        if not (self._is_another_thread and self.sessions.running and is_alive(self.state.owner[1])):
+        elsewhere = self.is_same_process and not self.on_owner_thread
+        if not (elsewhere and self.sessions.running and is_alive(self.state.owner[1])):
             return False
         self._next = event
         return True
@@ -206,7 +203,7 @@ class Recorder:
 
     def user_step(self) -> None:
         """`prof.step()`."""
-        if self._nothing_ends_here() or (self.state.moved and self._is_another_thread):
+        if self._nothing_ends_here() or (self.state.moved and not self.on_owner_thread):
             self.state.owes_step = True
         else:
             self._happens("prof.step()", lambda: self.state.user_stepped(self._now()))
