@@ -228,8 +228,7 @@ class Recorder:
         if asked not in self._may_train:
             parameters = self._marks.parameters()
             self._may_train[asked] = not parameters or may_come(parameters, optimizer())
-        if self._may_train[asked]:
-            yield from self.state.optimizer_stepped(optimizer, self._now())
+        return self.state.optimizer_stepped(optimizer, self._now()) if self._may_train[asked] else iter(())
 
     def root_enters(self, call: RootCall) -> None:
         """A model is about to be called."""
