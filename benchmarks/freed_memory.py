@@ -177,7 +177,7 @@ def named_blocks() -> None:
 def written_out_in_the_midst() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from profiler_wrapper.capture import recorder
+    from profiler_wrapper.run import recorder
 
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=16, eos_token_id=None, **sizes)).eval()  # all 20 tokens

@@ -6,7 +6,8 @@ Imports no torch: what finishes a window needs none.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,13 @@ class Window:
     def empty(self) -> bool:
         """Nothing of it was recorded."""
         return self.full is None and self.timed is None
+
+    def drop_traces(self, *, but: Collection[Path] = ()) -> None:
+        """Remove them where they were exported to, `but` those."""
+        for trace in (self.full, self.timed):
+            if trace is not None and trace.path not in but:
+                with suppress(OSError):
+                    trace.path.unlink(missing_ok=True)
 
     def warn(self, message: str, *, incomplete: bool = False) -> None:
         """Keep a message for the result."""

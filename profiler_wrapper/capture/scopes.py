@@ -306,7 +306,7 @@ class LayerScopes(Listener):
         selector(layers)  # raises for what is none
         self.warnings: list[str] = []
         self._select = layers
-        self._on_root_enter = on_root_enter
+        self.on_root_enter = on_root_enter
         self._labels = RootLabels()
         self._unnamed = self._roots_in(model, in_pipeline) if model is not None else ()
         self._finds_roots = not self._unnamed
@@ -452,9 +452,9 @@ class LayerScopes(Listener):
                 request = self.requests.here.request
                 if request is not None:
                     phase = request.phase(label, phase)
-                if outermost and self._on_root_enter is not None:
+                if outermost and self.on_root_enter is not None:
                     grad_enabled, in_request = torch.is_grad_enabled(), request is not None
-                    self._on_root_enter(
+                    self.on_root_enter(
                         RootCall(label, phase, grad_enabled, module.training, in_request, target.samples)
                     )
                     if not self._attached:

@@ -579,11 +579,10 @@ class SessionSequence:
         """End the running session and forget the window."""
         session = self._let_go()
         self._held.forget()
-        for trace in (self.window.full, self.window.timed, self._whole):
-            if trace is not None:
-                trace.path.unlink(missing_ok=True)
+        if self._whole is not None:
+            self._whole.path.unlink(missing_ok=True)
         self._whole = None
-        self.window = Window()
+        self.take_window().drop_traces()
         if session is not None:
             try:
                 session.stop()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from profiler_wrapper.errors import WrongUse, in_a_line, shown
 
@@ -47,34 +47,19 @@ class StepFacts:
     evaluated: bool = False  # a model that learns was evaluated in it
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What comes after a step."""
+class Decision(NamedTuple):
+    """What is recorded of the step after one that has ended."""
 
     mode: Mode
     ends_window: bool = False  # what was recorded so far is one result
 
 
-class Plan:
-    """Says what is recorded of which step."""
-
-    __slots__ = ()
-
-    def begin(self, step: int) -> Mode:
-        """What is recorded of `step`, the first; called again where what was counted before turned out to be none."""
-        raise NotImplementedError
-
-    def after(self, step: int, facts: StepFacts) -> Decision:
-        """What is recorded of step `step + 1`, now that `step` has ended."""
-        raise NotImplementedError
-
-    def missed(self, steps: int) -> str | None:
-        """Which of the steps asked for were not among the first `steps`; None if all were."""
-        return None
+# Each plan says what is recorded of a step: of the first by `begin`, called again where what was counted before turned
+# out to be none, and of the next by `after`, with what happened in the one that has ended.
 
 
 @dataclass(slots=True)
-class AutoPlan(Plan):
+class AutoPlan:
     """A few warm-up steps in full, then the timed ones, then nothing.
 
     Generation by hand stays in one window in full: its prefill comes once, and a table needs it beside the decoding.
@@ -122,7 +107,7 @@ class AutoPlan(Plan):
 
 
 @dataclass(frozen=True, slots=True)
-class SchedulePlan(Plan):
+class SchedulePlan:
     """Each cycle of a `torch.profiler.schedule(...)` is a window; with shapes, the step before it is in full."""
 
     action: Callable[[int], str]  # name of the torch.profiler.ProfilerAction of a step
@@ -135,9 +120,10 @@ class SchedulePlan(Plan):
     def after(self, step: int, facts: StepFacts) -> Decision:
         return Decision(self._mode(step + 1), ends_window=self.action(step) == "RECORD_AND_SAVE")
 
-    def missed(self, steps: int) -> str | None:
+    def missed(self, steps: int) -> str:
+        """Which of the steps asked for were not among the first `steps`: `"20-22, 500"`; "" if all were."""
         left = [(max(window[0], steps), window[-1]) for window in self.windows if window[-1] >= steps]
-        return ", ".join(str(last) if first == last else f"{first}-{last}" for first, last in left) or None
+        return ", ".join(str(last) if first == last else f"{first}-{last}" for first, last in left)
 
     def _mode(self, step: int) -> Mode:
         if self.windows and step > self.windows[-1][-1]:
@@ -150,7 +136,7 @@ class SchedulePlan(Plan):
 
 
 @dataclass(slots=True)
-class OpenPlan(Plan):
+class OpenPlan:
     """Everything until it is ended from outside: the block is entered again and again.
 
     Until it has been entered a second time, nobody knows that it will be, so the first step ends it.
@@ -164,6 +150,9 @@ class OpenPlan(Plan):
 
     def after(self, step: int, facts: StepFacts) -> Decision:
         return Decision(self.mode) if self.entered_again else Decision(Mode.OVER, ends_window=True)
+
+
+Plan: TypeAlias = AutoPlan | SchedulePlan | OpenPlan
 
 
 def make_plan(

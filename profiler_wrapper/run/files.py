@@ -5,19 +5,21 @@ from __future__ import annotations
 import gzip
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from profiler_wrapper.analysis.attributed import Attributed
 from profiler_wrapper.analysis.layer_lanes import layer_lanes
-from profiler_wrapper.capture.records import FULL_SET_WORLD_SIZE, RunInfo
+from profiler_wrapper.capture.records import FULL_SET_WORLD_SIZE, OutOfMemory, RecordedTrace, RunInfo
 from profiler_wrapper.errors import in_a_line, warn
 from profiler_wrapper.reports.page import write_page
 from profiler_wrapper.reports.write import REPORTS, ReportFile
 from profiler_wrapper.result import ProfileResult
 from profiler_wrapper.run.options import FILES, Options
+from profiler_wrapper.terminal import WIDTH_OF_FILES, Stream
 from profiler_wrapper.trace.atomic import move, replacing
 from profiler_wrapper.trace.lanes import LaneSpan, splice_lanes
 from profiler_wrapper.trace.run_directory import RunDirectory, href
@@ -28,66 +30,77 @@ TRACES = frozenset({"trace", "full_trace"})
 _MOST_NAMES = 8  # of files that stay where they are
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowTask:
+    """Everything that is needed to finish one window."""
+
+    options: Options
+    info: RunInfo
+    directory: RunDirectory | None  # None: no files can be written
+    run: dict[str, Any]  # what run.json says
+    main: RecordedTrace
+    full: Path | None  # a second trace, with shapes
+    followed: tuple[str, ...]  # named blocks
+    failure: OutOfMemory | None  # it ended the window
+    target: RunDirectory | None = None  # where the files go in the end, if `directory` is on a node's own disk
+    why_nothing: str = ""  # what to say if nothing is in the trace
+    prints: bool = False  # a table is wanted
+    on: Stream = "stdout"
+    unicode: bool = False  # it may have other characters than ASCII
+    styled: bool = False  # and colours
+    width: int = WIDTH_OF_FILES
+
+    @property
+    def parts(self) -> tuple[Path, ...]:
+        """The traces where they were exported to."""
+        return (self.main.path,) if self.full is None else (self.main.path, self.full)
+
+
 class WindowFiles:
     """Writes what `files=` asks for; a file that cannot be written is one warning.
 
-    Args:
-        options, info, run: of the run.
-        directory: where to write; None: nowhere.
-        target: where to take what was written afterwards, where `directory` is on a node's own disk.
-        only_traces: they are all there is, so they are written whatever was asked for; plainly, which takes no time.
+    `only_traces`: they are all there is, so they are written whatever was asked for; plainly, which takes no time.
     """
 
-    def __init__(
-        self,
-        options: Options,
-        info: RunInfo,
-        directory: RunDirectory | None,
-        run: Mapping[str, Any],
-        *,
-        target: RunDirectory | None = None,
-        only_traces: bool = False,
-    ) -> None:
-        self._options, self._info, self._directory, self._run = options, info, directory, run
-        self._target = target
+    def __init__(self, task: WindowTask, *, only_traces: bool = False) -> None:
+        self._task, self._options, self._info, self._run = task, task.options, task.info, task.run
+        self._directory = task.directory
         self._written: list[Path] = []
         self._whole = True
         self._only_traces = only_traces
-        large = options.trace is None and info.world_size > FULL_SET_WORLD_SIZE
-        self._zipped = not only_traces and (options.trace == "json.gz" or large)
+        trace = task.options.trace
+        large = trace is None and task.info.world_size > FULL_SET_WORLD_SIZE
+        self._zipped = not only_traces and (trace == "json.gz" or large)
+        # What run.json says of where they go.
+        paths = {name: self._trace_file(name) for name in ("trace", "full_trace")[: len(task.parts)]}
+        self._run.update({"trace": None} | {name: path.name for name, path in paths.items() if path is not None})
 
-    def write(self, result: ProfileResult, found: Attributed, *, main: Path, full: Path | None) -> None:
-        """Everything, `run.json` last: what it calls complete is there. `result`, `found`: of the main trace.
+    def write(self, result: ProfileResult | None = None, found: Attributed | None = None) -> None:
+        """Everything that can be made of the main trace, or the traces alone where nothing could.
 
         The traces stay where they are: who is interrupted here can begin again.
         """
         directory = self._directory
         if directory is None:
             return
+        lanes = None if result is None or found is None else partial(layer_lanes, found, result.calls)
+        self._write_trace("trace", self._task.main.path, lanes)
+        self._write_trace("full_trace", self._task.full)
         wanted = self.wanted()
-        self._write_trace("trace", main, lanes=lambda: layer_lanes(found, result.calls))
-        self._write_trace("full_trace", full)
         for name, report in REPORTS.items():
-            if name in wanted and report.applies(result):
+            if result is not None and name in wanted and report.applies(result):
                 for file in report.files:
                     self._attempt(
                         "the page" if name == "report" else name.replace("_", " "),
                         partial(self._report, name, file, result),
                     )
-        self._finish(directory, complete=bool(self._run.get("complete", True)))
-
-    def write_traces(self, *, main: Path, full: Path | None) -> None:
-        """The traces alone: nothing could be made of them."""
-        if self._directory is not None:
-            self._write_trace("trace", main)
-            self._write_trace("full_trace", full)
-            self._finish(self._directory, complete=False)
+        self._finish(directory, complete=result is not None and bool(self._run.get("complete", True)))
 
     def _finish(self, directory: RunDirectory, *, complete: bool) -> None:
         """What `run.json` calls complete is where it has to be, so it comes last."""
-        if self._target is not None:
-            self._take_away(directory, self._target)
-            directory = self._target
+        if self._task.target is not None:
+            self._take_away(directory, self._task.target)
+            directory = self._task.target
         complete = complete and self._whole
         self._attempt("run.json", lambda: self._written.append(directory.write_run(self._run, complete=complete)))
 
@@ -118,7 +131,7 @@ class WindowFiles:
         self, name: str, source: Path | None, lanes: Callable[[], Sequence[LaneSpan]] | None = None
     ) -> None:
         path = self._trace_file(name)
-        if path is None or source is None:
+        if path is None or source is None or not source.exists():
             return
         spliced = lanes is not None and self._attempt("the layer lanes", lambda: splice_lanes(source, lanes(), path))
         what = "the trace" if name == "trace" else "the trace with shapes"
@@ -153,11 +166,6 @@ class WindowFiles:
     def directory(self) -> Path | None:
         """Where the files go; None where they go nowhere."""
         return self._directory.directory if self._directory is not None else None
-
-    def trace_names(self, *, full: bool) -> dict[str, str | None]:
-        """The file names in run.json: of the timed trace and, if there is one, of that with shapes."""
-        paths = {name: self._trace_file(name) for name in ("trace", "full_trace")[: 1 + full]}
-        return {"trace": None} | {name: path.name for name, path in paths.items() if path is not None}
 
     @property
     def trace_path(self) -> Path | None:

@@ -16,10 +16,10 @@ import secrets
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,15 +31,14 @@ from profiler_wrapper.capture.session import safe_name
 from profiler_wrapper.errors import attempt, in_a_line, occupy_closed_streams, say, warn
 from profiler_wrapper.result import ProfileResult
 from profiler_wrapper.run.allocator_history import AllocatorHistory, SnapshotUnavailable, snapshot_name
+from profiler_wrapper.run.files import WindowTask
 from profiler_wrapper.run.options import Options
 from profiler_wrapper.run.out_of_memory import explain_oom
 from profiler_wrapper.run.window import (
     Child,
     FinishedWindow,
-    WindowTask,
-    finish_window,
-    finish_window_in_child,
-    has_little_memory,
+    drop_parts,
+    finish,
     keep_traces,
     lack_of_memory,
 )
@@ -53,8 +52,6 @@ _NO_OP = "no op of torch ran in the block, on the thread that entered it"
 _OVERLOAD = 0.2  # of the timed steps, in which a thread waits for a core: their times are then those of the machine
 _MOST_CHILDREN = 8  # at once, of which one has its turn; further windows are left to who waits
 _MOST_TRIES = 100  # to make a file in a directory that somebody else removes
-Describe = Callable[[], Sequence[dict[str, Any]]]
-_unfinished: list[Finisher] = []  # with windows that the end of the process waits for
 
 
 def ranks_of_run(options: Options, info: RunInfo, begin_ns: int | None, end_ns: int | None) -> dict[str, Any]:
@@ -76,16 +73,6 @@ def choose(window: Window) -> tuple[RecordedTrace | None, RecordedTrace | None]:
     return timed, full if full is not None and full.shapes and not timed.shapes else None
 
 
-def notes_of(window: Window, main: RecordedTrace) -> Iterator[str]:
-    """What the result of a window has to say."""
-    yield from window.warnings
-    if main is window.full:
-        cost = " with shapes (about +10 % where launch-bound)" if main.shapes else ""
-        yield f"times are of warm-up steps{cost}: {window.why_full}"
-    if main.steps == () and not window.warnings:
-        yield "no step was recorded from its begin to its end"
-
-
 class RunPlace:
     """Where one process's part of a run goes: its directory, a node's own disk before it, and traces on their way.
 
@@ -93,12 +80,11 @@ class RunPlace:
     """
 
     def __init__(self, options: Options, info: RunInfo) -> None:
-        self.notes: list[str] = []
+        self.notes = list(info.warnings)  # said once, in the first result
         self.run: RunDirectory | None = None  # None: not opened yet, or no files can be written
         self._options, self._info = options, info
         self._local: RunDirectory | None = None
         self._fallback: tempfile.TemporaryDirectory[str] | None = None
-        self._parts: list[Path] = []
         self._windows: set[str] = set()
         self._begun: dict[str, Any] = {}  # what run.json says until the first window is finished
 
@@ -110,7 +96,7 @@ class RunPlace:
                 self._open()
             except (OSError, ValueError) as error:  # a NUL in the path is a ValueError
                 self._fallback = tempfile.TemporaryDirectory(prefix="profiler_wrapper_")
-                self._note(f"no files were written, because {self._options.output_dir} cannot be used: {error}")
+                self.note(f"no files were written, because {self._options.output_dir} cannot be used: {error}")
         here = self._local or self.run
         return here.directory if here is not None else Path(self._fallback.name)  # type: ignore[union-attr]
 
@@ -145,11 +131,12 @@ class RunPlace:
             local = replace(run, root=Path(own))
             local.directory.mkdir()
         except (OSError, ValueError) as error:
-            self._note(f"files are written to {run.root} at once, because local_dir cannot be used: {error}")
+            self.note(f"files are written to {run.root} at once, because local_dir cannot be used: {error}")
             return None
         return local
 
-    def _note(self, message: str) -> None:
+    def note(self, message: str) -> None:
+        """Warn of it now, and in the next result."""
         self.notes.append(message)
         warn(message)
 
@@ -158,7 +145,6 @@ class RunPlace:
     def part_path(self, name: str) -> Path:
         """Where to export a session for now: beside its later place, or where that cannot be, a temporary one."""
         path = self.open() / f".{self._options.prefix}_part{name}_{secrets.token_hex(8)}_trace.json"
-        self._parts.append(path)
         if self._local is not None:  # whoever has taken the files of an earlier window away removes what is empty
             for _ in range(_MOST_TRIES):
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -167,18 +153,8 @@ class RunPlace:
                     break
         return path
 
-    def hand_over(self, parts: Iterable[Path]) -> None:
-        """Somebody else takes care of these."""
-        handed = set(parts)
-        self._parts = [part for part in self._parts if part not in handed]
-
-    def drop_parts(self, parts: Iterable[Path] | None = None) -> None:
-        """Remove what is still where it was exported to; without `parts`, all of it."""
-        dropped = list(self._parts) if parts is None else list(parts)
-        self.hand_over(dropped)
-        for part in dropped:
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
+    def remove_empty(self) -> None:
+        """Take away what is empty on the node's own disk."""
         if self._local is not None:
             remove_empty(self._local.root)
 
@@ -226,11 +202,12 @@ class Finisher:
         self,
         options: Options,
         info: RunInfo,
-        describe: Describe,
+        describe: Callable[[], Sequence[dict[str, Any]]],
         describe_compiled: Callable[[], dict[str, Any]] = dict,
         describe_settings: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self.windows = 0  # that ended, results of which may still be on their way
+        self.reported = False  # a window was, be it empty
         self._explained: OutOfMemory | None = None
         self.info = info
         self._options = options
@@ -239,11 +216,11 @@ class Finisher:
         self.place = RunPlace(options, info)
         self._followed: dict[str, None] = {}  # names of blocks, in the order they came
         self._history: AllocatorHistory | None = None
-        self._notes: list[str] = list(info.warnings)  # said once, in the first result
         self.results: tuple[ProfileResult, ...] = ()  # of the windows that are finished by now
         self._later: list[tuple[WindowTask, Child | None]] = []  # windows that are to be waited for
         self._waiting = threading.RLock()
         self._home = os.getpid()
+        self._forget_exit: Callable[[], object] | None = None  # while the end of the process waits for them
 
     @property
     def directory(self) -> Path | None:
@@ -257,21 +234,39 @@ class Finisher:
         with self._waiting:
             while self._later:
                 task, child = self._later[0]
-                if child is None or child.works:
+                if child is None or not child.has_ended():
                     self._say_wait(task)
                 finished = child.finished(child.patience_s()) if child is not None else None
                 self._later.pop(0)  # only now: after Ctrl-C somebody else may wait for it
                 try:
-                    if finished is not None:
-                        self._take(task, finished)
-                    elif child is not None and child.was_killed:
-                        keep_traces(task, f"what was recorded could not be analysed ({child.problem})")
-                    else:
-                        self._finish(task)
+                    self._take(task, finished or finish(task, child))
                 finally:
-                    self.place.drop_parts(task.parts)
-            if self in _unfinished:
-                _unfinished.remove(self)
+                    drop_parts(task)
+            if self._forget_exit is not None:
+                self._forget_exit()
+                self._forget_exit = None
+
+    def _wait_at_exit(self) -> None:
+        try:
+            self.wait()
+        except KeyboardInterrupt:
+            for task, child in self._later:
+                where = task.target or task.directory
+                if child is not None and where is not None:
+                    goes_on = f"process {child.process} still finishes a window; when it has ended, run.json in"
+                    warn(f"{goes_on} {where.directory} says complete")
+        except Exception as error:
+            warn(f"a recorded window could not be finished: {in_a_line(error)}")
+
+    def _remember_exit(self) -> None:
+        """Have the end of the process wait. Those that multiprocessing starts end without what `atexit` knows."""
+        if self._forget_exit is not None:
+            return
+        if multiprocessing.parent_process() is None:
+            atexit.register(self._wait_at_exit)
+            self._forget_exit = partial(atexit.unregister, self._wait_at_exit)
+        else:
+            self._forget_exit = multiprocessing.util.Finalize(None, self._wait_at_exit, exitpriority=0).cancel
 
     def follow(self, name: str) -> None:
         """A named block was run: its time becomes a series."""
@@ -287,8 +282,7 @@ class Finisher:
         try:
             history.start()
         except SnapshotUnavailable as reason:
-            self._notes.append(str(reason))
-            warn(str(reason))
+            self.place.note(str(reason))
         self._history = history
 
     def end_history(self) -> None:
@@ -296,17 +290,16 @@ class Finisher:
         history, self._history = self._history, None
         if history is None or not history.running:
             return
-        said = [f"an allocation failed; who held memory then: {_COMMAND} {path}" for path in history.failures]
-        said += history.problems
+        for path in history.failures:
+            self.place.note(f"an allocation failed; who held memory then: {_COMMAND} {path}")
+        for problem in history.problems:
+            self.place.note(problem)
         try:
             history.dump(self.place.history_path("mem"))
         except (SnapshotUnavailable, OSError) as reason:
-            said.append(str(reason))
+            self.place.note(str(reason))
         finally:
             history.stop()
-        for message in said:
-            self._notes.append(message)
-            warn(message)
 
     # -- a window ---------------------------------------------------------------------------------
 
@@ -317,29 +310,42 @@ class Finisher:
             failure: an out-of-memory that ended the window, which is explained.
             loop_goes_on: nobody should wait, so it is left to a child process; see `wait`.
         """
+        if self._home != os.getpid():
+            self._home, self._later, self._forget_exit = os.getpid(), [], None
         main, full = choose(window)
-        parts = {trace.path for trace in (window.full, window.timed) if trace is not None}
+        kept: tuple[Path, ...] = ()
         try:
             if main is None:
                 self._warn_of_nothing("; ".join(window.warnings) or "the block ended before its first step")
                 return
             task = self._task(window, main, full, failure)
-            if loop_goes_on and self._options.background:
-                if self._finish_later(task):
-                    parts -= set(task.parts)
+            beside = loop_goes_on and self._options.background
+            at_work = sum(child is not None and not child.has_ended() for _, child in self._later)
+            by_child = beside and at_work < _MOST_CHILDREN and not any(map(callable, self._options.track))
+            if by_child and (lack := lack_of_memory(task)):
+                keep_traces(task, lack)
                 self.windows += 1
-            else:
+                return
+            if not beside:
                 self.wait()
-                self._say_wait(task)
-                self.windows += self._finish(task)
+            before = len(self.results)
+            self._later.append((task, self._start_child(task) if by_child else None))
+            kept = task.parts
+            (self._remember_exit if beside else self.wait)()
+            self.windows += beside or len(self.results) > before
         finally:
-            self.place.drop_parts(parts)
+            window.drop_traces(but=kept)
+            self.place.remove_empty()
 
     def _task(
         self, window: Window, main: RecordedTrace, full: RecordedTrace | None, failure: OutOfMemory | None
     ) -> WindowTask:
-        notes = [*self._notes, *self.place.notes, *notes_of(window, main)]
-        self._notes, self.place.notes = [], []
+        notes, self.place.notes = [*self.place.notes, *window.warnings], []
+        if main is window.full:
+            cost = " with shapes (about +10 % where launch-bound)" if main.shapes else ""
+            notes.append(f"times are of warm-up steps{cost}: {window.why_full}")
+        if main.steps == () and not window.warnings:
+            notes.append("no step was recorded from its begin to its end")
         directory, target = self.place.of_window(main, self.windows)
         on: Stream = "stderr" if self._options.from_outside else "stdout"
         styled = styled_terminal(on)
@@ -394,33 +400,16 @@ class Finisher:
             "overloaded": overloaded,
         }
 
-    def _finish_later(self, task: WindowTask) -> bool:
-        """Whether it is left to a child, or to who waits: the traces are still needed."""
-        children = [child for _, child in self._later if child is not None]
-        for earlier in children:
-            earlier.let_go()
-        child = None
-        has_place = sum(earlier.works for earlier in children) < _MOST_CHILDREN
-        if has_place and not any(callable(item) for item in task.options.track):
-            lack = lack_of_memory(task)
-            if lack:
-                keep_traces(task, lack)
-                return False
-            try:
-                child = Child(task, beside_training=True)
-            except Exception as error:
-                task.run["warnings"].append(
-                    f"no process could be started to make the reports ({in_a_line(error)}), so they were "
-                    "made when the block was left"
-                )
-        self.place.hand_over(task.parts)
-        if self._home != os.getpid():
-            self._home, self._later = os.getpid(), []
-        self._later.append((task, child))
-        if self not in _unfinished:
-            _unfinished.append(self)
-        _wait_at_exit(os.getpid())
-        return True
+    def _start_child(self, task: WindowTask) -> Child | None:
+        """None: none can be started, so it is left to who waits."""
+        try:
+            return Child(task, beside_training=True)
+        except Exception as error:
+            task.run["warnings"].append(
+                f"no process could be started to make the reports ({in_a_line(error)}), so they were "
+                "made when the block was left"
+            )
+            return None
 
     def _say_wait(self, task: WindowTask) -> None:
         """Whoever waits for a table sees what for."""
@@ -429,12 +418,6 @@ class Finisher:
         dots = "…" if task.unicode else "..."
         if task.prints:
             say(f"profiler_wrapper: making the result{of} {dots} Ctrl-C keeps the trace\n", on="stderr")
-
-    def _finish(self, task: WindowTask) -> bool:
-        """Whether there is a result."""
-        finished = finish_window_in_child(task) if has_little_memory() else finish_window(task)
-        self._take(task, finished)
-        return finished.result is not None
 
     def _take(self, task: WindowTask, finished: FinishedWindow) -> None:
         if finished.nothing_recorded:
@@ -456,35 +439,6 @@ class Finisher:
 
     def give_up(self) -> None:
         """Something of ours failed: keep what is whole, remove what is half written."""
-        self.place.drop_parts()
+        self.place.remove_empty()
         if not self.windows:
             self.place.mark_incomplete()
-
-    def warn_of_what_goes_on(self) -> None:
-        """Somebody waits no longer."""
-        for task, child in self._later:
-            where = task.target or task.directory
-            if child is not None and where is not None:
-                warn(
-                    f"process {child.process} still finishes a window; when it has ended, run.json in "
-                    f"{where.directory} says complete"
-                )
-
-
-@cache
-def _wait_at_exit(process: int) -> None:
-    """Once in each process. Those that multiprocessing starts end without what `atexit` knows."""
-    if multiprocessing.parent_process() is None:
-        atexit.register(_finish_all)
-    else:
-        multiprocessing.util.Finalize(None, _finish_all, exitpriority=0)
-
-
-def _finish_all() -> None:
-    for finisher in list(_unfinished):
-        try:
-            finisher.wait()
-        except KeyboardInterrupt:
-            finisher.warn_of_what_goes_on()
-        except Exception as error:
-            warn(f"a recorded window could not be finished: {in_a_line(error)}")

@@ -10,12 +10,11 @@ from torch import nn
 from profiler_wrapper import __version__
 from profiler_wrapper.capture.layers import find_stages
 from profiler_wrapper.capture.owned_tensors import OwnedTensors, find_optimizers, may_come
-from profiler_wrapper.capture.recorder import Recorder
 from profiler_wrapper.capture.records import OutOfMemory, out_of_memory
 from profiler_wrapper.capture.runinfo import is_in_pipeline, run_info, run_settings
-from profiler_wrapper.capture.scopes import FirstCall, LayerScopes, RootCall, is_part, listen, stop_listening
-from profiler_wrapper.capture.session import Annotation, Session, machine_activities
-from profiler_wrapper.capture.steps import Mode, OpenPlan, Plan, StepCounter, StepSource
+from profiler_wrapper.capture.scopes import LayerScopes, is_part
+from profiler_wrapper.capture.session import Annotation
+from profiler_wrapper.capture.steps import OpenPlan, Plan, StepCounter, StepSource
 from profiler_wrapper.capture.torch_state import (
     free_recorder,
     in_backward,
@@ -26,9 +25,9 @@ from profiler_wrapper.capture.torch_state import (
 from profiler_wrapper.errors import Notices, in_a_line, warn
 from profiler_wrapper.run.finishing import Finisher
 from profiler_wrapper.run.options import Options
+from profiler_wrapper.run.recorder import Recorder
 
 _FEW_CALLS = 2  # of parts of a model in one turn of a loop over layers: a spatial and a temporal block
-_inside: list[Profiling] = []  # entered and not left, outermost first
 
 
 class Profiling:
@@ -42,25 +41,17 @@ class Profiling:
             model,
             layers=options.layers,
             in_pipeline=is_in_pipeline(model, options.device_mesh, options.coordinates),
-            on_root_enter=self._root_enters,
         )
         for warning in self._scopes.warnings:
             warn(warning)
         self._owned_tensors = OwnedTensors(self._scopes.roots, find_optimizers(optimizer))
         self._recorder: Recorder | None = None
-        self._first_call = FirstCall()
         self._only_marks = False
         self._notices = Notices()
         self._depth = 0
         self._entries = 0
-        self._root_calls = 0
-        self._gradients = False  # some call was made with gradients
-        self._failed = False  # and that was said
-        self._reported = False  # a window was, be it empty
         self._held = False  # the recording goes on though the block was left
         self._stopped = False  # not just left
-        self._out_of_memory: OutOfMemory | None = None  # ended the block
-        self._while_recording = False  # it did
 
     # -- the block --------------------------------------------------------------------------------
 
@@ -72,18 +63,17 @@ class Profiling:
             anew: as if for the first time where an earlier recording has ended: by the same plan.
         """
         recorder = self._recorder
-        if self._depth == 0 and recorder is not None and recorder.is_ending:
-            self.finish()
-        if self._depth == 0 and not self._held and recorder is not None and recorder.over and (anew or self._stopped):
-            self._recorder, self._entries, self._first_call = None, 0, FirstCall()
-            self._root_calls, self._gradients = 0, False
+        if self._depth == 0 and recorder is not None:
+            if recorder.is_ending:
+                self.finish()
+            if recorder.over and not self._held and (anew or self._stopped):
+                self._recorder, self._entries = None, 0
         self._stopped = False
         if called is not None:
             self._safely("starting", lambda: self._scopes.expect(called))
         self._depth += 1
         if self._depth == 1:
             self._safely("starting", self._enter)
-            _inside.append(self)
 
     def exit(self, error: BaseException | None) -> None:
         """The block ends, by `error` if there is one."""
@@ -91,7 +81,6 @@ class Profiling:
             return
         self._depth -= 1
         if self._depth == 0:
-            _inside.remove(self)
             self._safely("finishing", lambda: self._exit(error), in_the_way_of=error)
             if self._entries and not self._held:
                 self._let_models_go()
@@ -107,7 +96,8 @@ class Profiling:
         recorder = self._recorder
         if recorder is None:
             return
-        anew = recorder.over_as_planned and recorder.on_owner_thread and recorder.counter.source != "prof.step()"
+        state = recorder.state
+        anew = state.over_as_planned and recorder.on_owner_thread and state.counter.source != "prof.step()"
         if anew and not in_backward():
             # What was recorded were steps of another kind.
             counter = self._counter(first=1, source="prof.step()")
@@ -148,22 +138,23 @@ class Profiling:
         self._safely("writing the reports of", self._report)
 
     def _enter(self) -> None:
-        going_on = self._held and self._recorder is not None and not self._recorder.over
-        if in_backward() and not going_on:
+        recorder = self._recorder if self._held else None
+        goes_on = recorder is not None and not recorder.over
+        if in_backward() and not goes_on:
             return  # a recomputation; the engine would take away a session that began here
         entry = self._entries
         self._entries += 1
         if not self._takes_part():
             return
-        if self._held and self._recorder is not None and not self._recorder.over:
-            self._recorder.begin_entry(entry)
+        if recorder is not None and goes_on:
+            recorder.enter(entry)
         elif not free_recorder():
             self._mark_only()
         elif entry == 0:
             self._begin(self._options.plan(), self._counter())
         else:
             self._finish()
-            first = self._recorder.counter.ended if self._recorder is not None else 0
+            first = self._recorder.state.counter.ended if self._recorder is not None else 0
             self._begin(OpenPlan(entered_again=True), self._counter(first=first))
             self._held = True
 
@@ -176,32 +167,22 @@ class Profiling:
             self._report()
             return
         recorder.sessions.end_scope("block")
-        if in_backward():
-            self._leave_in_backward(recorder, error)
+        # The engine would bring back a session that ended in backward, so it goes on until it can end.
+        inside, kind = in_backward(), type(error).__name__
+        if error is not None and not (inside and kind == "_StopRecomputationError"):  # how checkpointing ends early
+            recorder.note(f"the block was left by {kind}", incomplete=True)
+        goes_on = self._held and not (recorder.over or recorder.is_ending)
+        if inside or (error is None and (goes_on or self._may_be_entered_again(recorder))):
+            if not self._held and not recorder.over:
+                recorder.state.held_open()
+                self._held = True
             return
-        if error is not None:
-            recorder.note(f"the block was left by {type(error).__name__}", incomplete=True)
-            self._out_of_memory, self._while_recording = out_of_memory(error), not recorder.over
-        elif self._held and not (recorder.over or recorder.is_ending):
-            return
-        elif self._may_be_entered_again(recorder):
-            recorder.hold_open()
-            self._held = True
-            return
+        failure, while_recording = out_of_memory(error), not recorder.over
         try:
-            self._finish()
+            self._finish(failure=failure if while_recording else None)
         finally:
-            failure, self._out_of_memory = self._out_of_memory, None
             if failure is not None and self.finisher is not None:
                 self.finisher.explain_oom(failure)
-
-    def _leave_in_backward(self, recorder: Recorder, error: BaseException | None) -> None:
-        """The engine would bring back a session that ended here, so it goes on until it can end."""
-        if error is not None and type(error).__name__ != "_StopRecomputationError":  # how checkpointing ends early
-            recorder.note(f"the block was left by {type(error).__name__}", incomplete=True)
-        if not self._held and not recorder.over:
-            recorder.hold_open()
-            self._held = True
 
     def _takes_part(self) -> bool:
         ranks = self._options.ranks
@@ -230,56 +211,25 @@ class Profiling:
         return ranks is None or self.finisher.info.rank in ranks
 
     def _counter(self, *, first: int = 0, source: StepSource = "nothing yet") -> StepCounter:
-        def optimizer_may_come() -> bool:
-            return bool(self._owned_tensors.optimizers()) or may_come(self._scopes.parameters())
-
-        return StepCounter(first=first, source=source, optimizer_may_come=optimizer_may_come)
+        known, parameters = self._owned_tensors.optimizers, self._scopes.parameters
+        return StepCounter(first, source, optimizer_may_come=lambda: bool(known()) or may_come(parameters()))
 
     def _begin(self, plan: Plan, counter: StepCounter) -> None:
         assert self.finisher is not None
         recorder = Recorder(
             plan=plan,
-            marks=self._scopes,
-            new_session=self._new_session,
-            part_path=self.finisher.place.part_path,
-            held=self._owned_tensors,
-            on_failure=self._failure,
-            on_over=self.finisher.end_history,
-            on_window=lambda: self._safely("writing the reports of", lambda: self._report(loop_goes_on=True)),
             counter=counter,
-            alone=self.finisher.info.world_size == 1,
+            marks=self._scopes,
+            held=self._owned_tensors,
+            options=self._options,
+            finisher=self.finisher,
+            notices=self._notices,
         )
         self._recorder = recorder
-        self._scopes.requests.on_begin, self._scopes.requests.on_end = recorder.request_begins, recorder.request_ends
         atexit.register(self._at_exit)
         self.finisher.begin_history()
-        if self._entries == 1:
-            listen(self._first_call)
         recorder.start()
-        recorder.begin_entry(self._entries - 1)
-
-    def _failure(self, what: str, error: Exception) -> None:
-        if not self._failed:
-            self._failed = True
-            warn(f"profiling ended, because {what} failed: {in_a_line(error)}")
-
-    def _new_session(self, mode: Mode) -> Session:
-        options = self._options
-        if self.finisher is not None and self.finisher.info.world_size > 1:
-            self.finisher.place.open()  # where others read from now on that this rank records
-        return Session(
-            activities=options.activities or machine_activities(),
-            record_shapes=mode is Mode.FULL if options.record_shapes == "auto" else options.record_shapes,
-            profile_memory=options.profile_memory,
-            with_stack=options.with_stack,
-            give_way=self._give_way if options.from_outside else None,
-        )
-
-    def _give_way(self) -> None:
-        """A ProfilerWrapper of the script's own wants to record; it has marks of its own."""
-        if self._recorder is not None:
-            self._recorder.before_another()
-        self._scopes.detach()
+        recorder.enter(self._entries - 1)
 
     def _mark_only(self) -> None:
         if self._options.from_outside and records_here():
@@ -298,25 +248,20 @@ class Profiling:
 
     def _may_be_entered_again(self, recorder: Recorder) -> bool:
         """The block called a part of a model and ended no step: perhaps one turn of a loop over layers."""
-        if self._entries != 1 or recorder.over or recorder.has_moved or recorder.counter.source != "nothing yet":
+        state = recorder.state
+        if self._entries != 1 or state.over or state.has_moved or state.counter.source != "nothing yet":
             return False
-        module = self._first_call.module()
-        if module is None or self._first_call.had_backward:
+        module = recorder.first_call.module()
+        if module is None or recorder.first_call.had_backward:
             return False
         known = self._scopes.is_part(module)
         if not (is_part(module) if known is None else known):
             return False
-        return self._gradients or self._root_calls <= _FEW_CALLS
-
-    def _root_enters(self, call: RootCall) -> None:
-        self._root_calls += 1
-        self._gradients |= call.grad_enabled
-        if self._recorder is not None:
-            self._recorder.root_enters(call, updated=self._first_call.updated())
+        return bool(state.trained) or state.root_calls <= _FEW_CALLS
 
     # -- afterwards -------------------------------------------------------------------------------
 
-    def _finish(self, *, at_exit: bool = False) -> None:
+    def _finish(self, *, at_exit: bool = False, failure: OutOfMemory | None = None) -> None:
         recorder = self._recorder
         if recorder is not None and not at_exit and (why := recorder.ends_later()):
             self._held = True
@@ -324,15 +269,11 @@ class Profiling:
             return
         self._held = False
         atexit.unregister(self._at_exit)
-        stop_listening(self._first_call)
         if recorder is not None:
-            try:
-                recorder.stop()
-            finally:
-                self._scopes.detach()
-            self._report()
-            if not self._reported:
-                ended = recorder.counter.ended
+            recorder.stop()
+            self._report(failure)
+            if self.finisher is not None and not self.finisher.reported:
+                ended = recorder.state.counter.ended
                 warn(f"nothing was recorded: the block ended after {ended} steps, before any that was asked for")
         if self._depth == 0:
             self._let_models_go()
@@ -342,27 +283,16 @@ class Profiling:
         self._model, self._stages = None, ()
         self._scopes.let_models_go()
 
-    def _report(self, *, loop_goes_on: bool = False) -> None:
-        if self.finisher is None:
-            return
-        while self._recorder is not None and self._recorder.windows:
-            window = self._recorder.windows.pop(0)
-            self._reported = True
-            for warning in self._scopes.said():
-                window.warn(warning)
-            if not (window.empty and self._failed):
-                ended_by_it = self._while_recording and not self._recorder.windows
-                failure = self._out_of_memory if ended_by_it else None
-                self.finisher.write(window, failure=failure, loop_goes_on=loop_goes_on)
-        if not loop_goes_on:
+    def _report(self, failure: OutOfMemory | None = None) -> None:
+        if self._recorder is not None:
+            self._recorder.hand_over(failure=failure)
+        if self.finisher is not None:
             self.finisher.wait()
 
     def _at_exit(self) -> None:
         """The process ends, and would crash with torch's profiler on; a fork has nothing to end."""
         if self._recorder is not None and self._recorder.is_same_process:
             self._safely("finishing", lambda: self._finish(at_exit=True))
-            if self.finisher is not None:
-                self.finisher.wait()
 
     def _safely(self, what: str, action: Callable[[], None], *, in_the_way_of: BaseException | None = None) -> None:
         """Run something of ours: what it raises becomes a warning, but for Ctrl-C and the like."""
@@ -370,7 +300,7 @@ class Profiling:
             action()
         except Exception as error:
             self._abandon()
-            self._failure(f"{what} the profile", error)
+            self._notices.warn_once("failed", f"profiling ended, because {what} the profile failed: {in_a_line(error)}")
         except BaseException:
             self._abandon()
             if in_the_way_of is None:
@@ -380,13 +310,6 @@ class Profiling:
         """Take everything away, whatever state it is in."""
         recorder, self._recorder, self._held = self._recorder, None, False
         atexit.unregister(self._at_exit)
-        actions: list[Callable[[], object]] = [lambda: stop_listening(self._first_call), self._scopes.detach]
         if recorder is not None:
-            actions.insert(0, recorder.stop)
-        if self.finisher is not None:
-            actions.append(self.finisher.give_up)
-        for action in actions:
-            try:
-                action()
-            except Exception as error:
-                self._failure("taking the profiler away", error)
+            recorder.give_up()
+        self._scopes.detach()

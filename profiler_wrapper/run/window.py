@@ -12,7 +12,6 @@ somebody else begin again.
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
 import signal
@@ -22,65 +21,26 @@ import tempfile
 import warnings
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from profiler_wrapper.analysis.analyse import tables
 from profiler_wrapper.analysis.compiled import only_called
 from profiler_wrapper.analysis.timeline_columns import NO_TRACE
 from profiler_wrapper.capture.growth import control_group_free_bytes, free_bytes_below_own_limit
-from profiler_wrapper.capture.records import OutOfMemory, RecordedTrace, RunInfo
 from profiler_wrapper.child import raise_priority, start_child
 from profiler_wrapper.errors import EmptyRecording, ProfilerWrapperWarning, in_a_line, say, warn
 from profiler_wrapper.reports.table import NARROWEST, console_table
 from profiler_wrapper.result import ProfileResult, as_result, attribute_trace, work_of_trace
-from profiler_wrapper.run.files import WindowFiles
-from profiler_wrapper.run.options import Options
+from profiler_wrapper.run.files import WindowFiles, WindowTask
 from profiler_wrapper.run.out_of_memory import explain_oom
-from profiler_wrapper.terminal import WIDTH_OF_FILES, Stream
 from profiler_wrapper.trace.atomic import remove_empty
 from profiler_wrapper.trace.events import no_garbage_collection
-from profiler_wrapper.trace.run_directory import RunDirectory
 from profiler_wrapper.units import file_size
 
 # --- One recorded window becomes a result and files, in this process or in a child. No torch here ---
 
 PRINTED_ROWS = 25  # with the lines that say where the files are
 _ENOUGH_BYTES = 1 << 30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowTask:
-    """Everything that is needed to finish one window."""
-
-    options: Options
-    info: RunInfo
-    directory: RunDirectory | None  # None: no files can be written
-    run: dict[str, Any]  # what run.json says
-    main: RecordedTrace
-    full: Path | None  # a second trace, with shapes
-    followed: tuple[str, ...]  # named blocks
-    failure: OutOfMemory | None  # it ended the window
-    target: RunDirectory | None = None  # where the files go in the end, if `directory` is on a node's own disk
-    why_nothing: str = ""  # what to say if nothing is in the trace
-    prints: bool = False  # a table is wanted
-    on: Stream = "stdout"
-    unicode: bool = False  # it may have other characters than ASCII
-    styled: bool = False  # and colours
-    width: int = WIDTH_OF_FILES
-
-    @property
-    def parts(self) -> tuple[Path, ...]:
-        """The traces where they were exported to."""
-        return (self.main.path,) if self.full is None else (self.main.path, self.full)
-
-    def files(self, *, only_traces: bool = False) -> WindowFiles:
-        """What writes them; `run` gets where the traces go."""
-        files = WindowFiles(
-            self.options, self.info, self.directory, self.run, target=self.target, only_traces=only_traces
-        )
-        self.run.update(files.trace_names(full=self.full is not None))
-        return files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,16 +53,10 @@ class FinishedWindow:
     text: str = ""  # the table and where the files are, to be printed
 
 
-def has_little_memory() -> bool:
-    """Whether this process is close to a limit of its own."""
-    free_bytes = free_bytes_below_own_limit()
-    return free_bytes is not None and free_bytes < _ENOUGH_BYTES
-
-
 @no_garbage_collection()
 def finish_window(task: WindowTask) -> FinishedWindow:
     """Analyse the trace, write the files, explain the failure. What fails is a warning; the traces are kept."""
-    files, run = task.files(), task.run
+    files, run = WindowFiles(task), task.run
     try:
         found = attribute_trace(task.main.path, run=run, shapes=task.main.shapes)
         work = None if task.full is None else work_of_trace(task.full, run=run, timed=found)
@@ -114,14 +68,12 @@ def finish_window(task: WindowTask) -> FinishedWindow:
             run["peaks"] = asdict(result.utilization.peaks)
     except EmptyRecording:
         return FinishedWindow(result=None, nothing_recorded=True)
-    except Exception as error:
-        files.write_traces(main=task.main.path, full=task.full)
-        warn(f"what was recorded could not be analysed ({in_a_line(error)}); {files.summary()}")
-        return FinishedWindow(result=None)
-    except BaseException:  # Ctrl-C; the traces are whole, and moving them takes no time
-        files.write_traces(main=task.main.path, full=task.full)
+    except BaseException as error:  # Ctrl-C too; the traces are whole, and moving them takes no time
+        kept = keep_traces(task, f"what was recorded could not be analysed ({in_a_line(error)})")
+        if isinstance(error, Exception):
+            return kept
         raise
-    files.write(result, found, main=task.main.path, full=task.full)
+    files.write(result, found)
     result = replace(result, timeline=NO_TRACE)  # a training may have thousands of windows
     failure = task.failure
     explained = failure is not None and explain_oom(failure, result, found=found, directory=files.directory)
@@ -137,8 +89,8 @@ def finish_window(task: WindowTask) -> FinishedWindow:
 
 def keep_traces(task: WindowTask, problem: str) -> FinishedWindow:
     """Nothing came of a window: put its traces in place as they are, and say so."""
-    files = task.files(only_traces=True)
-    files.write_traces(main=task.main.path, full=task.full if task.full is not None and task.full.exists() else None)
+    files = WindowFiles(task, only_traces=True)
+    files.write()
     trace = files.trace_path
     hint = "" if trace is None else f". To make the reports from the trace: profiler-wrapper analyze {trace}"
     warn(f"{problem}; {files.summary()}{hint}")
@@ -170,16 +122,26 @@ _ENVIRONMENT = {
 }
 
 
-def finish_window_in_child(task: WindowTask) -> FinishedWindow:
-    """As `finish_window`, by a child process. Where it fails, the traces are kept, with a warning."""
-    try:
-        child = Child(task)
-        finished, problem = child.finished(_PATIENCE_S), child.problem
-    except Exception as error:
-        finished, problem = None, in_a_line(error)
-    if finished is not None:
-        return finished
-    return keep_traces(task, f"hardly any memory is left, and what was recorded could not be analysed ({problem})")
+def finish(task: WindowTask, child: Child | None = None) -> FinishedWindow:
+    """Finish a window which nobody has begun, or which `child` did not finish, now that somebody waits.
+
+    In this process; where that has hardly any memory left, in a child. Where nothing comes of it the traces are kept.
+    """
+    free_bytes = free_bytes_below_own_limit()
+    if child is not None and child.was_killed:
+        problem = f"what was recorded could not be analysed ({child.problem})"
+    elif free_bytes is None or free_bytes >= _ENOUGH_BYTES:
+        return finish_window(task)
+    else:
+        try:
+            child = Child(task)
+            if (finished := child.finished(_PATIENCE_S)) is not None:
+                return finished
+            reason = child.problem
+        except Exception as error:
+            reason = in_a_line(error)
+        problem = f"hardly any memory is left, and what was recorded could not be analysed ({reason})"
+    return keep_traces(task, problem)
 
 
 def lack_of_memory(task: WindowTask) -> str:
@@ -209,8 +171,8 @@ class Child:
         self.was_killed = False  # by somebody else: by the system for want of memory, most likely
         self._ended_by_us = False  # for want of time; asked again where Ctrl-C came before it was gone
         self._task = task
-        self._answer: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self._files: tuple[IO[bytes], ...] = (tempfile.TemporaryFile(), tempfile.TemporaryFile())  # noqa: SIM115
+        self._said: list[bytes] = []  # what was in these when it had ended: its answer, and its errors
         with tempfile.TemporaryFile() as given:
             pickle.dump(_portable(task), given)
             given.seek(0)
@@ -219,31 +181,25 @@ class Child:
                 beside_training=beside_training,
                 environment=_ENVIRONMENT,
                 stdin=given,
-                stdout=self._answer,
-                stderr=self._errors,
+                stdout=self._files[0],
+                stderr=self._files[1],
             )
+        self.process = self._process.pid
 
-    @property
-    def process(self) -> int:
-        """The number of its process."""
-        return self._process.pid
-
-    @property
-    def works(self) -> bool:
-        """Whether it has not ended."""
-        return self._process.poll() is None
-
-    def let_go(self) -> None:
-        """Once it has ended, hold neither its process nor its open files: a training may have thousands of windows."""
-        if not self.works and not isinstance(self._answer, io.BytesIO):
-            for name in ("_errors", "_answer"):
-                with getattr(self, name) as file:
-                    file.seek(0)
-                    setattr(self, name, io.BytesIO(file.read()))
+    def has_ended(self) -> bool:
+        """Whether it has. Then it holds no open file any more: a training may have thousands of windows."""
+        if self._process.poll() is None:
+            return False
+        files, self._files = self._files, ()
+        for file in files:
+            with file:
+                file.seek(0)
+                self._said.append(file.read())
+        return True
 
     def patience_s(self) -> float:
         """How long to wait for it: not at all before it has begun, since whoever waits can do the same at once."""
-        if not self.works or os.fstat(self._answer.fileno()).st_size == 0:
+        if self.has_ended() or os.fstat(self._files[0].fileno()).st_size == 0:
             return 0.0
         sizes = (part.stat().st_size for part in self._task.parts if part.exists())
         return _LEAST_PATIENCE_S + _PATIENCE_S_PER_BYTE * sum(sizes)
@@ -260,17 +216,16 @@ class Child:
             self._ended_by_us = True
             self._process.kill()
             code = self._process.wait()
-        with self._errors, self._answer:
-            self._errors.seek(0)
-            say(self._errors.read().decode(errors="replace"), on="stderr")
-            self._answer.seek(len(_BEGUN))
-            try:
-                messages, finished = pickle.load(self._answer)
-            except Exception:  # it was not written to its end
-                self.problem = f"the process that was to analyse it ended with {code}"
-                self.was_killed = not self._ended_by_us and code < 0 and code != _TOO_OLD
-                _drop_half_written(self._task, self.process)
-                return None
+        self.has_ended()
+        answer, errors = self._said
+        say(errors.decode(errors="replace"), on="stderr")
+        try:
+            messages, finished = pickle.loads(answer[len(_BEGUN) :])
+        except Exception:  # it was not written to its end
+            self.problem = f"the process that was to analyse it ended with {code}"
+            self.was_killed = not self._ended_by_us and code < 0 and code != _TOO_OLD
+            _drop_half_written(self._task, self.process)
+            return None
         for message in messages:
             warn(message)
         assert isinstance(finished, FinishedWindow)

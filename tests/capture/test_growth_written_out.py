@@ -14,7 +14,8 @@ import torch
 import transformers
 
 import profiler_wrapper as pw
-from profiler_wrapper.capture import growth, recorder
+from profiler_wrapper.capture import growth
+from profiler_wrapper.run import recorder
 from profiler_wrapper.trace.joined import JoinedTrace
 from profiling import result_of
 

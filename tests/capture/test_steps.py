@@ -14,6 +14,7 @@ from profiler_wrapper.capture.steps import (
     Mode,
     OpenPlan,
     Plan,
+    SchedulePlan,
     StepCounter,
     StepFacts,
     make_plan,
@@ -291,4 +292,5 @@ def test_many_optimizers_in_turn_are_one_step() -> None:
 
 def test_windows_that_were_not_reached() -> None:
     plan = make_plan("3-6,20")
-    assert [plan.missed(steps) for steps in (0, 5, 7, 21)] == ["3-6, 20", "5-6, 20", "20", None]
+    assert isinstance(plan, SchedulePlan)
+    assert [plan.missed(steps) for steps in (0, 5, 7, 21)] == ["3-6, 20", "5-6, 20", "20", ""]

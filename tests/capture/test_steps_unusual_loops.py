@@ -19,10 +19,9 @@ from torch import nn
 import models
 import profiler_wrapper as pw
 from models import Case
-from profiler_wrapper.capture import recorder
 from profiler_wrapper.capture.owned_tensors import may_come
 from profiler_wrapper.capture.session import Session
-from profiler_wrapper.run import window
+from profiler_wrapper.run import recorder, window
 from profiling import directory_of, profiler, result_of
 from unchanged import nothing_left
 

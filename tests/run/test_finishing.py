@@ -246,7 +246,7 @@ def test_ctrl_c_ends_one_wait_and_a_forked_process_waits_for_nothing(
     if not forked:
         os._exit(0 if prof.results == () else 1)
     assert os.waitpid(forked, 0)[1] == 0
-    assert result_of(prof).run["timed_steps"] == [2, 3, 4] and finishing._unfinished == []
+    assert result_of(prof).run["timed_steps"] == [2, 3, 4] and prof._profiling.finisher._later == []
 
 
 @pytest.mark.full
@@ -461,6 +461,9 @@ class KilledSlowly:
         if isinstance(answer, BaseException):
             raise answer
         return answer
+
+    def poll(self) -> int:
+        return -9
 
     def kill(self) -> None:
         pass

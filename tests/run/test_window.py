@@ -14,7 +14,7 @@ import profiler_wrapper as pw
 from profiler_wrapper import load
 from profiler_wrapper.analysis.views.overview import overview
 from profiler_wrapper.errors import ProfilerWrapperWarning
-from profiler_wrapper.run import finishing, window
+from profiler_wrapper.run import window
 from profiling import files_below
 
 OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes"
@@ -44,7 +44,7 @@ def rows(result: pw.ProfileResult) -> set[tuple[str, str]]:
 @pytest.mark.full
 def test_a_child_writes_and_gives_back_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = train(tmp_path, "here").result
-    monkeypatch.setattr(finishing, "has_little_memory", lambda: True)
+    monkeypatch.setattr(window, "free_bytes_below_own_limit", lambda: 1)
     there = train(tmp_path, "there").result
     assert here is not None and there is not None and there.memory_use is not None
     again = load(tmp_path / "there" / "rank0" / "profile_trace.json")  # the same recording, analysed in this process
@@ -68,7 +68,7 @@ def test_analysing_does_not_look_for_garbage(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_child_that_fails_costs_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finishing, "has_little_memory", lambda: True)
+    monkeypatch.setattr(window, "free_bytes_below_own_limit", lambda: 1)
     monkeypatch.setattr(window, "_CHILD", "raise SystemExit(3)")
     with pytest.warns(ProfilerWrapperWarning, match="could not be analysed .*ended with 3"):
         prof = train(tmp_path, "run")

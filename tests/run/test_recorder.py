@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity
 
-from profiler_wrapper.capture import recorder as recorder_module
 from profiler_wrapper.capture.owned_tensors import OwnedTensors
-from profiler_wrapper.capture.recorder import Recorder
 from profiler_wrapper.capture.scopes import RootCall
-from profiler_wrapper.capture.session import Session
 from profiler_wrapper.capture.steps import StepCounter, make_plan
 from profiler_wrapper.capture.torch_state import profiler_is_on
+from profiler_wrapper.errors import Notices
+from profiler_wrapper.run import recorder as recorder_module
+from profiler_wrapper.run.options import make_options
+from profiler_wrapper.run.recorder import Recorder
 
 CALL = RootCall("Net#0", "forward", False)
 
@@ -24,15 +25,22 @@ CALL = RootCall("Net#0", "forward", False)
 def test_a_process_that_grows_within_an_op_is_recorded_until_the_op_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failures: list[Any] = []
+    windows: list[Any] = []
+    finisher = SimpleNamespace(
+        info=SimpleNamespace(world_size=1),
+        place=SimpleNamespace(part_path=lambda name: tmp_path / f"{name}.json"),
+        end_history=list,
+        write=lambda window, **_: windows.append(window),
+    )
+    marks = SimpleNamespace(attach=list, detach=list, roots=list, said=list, calls=0, requests=SimpleNamespace())
     recorder = Recorder(
         plan=make_plan("all", record_shapes=False),
-        marks=SimpleNamespace(attach=list, detach=list, roots=list, calls=0),  # type: ignore[arg-type]
-        new_session=lambda mode: Session(activities=[ProfilerActivity.CPU]),
-        part_path=lambda name: tmp_path / f"{name}.json",
-        held=OwnedTensors(lambda: ()),
-        on_failure=lambda what, error: failures.append(error),
         counter=StepCounter(),
+        marks=marks,  # type: ignore[arg-type]
+        held=OwnedTensors(lambda: ()),
+        options=make_options(activities=[ProfilerActivity.CPU]),
+        finisher=finisher,  # type: ignore[arg-type]
+        notices=Notices(),
     )
     recorder.start()
     torch.ones(2).add(1)
@@ -42,6 +50,6 @@ def test_a_process_that_grows_within_an_op_is_recorded_until_the_op_has_ended(
     assert profiler_is_on() and not recorder.over
     monkeypatch.setattr(recorder_module, "in_op", lambda: False)
     recorder.root_enters(CALL)
-    assert recorder.over and not profiler_is_on() and not failures
-    (window,) = recorder.windows
+    assert recorder.over and not profiler_is_on() and not recorder.failed
+    (window,) = windows
     assert window.warnings == ["recording ended in step 0, because it is too large"]
