@@ -22,11 +22,11 @@ import numpy as np
 
 import measuring
 import shared_traces
-from profiler_wrapper.analysis.attributed import Attributed, attributed
-from profiler_wrapper.analysis.memory.blocks import owned_memory
-from profiler_wrapper.analysis.memory.events import device_memory
-from profiler_wrapper.analysis.memory.use import memory_use
-from profiler_wrapper.analysis.model import MemoryUse
+from profiler_wrapper.place.placed import Placed, place_events
+from profiler_wrapper.tables.memory.blocks import owned_memory
+from profiler_wrapper.tables.memory.events import device_memory
+from profiler_wrapper.tables.memory.use import memory_use
+from profiler_wrapper.tables.model import MemoryUse
 from profiler_wrapper.trace.reader import read
 from profiler_wrapper.trace.recording import MemoryEvents, Recording, Spans
 from profiler_wrapper.trace.run_file import HeldTensor, Holding
@@ -74,7 +74,7 @@ def made_up_holdings(recording: Recording, device: str) -> tuple[Holding, ...]:
     )
 
 
-def analysed(found: Attributed, holdings: Sequence[Holding]) -> MemoryUse:
+def analysed(found: Placed, holdings: Sequence[Holding]) -> MemoryUse:
     memory = device_memory(found.recording, holdings)
     assert memory is not None, "the trace has no memory events"
     return memory_use(found, owned_memory(found, memory))
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str]) -> None:
     print(f"\n{options.trace.name}: {len(recording.spans):,} events, {len(recording.memory):,} of memory\n")
     print(f"{'times':>5} {'memory events':>13} {'seconds':>8} {'us/event':>8} {'peak MiB':>8} {'bytes/event':>11}")
     for times in map(int, options.times.split(",")):
-        found = attributed(repeated(recording, times))
+        found = place_events(repeated(recording, times))
         known = device_memory(found.recording)
         holdings = made_up_holdings(found.recording, known.device) if options.held and known else ()
         seconds = []

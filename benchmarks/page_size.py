@@ -19,9 +19,9 @@ from statistics import median
 import measuring  # noqa: F401
 from browser import CHROMIUM, NO_CHROMIUM, Browser, Page
 from page_tables import PLACES, open_page
-from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.reports.page import page_html
 from profiler_wrapper.result import load_for_page
+from profiler_wrapper.tables.model import Analysis
 from sample_page import large_page
 
 REPEATS = 5

@@ -39,7 +39,7 @@ import measuring
 import models
 import profiler_wrapper as pw
 import saved_tensors
-from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, NO_LAUNCH
+from profiler_wrapper.place.names import LAUNCHED_BEFORE, NO_LAUNCH
 from profiler_wrapper.timer.layer_timer import LayerTimer
 
 WRAPPER, TIMER = "ProfilerWrapper", "LayerTimer"

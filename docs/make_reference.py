@@ -22,7 +22,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import checkout  # noqa: F401
 from make_result_schema import _comments
 from profiler_wrapper.__main__ import _parser
-from profiler_wrapper.analysis.model import LayerRow
 from profiler_wrapper.comparison.guard import GuardCheck, GuardFinding, GuardReport
 from profiler_wrapper.comparison.model import ChangedLayer, ComparedTotal, WorkChange
 from profiler_wrapper.comparison.text import Comparison
@@ -32,6 +31,7 @@ from profiler_wrapper.ranks.report import RanksReport
 from profiler_wrapper.reports.columns import COLUMNS, Column
 from profiler_wrapper.reports.result_json import FOLLOWS, LISTS, json_name
 from profiler_wrapper.run.options import OPTIONS
+from profiler_wrapper.tables.model import LayerRow
 
 DOCS = Path(__file__).parent
 PACKAGE = DOCS.parent / "profiler_wrapper"
@@ -384,7 +384,7 @@ def _text(node: ast.expr) -> str:
 SUBJECTS = {
     "Options of `ProfilerWrapper`": ("wrapper.py", "run/", "capture/layers", "capture/owned", "capture/records",
                                      "capture/steps"),
-    "Peaks": ("analysis/work", "capture/ceilings", "trace/measured_peaks"),
+    "Peaks": ("tables/work", "capture/ceilings", "trace/measured_peaks"),
     "Commands": ("commands/",),
     "Results": ("reports/", "result.py"),
     "Baselines of `guard`": ("comparison/",),

@@ -18,7 +18,6 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import nn
 
-from profiler_wrapper.analysis.work.peaks import Given, find_peaks
 from profiler_wrapper.capture.runinfo import float32_matmul_precision
 from profiler_wrapper.capture.session import Annotation
 from profiler_wrapper.capture.torch_state import profiler_is_on
@@ -31,6 +30,7 @@ from profiler_wrapper.monitor.records import Interval, Row, StepRecord
 from profiler_wrapper.monitor.sinks import tagged
 from profiler_wrapper.reports.write import REPORTS
 from profiler_wrapper.result import ProfileResult
+from profiler_wrapper.tables.work.peaks import Given, find_peaks
 from profiler_wrapper.timer.timer import Timer as MyTimer
 from profiler_wrapper.trace.atomic import replacing
 from profiler_wrapper.trace.marks import MEMORY_POINT

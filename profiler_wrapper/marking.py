@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from profiler_wrapper import __version__
-from profiler_wrapper.analysis.time_rows import Track
 from profiler_wrapper.capture.layers import find_stages
 from profiler_wrapper.capture.owned_tensors import OwnedTensors
 from profiler_wrapper.capture.records import RecordedTrace, RunInfo, Window
@@ -19,6 +18,7 @@ from profiler_wrapper.capture.torch_state import OptimizerSteps, profiler_is_on,
 from profiler_wrapper.errors import in_a_line, warn
 from profiler_wrapper.run.finishing import Finisher
 from profiler_wrapper.run.options import make_options
+from profiler_wrapper.tables.time_rows import Track
 from profiler_wrapper.trace.run_file import Holding
 
 _marking: list[LayerMarking] = []  # attached, oldest first

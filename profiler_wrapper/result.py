@@ -9,25 +9,25 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from profiler_wrapper.analysis.analyse import MADE_LATER, first_tables, tables
-from profiler_wrapper.analysis.attention_ops import HOLDING_ATTENTION
-from profiler_wrapper.analysis.attributed import Attributed, attributed
-from profiler_wrapper.analysis.layer_calls import layer_calls
-from profiler_wrapper.analysis.model import Analysis, LayerRow
-from profiler_wrapper.analysis.time_rows import Track
-from profiler_wrapper.analysis.timeline import timeline_or_why
-from profiler_wrapper.analysis.timeline_columns import FAILED, NO_TRACE_BESIDE, OTHER_TRACE, Timeline
-from profiler_wrapper.analysis.views.experts import CHOOSING
-from profiler_wrapper.analysis.work.bytes import has_rule
-from profiler_wrapper.analysis.work.formulas import has_formula
-from profiler_wrapper.analysis.work.peaks import VARIABLE, Given
-from profiler_wrapper.analysis.work.roofline import WorkCount, work_of_recording
+from profiler_wrapper.analyse import MADE_LATER, first_tables, tables
 from profiler_wrapper.capture.growth import free_bytes
 from profiler_wrapper.errors import UnknownLayer, WrongUse, in_a_line, shown, warn
+from profiler_wrapper.place.attention_ops import HOLDING_ATTENTION
+from profiler_wrapper.place.placed import Placed, place_events
 from profiler_wrapper.reports.full_table import full_table
 from profiler_wrapper.reports.page import result_html
 from profiler_wrapper.reports.result_json import data_frame, from_dict, to_dict, write_csv, write_csv_files
 from profiler_wrapper.reports.table import console_table
+from profiler_wrapper.tables.layer_calls import layer_calls
+from profiler_wrapper.tables.model import Analysis, LayerRow
+from profiler_wrapper.tables.time_rows import Track
+from profiler_wrapper.tables.timeline import timeline_or_why
+from profiler_wrapper.tables.timeline_columns import FAILED, NO_TRACE_BESIDE, OTHER_TRACE, Timeline
+from profiler_wrapper.tables.views.experts import CHOOSING
+from profiler_wrapper.tables.work.bytes import has_rule
+from profiler_wrapper.tables.work.formulas import has_formula
+from profiler_wrapper.tables.work.peaks import VARIABLE, Given
+from profiler_wrapper.tables.work.roofline import WorkCount, work_of_recording
 from profiler_wrapper.terminal import unicode_terminal
 from profiler_wrapper.trace.atomic import check_path
 from profiler_wrapper.trace.events import Progress, no_garbage_collection
@@ -149,12 +149,12 @@ def attribute_trace(
     shapes: bool = True,
     process: int | str | None = None,
     progress: Progress | None = None,
-) -> Attributed:
+) -> Placed:
     """Read a trace, with shapes or without, and give every event of it a layer; `run` describes the run it is from."""
     if not shapes:
-        return attributed(read(path, process=process, progress=progress), run=run)
+        return place_events(read(path, process=process, progress=progress), run=run)
     recording, recorded = read_with_shapes(path, _has_work, process=process, progress=progress)
-    return attributed(recording, run=run, shapes=recorded)
+    return place_events(recording, run=run, shapes=recorded)
 
 
 def _has_work(op: str) -> bool:
@@ -164,7 +164,7 @@ def _has_work(op: str) -> bool:
 def work_of_trace(
     path: str | os.PathLike[str],
     *,
-    timed: Attributed,
+    timed: Placed,
     run: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> WorkCount | str:

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from profiler_wrapper.analysis.model import PHASES, Analysis
-from profiler_wrapper.analysis.timeline_columns import FAILED, Timeline
+from profiler_wrapper.place.names import PHASES
 from profiler_wrapper.reports.result_json import from_dict, schema_text, to_dict
+from profiler_wrapper.tables.model import Analysis
+from profiler_wrapper.tables.timeline_columns import FAILED, Timeline
 
 LEFT_OUT = (
     "Left out, so that it can be shared: paths, names of host, user and run, sources (stacks), environment, trace, "

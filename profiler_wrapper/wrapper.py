@@ -9,12 +9,12 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
-from profiler_wrapper.analysis.time_rows import Track
-from profiler_wrapper.analysis.work.peaks import Given
 from profiler_wrapper.errors import WrongUse, shown, warn
 from profiler_wrapper.result import ProfileResult
 from profiler_wrapper.run.options import OPTIONS, make_options
 from profiler_wrapper.run.profiling import Profiling
+from profiler_wrapper.tables.time_rows import Track
+from profiler_wrapper.tables.work.peaks import Given
 
 T = TypeVar("T")
 

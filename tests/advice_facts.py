@@ -15,12 +15,12 @@ from torch import nn
 
 import profiler_wrapper as pw
 from gpu_traces import attributed_trace
-from profiler_wrapper.analysis.advice.facts import Facts, Rule
-from profiler_wrapper.analysis.analyse import tables
-from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.analysis.model import Finding
-from profiler_wrapper.analysis.work.peaks import Given
+from profiler_wrapper.advice.facts import Facts, Rule
+from profiler_wrapper.analyse import tables
+from profiler_wrapper.place.placed import place_events
 from profiler_wrapper.result import attribute_trace, work_of_trace
+from profiler_wrapper.tables.model import Finding
+from profiler_wrapper.tables.work.peaks import Given
 from profiler_wrapper.trace.recording import Recording, Shapes
 from profiler_wrapper.trace.run_file import trace_with_shapes
 from profiling import result_of
@@ -36,7 +36,7 @@ def facts_of(
     **changes: Any,
 ) -> Facts:
     """Of a recording made by hand; `changes`: rows of its analysis to put in the place of those that it has."""
-    found = attributed(recording, run=run, shapes=shapes)
+    found = place_events(recording, run=run, shapes=shapes)
     return Facts(analysis=replace(tables(found, run=run or {}, peaks=peaks), **changes), found=found)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.tables.model import Analysis
 
 
 def comparable(analysis: Analysis, **changes: Any) -> Analysis:

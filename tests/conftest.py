@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from models import Case
     from once import Once
     from page_tables import Opener
-    from profiler_wrapper.analysis.model import Analysis
+    from profiler_wrapper.tables.model import Analysis
 
 # The same examples in every run: a red run shows its change; HYPOTHESIS_PROFILE=default draws new ones. No bound of
 # time: a busy machine is late.

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from profiler_wrapper import ProfileResult, load
-from profiler_wrapper.analysis.attributed import Attributed
+from profiler_wrapper.place.placed import Placed
 from profiler_wrapper.result import attribute_trace
 from profiler_wrapper.trace.recording import Recording
 from shared_traces import TRACE_NAMES, TRACES
@@ -25,7 +25,7 @@ def names_of_traces(*, largest: pytest.MarkDecorator) -> list[object]:
 
 
 @cache
-def attributed_trace(name: str) -> Attributed:
+def attributed_trace(name: str) -> Placed:
     """The recording with its layers and phases, and its shapes if it has any."""
     return attribute_trace(TRACES / name)
 

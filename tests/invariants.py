@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 import checkout  # noqa: F401
 import row_invariants
 import text_invariants
-from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.tables.model import Analysis
 
 Invariant = Callable[[Analysis], Iterable[str]]
 INVARIANTS: dict[str, Invariant] = {

@@ -18,9 +18,10 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 import checkout  # noqa: F401
-from profiler_wrapper.analysis.advice.advise import MOST_FINDINGS
-from profiler_wrapper.analysis.call_rows import AdapterRow, ExpertLayerRow
-from profiler_wrapper.analysis.model import (
+from profiler_wrapper.advice.advise import MOST_FINDINGS
+from profiler_wrapper.reports.result_json import LISTS, WRITTEN, json_name
+from profiler_wrapper.tables.call_rows import AdapterRow, ExpertLayerRow
+from profiler_wrapper.tables.model import (
     SCHEMA_VERSION,
     Analysis,
     AttentionRow,
@@ -43,8 +44,7 @@ from profiler_wrapper.analysis.model import (
     UnattributedRow,
     Utilization,
 )
-from profiler_wrapper.analysis.work.peaks import Peaks
-from profiler_wrapper.reports.result_json import LISTS, WRITTEN, json_name
+from profiler_wrapper.tables.work.peaks import Peaks
 
 PATH = Path(__file__).parents[1] / "profiler_wrapper" / "reports" / "result_schema.json"
 DRAFT = "https://json-schema.org/draft/2020-12/schema"

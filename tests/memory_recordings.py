@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.analysis.memory.blocks import owned_memory
-from profiler_wrapper.analysis.memory.events import device_memory
-from profiler_wrapper.analysis.memory.use import memory_use
-from profiler_wrapper.analysis.model import CATEGORIES, MemoryUse
+from profiler_wrapper.place.placed import place_events
+from profiler_wrapper.tables.memory.blocks import owned_memory
+from profiler_wrapper.tables.memory.events import device_memory
+from profiler_wrapper.tables.memory.use import memory_use
+from profiler_wrapper.tables.model import CATEGORIES, MemoryUse
 from profiler_wrapper.trace.recording import Recording
 from profiler_wrapper.trace.run_file import read_holdings
 from recordings import Trace, analyse
@@ -40,7 +40,7 @@ def use_in_any_order(trace: Trace, *moments: Moment) -> MemoryUse:
         recording = other.recording(metadata={"baseTimeNanoseconds": BASE_NS})
         memory = device_memory(recording, read_holdings(run["held"]))
         assert memory is not None
-        found = attributed(recording, run=run)
+        found = place_events(recording, run=run)
         rotated = memory_use(found, owned_memory(found, memory))
         assert rotated.timeline.bytes_by_category.tolist() == use.timeline.bytes_by_category.tolist()
         assert set(rotated.peak_owners) == set(use.peak_owners)

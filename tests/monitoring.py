@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from profiler_wrapper.analysis.work.roofline import StepWork
 from profiler_wrapper.monitor import monitor as monitor_module
 from profiler_wrapper.monitor import sinks as sinks_module
 from profiler_wrapper.monitor import steps as steps_module
@@ -19,6 +18,7 @@ from profiler_wrapper.monitor.monitor import TrainingMonitor
 from profiler_wrapper.monitor.records import StepRecord
 from profiler_wrapper.monitor.sinks import Sink
 from profiler_wrapper.monitor.work import count_step
+from profiler_wrapper.tables.work.roofline import StepWork
 from profiler_wrapper.timer.device_events import StepClock
 
 

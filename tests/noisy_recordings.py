@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 
 from comparables import comparable
-from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.tables.model import Analysis
 from profiler_wrapper.trace.marks import ROOT_PATH
 from profiler_wrapper.trace.recording import Recording
 from recordings import AUTOGRAD, Trace, analyse

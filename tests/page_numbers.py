@@ -8,10 +8,10 @@ import pytest
 
 from browser import Page
 from page_tables import PLACES, assert_reads, assert_said, figures_of, read_number, show, table_of
-from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.reports.describe import has_like_steps, step_count
 from profiler_wrapper.reports.memory import category_name
 from profiler_wrapper.reports.roofline import roofline
+from profiler_wrapper.tables.model import Analysis
 
 
 def largest(times_ns: Counter[str], analysis: Analysis) -> list[float]:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from browser import Browser, Page
-from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.reports.page import write_page
+from profiler_wrapper.tables.model import Analysis
 
 PLACES = ("step", "layers", "kernels", "memory", "run")
 GROUPS = ("kernel", "op", "layer", "phase", "class", "shape", "stream", "cores")  # of Kernels

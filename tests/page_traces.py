@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from profiler_wrapper.analysis.timeline_columns import Timeline
 from profiler_wrapper.result import ProfileResult, load_for_page
+from profiler_wrapper.tables.timeline_columns import Timeline
 from shared_traces import TRACES
 
 QWEN, RESNET, V100, B200, TIMESFORMER, DDP = (

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from profiler_wrapper.analysis.analyse import tables
-from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.analyse import tables
+from profiler_wrapper.place.placed import place_events
+from profiler_wrapper.tables.model import Analysis
 from profiler_wrapper.trace.marks import Mark, format_mark
 from profiler_wrapper.trace.recording import (
     Category,
@@ -42,7 +42,7 @@ def analyse(
     recording: Recording, *, run: Mapping[str, Any] | None = None, shapes: Shapes | None = None, **asked: Any
 ) -> Analysis:
     """What all tables say of a recording; `asked`: as `tables` takes it."""
-    return tables(attributed(recording, run=run, shapes=shapes), run=run or {}, **asked)
+    return tables(place_events(recording, run=run, shapes=shapes), run=run or {}, **asked)
 
 
 MAIN = 1  # the thread that runs forward

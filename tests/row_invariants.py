@@ -13,9 +13,10 @@ from statistics import fmean
 from typing import Any
 
 import checkout  # noqa: F401
-from profiler_wrapper.analysis.model import FORWARD_PHASES, Analysis, LayerRow
 from profiler_wrapper.comparison.compare import compare
+from profiler_wrapper.place.names import FORWARD_PHASES
 from profiler_wrapper.reports.result_json import LISTS, csv_text, from_dict, to_dict
+from profiler_wrapper.tables.model import Analysis, LayerRow
 
 Broken = Iterator[str]
 Key = tuple[str, str]  # layer, phase

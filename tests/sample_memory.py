@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from profiler_wrapper.analysis.model import (
+from profiler_wrapper.place.names import Phase
+from profiler_wrapper.tables.model import (
     BEFORE_PROFILING,
     CATEGORIES,
     Analysis,
@@ -17,7 +18,6 @@ from profiler_wrapper.analysis.model import (
     MemoryTimeline,
     MemoryUse,
     Owner,
-    Phase,
     Slope,
 )
 from sample_results import llama

@@ -6,7 +6,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from profiler_wrapper.analysis.model import Analysis, Phase
+from profiler_wrapper.place.names import Phase
+from profiler_wrapper.tables.model import Analysis
 from sample_results import Layer, analysis_of
 from sample_views import full_analysis, summary
 

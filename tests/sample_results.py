@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from profiler_wrapper.analysis.call_rows import LayerCall
-from profiler_wrapper.analysis.model import (
+from profiler_wrapper.place.names import Phase
+from profiler_wrapper.tables.call_rows import LayerCall
+from profiler_wrapper.tables.model import (
     Analysis,
     AttentionRow,
     ClassRow,
     LayerRow,
-    Phase,
     StepRow,
     TimeTotals,
     UnattributedRow,
@@ -68,9 +68,9 @@ def analysis_of(
         UnattributedRow(reason=reason, time_ns=round(us * US), count=7)
         for reason, us in (unattributed_us or {}).items()
     )
-    attributed = sum(row.self_time_ns for row in rows)
+    placed = sum(row.self_time_ns for row in rows)
     missing = sum(row.time_ns for row in unattributed)
-    total = attributed + missing
+    total = placed + missing
     attention = _attention(layers)
     values: dict[str, Any] = {
         "time_basis": "device",
@@ -84,7 +84,7 @@ def analysis_of(
         },
         "time": TimeTotals(
             total_ns=total,
-            attributed_ns=attributed,
+            attributed_ns=placed,
             unattributed_ns=missing,
             busy_ns=total,
             span_ns=round(total * 1.25),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from profiler_wrapper.analysis.call_rows import AdapterRow, ExpertLayerRow, ExpertRow
-from profiler_wrapper.analysis.memory.use import memory_summary
-from profiler_wrapper.analysis.model import (
+from profiler_wrapper.tables.call_rows import AdapterRow, ExpertLayerRow, ExpertRow
+from profiler_wrapper.tables.memory.use import memory_summary
+from profiler_wrapper.tables.model import (
     AllocationRow,
     Analysis,
     AttentionCallRow,
@@ -22,7 +22,7 @@ from profiler_wrapper.analysis.model import (
     SynchronisationRow,
     Utilization,
 )
-from profiler_wrapper.analysis.work.peaks import Peaks
+from profiler_wrapper.tables.work.peaks import Peaks
 from sample_memory import MIB, leaking_memory, llama_memory
 from sample_results import llama
 

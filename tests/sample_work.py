@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from profiler_wrapper.analysis.model import Analysis, FlopRow, LayerRow, Utilization
-from profiler_wrapper.analysis.work.peaks import Peaks
+from profiler_wrapper.tables.model import Analysis, FlopRow, LayerRow, Utilization
+from profiler_wrapper.tables.work.peaks import Peaks
 
 PEAKS = Peaks(
     device="NVIDIA H200",

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from profiler_wrapper.analysis.attributed import Attributed
-from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.analysis.work.flops import flops_of_recording
-from profiler_wrapper.analysis.work.peaks import Peaks
-from profiler_wrapper.analysis.work.roofline import StepWork, work_of_count
+from profiler_wrapper.place.placed import Placed
+from profiler_wrapper.tables.model import Analysis
+from profiler_wrapper.tables.work.flops import flops_of_recording
+from profiler_wrapper.tables.work.peaks import Peaks
+from profiler_wrapper.tables.work.roofline import StepWork, work_of_count
 from profiler_wrapper.trace.recording import OpShapes, Shapes
 from recordings import Trace, analyse
 
@@ -59,7 +59,7 @@ def analysed(
     return analyse(trace.recording(), shapes=shapes_of(trace, by_name), peaks=peaks, run=run)
 
 
-def work_of(found: Attributed) -> StepWork:
+def work_of(found: Placed) -> StepWork:
     """The work of a step of a recording that has shapes."""
     count = flops_of_recording(found)
     assert not isinstance(count, str), count

@@ -89,7 +89,7 @@ def test_what_a_trace_tells_of_versions_stays_beside_what_its_run_tells() -> Non
 def test_views_are_made_when_first_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = trace(10).write(tmp_path / "x_trace.json")
     whole = load(path).to_dict()
-    monkeypatch.setattr("profiler_wrapper.analysis.analyse.overview", fails)
+    monkeypatch.setattr("profiler_wrapper.analyse.overview", fails)
     found = load(path)
     assert found.layers and found.steps is not None and found.time.total_ns == 10
     assert found.operators and found.overview is None

@@ -17,11 +17,11 @@ import pytest
 
 from invariants import broken
 from profiler_wrapper.__main__ import main
-from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.errors import MissingPackage, ProfilerWrapperError, WrongUse
 from profiler_wrapper.reports.page import result_html
 from profiler_wrapper.reports.result_json import LISTS, csv_text, to_dict
 from profiler_wrapper.result import as_result
+from profiler_wrapper.tables.model import Analysis
 from recordings import Trace, analyse
 from sample_results import llama
 from sample_work import worked

@@ -21,9 +21,9 @@ from page_files import page_data, trace_href
 from page_tables import DRAWN, assert_all_open
 from profiler_wrapper import sharing
 from profiler_wrapper.__main__ import main
-from profiler_wrapper.analysis.timeline_columns import FAILED, NO_TRACE, Timeline
 from profiler_wrapper.reports.result_json import from_dict, to_dict
 from profiler_wrapper.sharing import shareable
+from profiler_wrapper.tables.timeline_columns import FAILED, NO_TRACE, Timeline
 from programs import run_program
 from recordings import Trace, analyse
 from sample_views import full_analysis

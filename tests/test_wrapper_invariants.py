@@ -1,4 +1,4 @@
-"""What holds of any result is asked of live loops of many kinds; of recorded traces in `analysis/`.
+"""What holds of any result is asked of live loops of many kinds; of recorded traces in `tables/`.
 
 Nothing here depends on how long anything takes: laws that go by the size of a share (`OF_TIMES`) are asked there.
 """
@@ -13,7 +13,7 @@ import pytest
 from invariants import INVARIANTS, broken
 from live_cases import CASES, live_result
 from profiler_wrapper import ProfileResult
-from profiler_wrapper.analysis.model import NO_FORWARD_LINK
+from profiler_wrapper.place.names import NO_FORWARD_LINK
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CHEAP = {"a function of its own", "convolutions", "checkpoint() of checkpoint()", "named blocks", "gpt2 trains"}

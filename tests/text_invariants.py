@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, PHASES, Analysis, LayerRow
+from profiler_wrapper.place.names import LAUNCHED_BEFORE, PHASES
 from profiler_wrapper.reports.columns import COLUMNS
 from profiler_wrapper.reports.describe import step_count
 from profiler_wrapper.reports.full_table import full_table
 from profiler_wrapper.reports.table import console_table
+from profiler_wrapper.tables.model import Analysis, LayerRow
 from row_invariants import Broken, above, findings_of, name_of, step_spans, sums_of, unfolded
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from profiler_wrapper.analysis.classes import CLASSES
-from profiler_wrapper.analysis.model import PHASES
-from profiler_wrapper.analysis.timeline_columns import CAUSES, Timeline
+from profiler_wrapper.place.classes import CLASSES
+from profiler_wrapper.place.names import PHASES
+from profiler_wrapper.tables.timeline_columns import CAUSES, Timeline
 
 
 def rows(found: Timeline, table: str) -> list[dict[str, Any]]:

@@ -15,10 +15,10 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.analysis.work.bytes import has_rule
-from profiler_wrapper.analysis.work.flops import FlopOps
-from profiler_wrapper.analysis.work.traffic import Traffic
+from profiler_wrapper.place.placed import place_events
+from profiler_wrapper.tables.work.bytes import has_rule
+from profiler_wrapper.tables.work.flops import FlopOps
+from profiler_wrapper.tables.work.traffic import Traffic
 from profiler_wrapper.trace.nesting import nearest
 from profiler_wrapper.trace.reader import read_with_shapes
 
@@ -66,7 +66,7 @@ def calls_of(run: Callable[[], object], path: Path) -> list[Call]:
         run()
     prof.export_chrome_trace(str(path))
     recording, shapes = read_with_shapes(path, has_rule)
-    found = attributed(recording, shapes=shapes)
+    found = place_events(recording, shapes=shapes)
     ops = FlopOps(found, shapes)
     ops.ran = np.ones(len(recording.spans), dtype=np.bool_)  # the blocks look like layers that are recomputed
     traffic = Traffic(found, shapes, ops)

@@ -216,7 +216,7 @@ def read_for_page(path: Path, *, peaks: str | None = None, process: str | None =
 
 def find_source(path: Path, *, peaks: str | None = None, rank: int | None = None, process: str | None = None) -> Path:
     """The file that `read_result` reads for `path`."""
-    from profiler_wrapper.analysis.work.peaks import VARIABLE
+    from profiler_wrapper.tables.work.peaks import VARIABLE
     from profiler_wrapper.trace.rank_files import find_result
 
     return find_result(path, rank=rank, with_trace=bool(peaks or process or os.environ.get(VARIABLE)))

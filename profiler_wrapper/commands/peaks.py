@@ -23,7 +23,7 @@ def add(commands: common.Commands) -> None:
 
 def peaks(options: argparse.Namespace) -> None:
     """Say what this machine's device can do at most: as its maker says, or measured."""
-    from profiler_wrapper.analysis.work.peaks import VARIABLE
+    from profiler_wrapper.tables.work.peaks import VARIABLE
     from profiler_wrapper.trace.atomic import replacing
 
     if options.seconds is not None and not options.measure:
@@ -47,8 +47,8 @@ def _said(options: argparse.Namespace) -> tuple[str, object]:
     """The text, and the data of the JSON, which `find_peaks` reads where it was measured. Raises WrongUse."""
     from msgspec import to_builtins
 
-    from profiler_wrapper.analysis.work.peaks import find_peaks, known_peaks, peaks_of
     from profiler_wrapper.reports import peaks as reports
+    from profiler_wrapper.tables.work.peaks import find_peaks, known_peaks, peaks_of
 
     width = terminal_width()
     if options.all:

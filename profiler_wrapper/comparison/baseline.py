@@ -15,15 +15,16 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from profiler_wrapper.analysis.model import Analysis, LayerRow, Phase
-from profiler_wrapper.analysis.statistics import grouped
 from profiler_wrapper.comparison.compare import Source
 from profiler_wrapper.comparison.match import Side, backends_of, match_names, shown_names, side_of, traits
 from profiler_wrapper.comparison.times import FEWEST
 from profiler_wrapper.errors import BrokenTrace, WrongUse, first_few, shown
+from profiler_wrapper.place.names import Phase
 from profiler_wrapper.reports.describe import peak_bytes
 from profiler_wrapper.reports.result_json import from_dict, to_dict
 from profiler_wrapper.result import load
+from profiler_wrapper.tables.model import Analysis, LayerRow
+from profiler_wrapper.trace.arrays import grouped
 from profiler_wrapper.trace.atomic import replacing
 from profiler_wrapper.trace.run_file import read_json
 

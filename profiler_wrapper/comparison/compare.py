@@ -11,9 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from profiler_wrapper.analysis.model import Analysis, Phase
-from profiler_wrapper.analysis.statistics import grouped, sum_if_all_known, sum_of_known
-from profiler_wrapper.analysis.step_windows import step_times_ns
 from profiler_wrapper.comparison.match import (
     Side,
     blocks_of,
@@ -46,8 +43,12 @@ from profiler_wrapper.comparison.times import (
     series_change,
     time_changes,
 )
+from profiler_wrapper.place.names import Phase
 from profiler_wrapper.reports.describe import peak_bytes
 from profiler_wrapper.result import load
+from profiler_wrapper.tables.model import Analysis
+from profiler_wrapper.tables.statistics import sum_if_all_known, sum_of_known
+from profiler_wrapper.trace.arrays import grouped
 
 Source = Analysis | str | os.PathLike[str]  # a result, or what `load` reads
 NO_BACKEND = "no attention kernel"  # single ops, where there is attention
@@ -221,7 +222,7 @@ def _totals(side_a: Side, side_b: Side, pairs: Sequence[ComparedRow], changes: T
 
     time = both(f"{basis} time", "ns", lambda side: side.total_ns, comparable=judged)
     yield _with_decision(time, changes.total) if judged and side_a.total_ns and side_b.total_ns else time
-    times = [np.array(step_times_ns(one), dtype=np.float64) for one in (a, b)]
+    times = [np.array(one.step_times_ns, dtype=np.float64) for one in (a, b)]
     clock = _total(CLOCK, "ns", *(float(one.mean()) if len(one) else None for one in times), comparable=same_basis)
     # same (0 -> 1): no step takes 1 ns
     known = same_basis and all(len(one) >= FEWEST and (one > 0).all() for one in times)

@@ -18,9 +18,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from tabulate import tabulate
 
-from profiler_wrapper.analysis.attention_ops import SLOWER_BACKENDS
-from profiler_wrapper.analysis.model import Analysis, Phase
-from profiler_wrapper.analysis.statistics import Float
 from profiler_wrapper.comparison.baseline import (
     COUNTS,
     NOTHING,
@@ -43,7 +40,11 @@ from profiler_wrapper.comparison.times import (
     step_spread,
 )
 from profiler_wrapper.errors import first_few
+from profiler_wrapper.place.attention_ops import SLOWER_BACKENDS
+from profiler_wrapper.place.names import Phase
 from profiler_wrapper.reports.text import clean
+from profiler_wrapper.tables.model import Analysis
+from profiler_wrapper.tables.statistics import Float
 from profiler_wrapper.units import MIB
 
 Status = Literal["ok", "regression", "improved", "not judged"]

@@ -9,9 +9,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from profiler_wrapper.analysis.model import PHASES, Analysis, LayerRow, Phase
-from profiler_wrapper.analysis.statistics import Float, fill_numbers, grouped, split_number
 from profiler_wrapper.comparison.model import ComparedRow, Difference
+from profiler_wrapper.place.names import PHASES, Phase
+from profiler_wrapper.tables.model import Analysis, LayerRow
+from profiler_wrapper.tables.statistics import Float, fill_numbers, split_number
+from profiler_wrapper.trace.arrays import grouped
 
 _FEWEST_VOTES = 2  # a prefix that puts fewer names together is chance, unless they are all there is
 _ENOUGH = 0.5  # of the names of the smaller side: with fewer, classes are tried

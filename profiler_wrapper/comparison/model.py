@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from profiler_wrapper.analysis.model import LayerRow, Phase
+from profiler_wrapper.place.names import Phase
 from profiler_wrapper.reports.result_json import NS_PER_US, to_plain
+from profiler_wrapper.tables.model import LayerRow
 
 SAME = 0.01  # relative: FLOPs and bytes that are nearer are as good as equal
 LEAST_BYTES = 64 << 10  # of memory: a smaller difference is none

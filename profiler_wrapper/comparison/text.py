@@ -13,8 +13,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from profiler_wrapper.analysis.model import LayerRow
-from profiler_wrapper.analysis.statistics import sum_of_known
 from profiler_wrapper.comparison.match import BASIS, HARMLESS, changed, folded_name, like_name, what_differs
 from profiler_wrapper.comparison.model import (
     LEAST_BYTES,
@@ -33,6 +31,8 @@ from profiler_wrapper.errors import first_few
 from profiler_wrapper.reports.page import page_text
 from profiler_wrapper.reports.result_json import NS_PER_US, csv_cell, plain, to_plain
 from profiler_wrapper.reports.text import cells, clean, grid, shorten
+from profiler_wrapper.tables.model import LayerRow
+from profiler_wrapper.tables.statistics import sum_of_known
 from profiler_wrapper.terminal import unicode_terminal
 from profiler_wrapper.trace.atomic import replacing
 from profiler_wrapper.units import MIB, TIME_NAMES

@@ -14,10 +14,11 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
-from profiler_wrapper.analysis.model import Phase
-from profiler_wrapper.analysis.statistics import MAD_TO_SIGMA, Float, grouped
 from profiler_wrapper.comparison.match import Side, blocks_of, folded_name, like_name
 from profiler_wrapper.comparison.model import ChangedLayer, ComparedRow
+from profiler_wrapper.place.names import Phase
+from profiler_wrapper.tables.statistics import MAD_TO_SIGMA, Float
+from profiler_wrapper.trace.arrays import grouped
 
 Bool = npt.NDArray[np.bool_]
 

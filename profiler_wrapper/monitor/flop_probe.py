@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 import torch
 
-from profiler_wrapper.analysis.work.roofline import StepWork
 from profiler_wrapper.capture.growth import GrowthBound
 from profiler_wrapper.capture.scopes import LayerScopes, RootCall
 from profiler_wrapper.capture.session import Session, machine_activities
@@ -27,6 +26,7 @@ from profiler_wrapper.capture.torch_state import Watch, compilations, in_backwar
 from profiler_wrapper.child import start_child
 from profiler_wrapper.errors import Notices
 from profiler_wrapper.monitor.work import PROGRAM, Measurement, error_text
+from profiler_wrapper.tables.work.roofline import StepWork
 
 
 class Counting:

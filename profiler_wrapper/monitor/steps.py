@@ -17,7 +17,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
-from profiler_wrapper.analysis.work.peaks import find_peaks, type_of
 from profiler_wrapper.capture.growth import peak_resident_bytes
 from profiler_wrapper.capture.layers import all_parameters
 from profiler_wrapper.capture.owned_tensors import find_optimizers
@@ -41,6 +40,7 @@ from profiler_wrapper.monitor.logs import sinks_of
 from profiler_wrapper.monitor.records import RunStatistics, Session, StepRecord
 from profiler_wrapper.monitor.sinks import Sink, Sinks
 from profiler_wrapper.monitor.work import BatchKey, Formula, Parallelism, Roof, StepWorks, formula_of, why_over_peak
+from profiler_wrapper.tables.work.peaks import find_peaks, type_of
 from profiler_wrapper.timer.device_events import Accelerator, Mark, StepClock, seconds_between
 from profiler_wrapper.timer.layer_timer import LayerWatch
 from profiler_wrapper.timer.log import SpanPlace

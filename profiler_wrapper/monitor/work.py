@@ -19,13 +19,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.analysis.work.flops import flops_of_recording
-from profiler_wrapper.analysis.work.formulas import has_formula
-from profiler_wrapper.analysis.work.peaks import Peaks
-from profiler_wrapper.analysis.work.roofline import RECOMPUTE_IS_HIDDEN, StepWork, hides_recompute, work_of_count
 from profiler_wrapper.errors import EmptyRecording, Notices, ProfilerWrapperError, first_few, in_a_line
 from profiler_wrapper.monitor.records import FLOPS, Convention, FlopsSource, StepRecord
+from profiler_wrapper.place.placed import place_events
+from profiler_wrapper.tables.work.flops import flops_of_recording
+from profiler_wrapper.tables.work.formulas import has_formula
+from profiler_wrapper.tables.work.peaks import Peaks
+from profiler_wrapper.tables.work.roofline import RECOMPUTE_IS_HIDDEN, StepWork, hides_recompute, work_of_count
 from profiler_wrapper.trace.reader import read_with_shapes
 
 # --- Counts the FLOPs of a recorded step, in a process of its own ---
@@ -41,7 +41,7 @@ def count_step(trace: str | os.PathLike[str], run: Mapping[str, Any]) -> StepWor
         ValueError: it holds none, is no trace, or does not tell what was computed again.
     """
     recording, shapes = read_with_shapes(trace, has_formula)
-    found = attributed(recording, run=run, shapes=shapes)
+    found = place_events(recording, run=run, shapes=shapes)
     count = flops_of_recording(found)
     if isinstance(count, str):
         raise EmptyRecording(count)

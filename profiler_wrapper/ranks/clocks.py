@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from profiler_wrapper.analysis.statistics import mad, median
 from profiler_wrapper.ranks.database import Database, column, insert, to_arrays
 from profiler_wrapper.ranks.model import Clocks, Float, Int
+from profiler_wrapper.tables.statistics import mad, median
 
 # Of a blocking collective the ends scatter so much less than the starts: who only launches it goes on.
 ENDS_TO_STARTS: Final = 0.5

@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from profiler_wrapper.analysis.statistics import grouped
 from profiler_wrapper.errors import WrongUse, imported, listed, shown
 from profiler_wrapper.ranks.model import Int
+from profiler_wrapper.trace.arrays import grouped
 from profiler_wrapper.trace.spans import (
     KINDS,
     RANK_COLUMNS,

@@ -8,11 +8,11 @@ from typing import Final
 
 import numpy as np
 
-from profiler_wrapper.analysis.statistics import MAD_TO_SIGMA, mean
 from profiler_wrapper.ranks.account import KINDS, Account
 from profiler_wrapper.ranks.graph import Graph
 from profiler_wrapper.ranks.model import BETWEEN, COMPUTE, Bool, Float, Int, LayerTimes
 from profiler_wrapper.ranks.times import largest
+from profiler_wrapper.tables.statistics import MAD_TO_SIGMA, mean
 
 LEAST_SHARE_OF_STEP: Final = 0.02  # a gain below it is nobody's
 NEARLY: Final = 0.9  # of the greatest gain: the smallest X with as much is named

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from profiler_wrapper.analysis.statistics import mean, median, outliers
 from profiler_wrapper.ranks.database import Database
 from profiler_wrapper.ranks.model import Float, Int, LayerTimes
 from profiler_wrapper.ranks.report import RanksReport, layers_over_ranks
@@ -23,6 +22,7 @@ from profiler_wrapper.reports import figures
 from profiler_wrapper.reports.figures import PHASE_COLORS, SPLIT_COLORS
 from profiler_wrapper.reports.page import page_text
 from profiler_wrapper.reports.text import clean, shorten
+from profiler_wrapper.tables.statistics import mean, median, outliers
 from profiler_wrapper.trace.spans import KINDS
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from profiler_wrapper.analysis.statistics import grouped
 from profiler_wrapper.errors import BrokenTrace, WrongUse
 from profiler_wrapper.ranks import database as db
 from profiler_wrapper.ranks.database import Database, LoadedSpans
 from profiler_wrapper.ranks.reduce import Done, Reduced, Task, problem_of_table, read_alone, reduce_traces
 from profiler_wrapper.ranks.report import LONGEST_NAME, RanksReport, ranks_report
+from profiler_wrapper.trace.arrays import grouped
 from profiler_wrapper.trace.rank_files import (
     LONGEST_HEADER,
     REDUCED_FILE,

@@ -16,12 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from profiler_wrapper.analysis.attributed import attributed
-from profiler_wrapper.analysis.spans.row import Row
-from profiler_wrapper.analysis.spans.trace_rows import trace_rows
 from profiler_wrapper.child import start_child
 from profiler_wrapper.errors import BrokenTrace, SeveralProcesses, WrongUse, imported, in_a_line
+from profiler_wrapper.place.placed import place_events
 from profiler_wrapper.ranks.database import INSTALL, OUR_COLUMNS, available_cores
+from profiler_wrapper.tables.spans.row import Row
+from profiler_wrapper.tables.spans.trace_rows import trace_rows
 from profiler_wrapper.trace.atomic import replacing
 from profiler_wrapper.trace.reader import read, read_with_shapes
 from profiler_wrapper.trace.run_directory import RUN_FILE
@@ -82,7 +82,9 @@ def _reduce(trace: Path, rank: int | None, process: str | None) -> tuple[Reduced
     with suppress(OSError, BrokenTrace):  # the trace is read alone
         run = run_beside(trace) or {}
     tells_sizes = recording.metadata.get("record_shapes") and not recording.device_mask.any()
-    found = attributed(recording, run=run, shapes=read_with_shapes(trace, process=process)[1] if tells_sizes else None)
+    found = place_events(
+        recording, run=run, shapes=read_with_shapes(trace, process=process)[1] if tells_sizes else None
+    )
     base = recording.metadata.get("baseTimeNanoseconds")
     shift = base if isinstance(base, int) and 0 <= base <= _LATEST_NS else 0
     rows = [row._replace(start_ns=row.start_ns + shift) for row in trace_rows(found)]

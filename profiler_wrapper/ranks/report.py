@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from profiler_wrapper.analysis.statistics import MAD_TO_SIGMA, grouped, mean, median
 from profiler_wrapper.errors import EmptyRecording
 from profiler_wrapper.ranks import times
 from profiler_wrapper.ranks.account import KINDS, read_account, sync_each_step
@@ -38,6 +37,8 @@ from profiler_wrapper.ranks.model import (
 from profiler_wrapper.ranks.question import ask
 from profiler_wrapper.ranks.replay import what_if
 from profiler_wrapper.ranks.verdict import OUTSIDE, unknown, verdict_of
+from profiler_wrapper.tables.statistics import MAD_TO_SIGMA, mean, median
+from profiler_wrapper.trace.arrays import grouped
 from profiler_wrapper.trace.atomic import finite
 from profiler_wrapper.trace.rank_files import rank_of_directory
 from profiler_wrapper.trace.run_directory import RESULT_FILE

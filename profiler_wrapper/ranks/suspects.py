@@ -8,7 +8,6 @@ from typing import Final
 
 import numpy as np
 
-from profiler_wrapper.analysis.statistics import OPEN, split_number
 from profiler_wrapper.ranks.account import KINDS
 from profiler_wrapper.ranks.excess import (
     COMPUTES,
@@ -26,6 +25,7 @@ from profiler_wrapper.ranks.excess import (
 )
 from profiler_wrapper.ranks.graph import NOTHING, Change, change_of, together
 from profiler_wrapper.ranks.model import COMPUTE, Bool, Float, Int
+from profiler_wrapper.tables.statistics import OPEN, split_number
 
 TIED: Final = 0.7  # of the slowest rank's excess: as slow, within the noise of few steps
 DATA_SHARE_OF_STEP: Final = 0.1  # loading of data that takes more of every step is worth a word, though all do it

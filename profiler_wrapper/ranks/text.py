@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from profiler_wrapper.analysis.statistics import mean
 from profiler_wrapper.ranks.model import CommunicationRow, Float
 from profiler_wrapper.ranks.report import RanksReport, layers_over_ranks
 from profiler_wrapper.ranks.times import SLOW, WINDOWS, largest, typical, waiting_source
 from profiler_wrapper.reports.text import cells, clean, grid, shorten
+from profiler_wrapper.tables.statistics import mean
 from profiler_wrapper.units import file_size
 
 # --- What texts on many ranks are made of: tables that fit, wrapped lines, numbers with few digits ---

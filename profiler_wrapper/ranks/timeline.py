@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from profiler_wrapper.analysis.statistics import median
 from profiler_wrapper.ranks.database import Database, literal, to_arrays
 from profiler_wrapper.ranks.model import Float, Int
 from profiler_wrapper.ranks.report import RanksReport
 from profiler_wrapper.ranks.times import ON_MAIN, label_key
+from profiler_wrapper.tables.statistics import median
 from profiler_wrapper.trace.spans import KINDS, SPAN_KINDS, ranges
 
 # --- Which ranks, steps and spans are drawn ---

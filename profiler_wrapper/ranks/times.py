@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from profiler_wrapper.analysis.statistics import median
 from profiler_wrapper.ranks import model
 from profiler_wrapper.ranks.database import Database, column, insert, to_arrays, to_rows
 from profiler_wrapper.ranks.model import COMPUTE, Bool, Float, Int, SelfTimes
+from profiler_wrapper.tables.statistics import median
 from profiler_wrapper.trace.spans import sends_forward
 
 # --------------------------------------------------------------------------------------------------

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
-from profiler_wrapper.analysis.classes import BACKENDS
-from profiler_wrapper.analysis.model import FORWARD_PHASES, PHASES, Analysis, LayerRow, bound_of
-from profiler_wrapper.analysis.statistics import sum_if_all_known, sum_of_known
+from profiler_wrapper.place.classes import BACKENDS
+from profiler_wrapper.place.names import FORWARD_PHASES, PHASES
 from profiler_wrapper.reports.describe import step_count, work_scale
+from profiler_wrapper.tables.model import Analysis, LayerRow, bound_of
+from profiler_wrapper.tables.statistics import sum_if_all_known, sum_of_known
 
 Values = Mapping[str, Any]  # None: not known, or there is none
 Sum = Callable[[Iterable[Any]], Any]

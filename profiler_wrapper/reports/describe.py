@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from profiler_wrapper.analysis.advice.facts import duration
-from profiler_wrapper.analysis.model import GENERATING_PHASES, LAUNCHED_BEFORE, Analysis, LayerRow
-from profiler_wrapper.analysis.statistics import number_ranges
-from profiler_wrapper.analysis.step_windows import step_times_ns
-from profiler_wrapper.analysis.work.roofline import peak_of
+from profiler_wrapper.advice.facts import duration
 from profiler_wrapper.errors import first_few
+from profiler_wrapper.place.names import GENERATING_PHASES, LAUNCHED_BEFORE
 from profiler_wrapper.reports.text import AT_LEAST, cells, clean, shorten
+from profiler_wrapper.tables.model import Analysis, LayerRow
+from profiler_wrapper.tables.statistics import number_ranges
+from profiler_wrapper.tables.work.roofline import peak_of
 from profiler_wrapper.trace.run_file import KVCacheLayers
 from profiler_wrapper.units import TIME_NAMES, file_size
 
@@ -110,7 +110,7 @@ def step_time_in_words(analysis: Analysis) -> str:
 
     A result that does not hold that time may have the one on the CPU, which then has its own name.
     """
-    times, name = step_times_ns(analysis), "step takes"
+    times, name = analysis.step_times_ns, "step takes"
     if not times and analysis.utilization is not None and analysis.utilization.step_time_ns is not None:
         times = (analysis.utilization.step_time_ns,)
     if not times:

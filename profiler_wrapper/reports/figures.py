@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from profiler_wrapper.analysis.model import MemoryCategory
-from profiler_wrapper.analysis.statistics import split_number
 from profiler_wrapper.reports.text import clean, shorten
+from profiler_wrapper.tables.model import MemoryCategory
+from profiler_wrapper.tables.statistics import split_number
 from profiler_wrapper.trace.recording import Float64, Int64
 from profiler_wrapper.units import MIB
 

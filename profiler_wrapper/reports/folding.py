@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
 
-from profiler_wrapper.analysis.model import Analysis, LayerRow, Phase
-from profiler_wrapper.analysis.statistics import FEWEST_VALUES, fill_numbers, outliers, split_number
+from profiler_wrapper.place.names import Phase
 from profiler_wrapper.reports.columns import Values, layer_values, phase_times, summed
 from profiler_wrapper.reports.describe import step_count
+from profiler_wrapper.tables.model import Analysis, LayerRow
+from profiler_wrapper.tables.statistics import FEWEST_VALUES, fill_numbers, outliers, split_number
 from profiler_wrapper.units import MIB
 
 

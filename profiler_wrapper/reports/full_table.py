@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from profiler_wrapper.analysis.model import PHASES, Analysis
+from profiler_wrapper.place.names import PHASES
 from profiler_wrapper.reports import describe
 from profiler_wrapper.reports.columns import COLUMNS, Values, phase_values, scale_of
 from profiler_wrapper.reports.memory import memory_sections
 from profiler_wrapper.reports.table import Format, at_least, cell_text, formats_for
 from profiler_wrapper.reports.text import clean, grid, shorten
+from profiler_wrapper.tables.model import Analysis
 from profiler_wrapper.units import mebibytes
 
 _LONGEST_LINE = 400

@@ -11,20 +11,12 @@ from typing import Any
 
 import msgspec
 
-from profiler_wrapper.analysis.model import (
-    CATEGORIES,
-    Analysis,
-    Change,
-    Leak,
-    MemoryCategory,
-    MemoryUse,
-    Owner,
-    Phase,
-)
-from profiler_wrapper.analysis.statistics import OPEN, fill_numbers, split_number
+from profiler_wrapper.place.names import Phase
 from profiler_wrapper.reports.describe import machine, rank_in_words, steps_in_words
 from profiler_wrapper.reports.folding import LayerBar, layer_bars
 from profiler_wrapper.reports.text import cells, clean, grid, shorten
+from profiler_wrapper.tables.model import CATEGORIES, Analysis, Change, Leak, MemoryCategory, MemoryUse, Owner
+from profiler_wrapper.tables.statistics import OPEN, fill_numbers, split_number
 from profiler_wrapper.units import MIB, mebibytes, percent
 
 # --------------------------------------------------------------------------------------------------

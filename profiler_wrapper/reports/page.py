@@ -11,9 +11,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from profiler_wrapper.analysis.advice.time_parts import time_parts
-from profiler_wrapper.analysis.model import CATEGORIES, PHASES, Analysis
+from profiler_wrapper.advice.time_parts import time_parts
 from profiler_wrapper.errors import in_a_line
+from profiler_wrapper.place.names import PHASES
 from profiler_wrapper.reports import describe, figures, folding
 from profiler_wrapper.reports.columns import COLUMNS, Column, Scale, Values, scale_of, summed
 from profiler_wrapper.reports.folding import Fold, LayerTotal
@@ -23,6 +23,7 @@ from profiler_wrapper.reports.roofline import HOW_TO_GET_PEAKS, not_shown, roofl
 from profiler_wrapper.reports.table import ALONE, TableRow, console_table, outside_rows, total_row, unattributed_rows
 from profiler_wrapper.reports.text import clean, shorten
 from profiler_wrapper.reports.timeline_bytes import packed_timeline
+from profiler_wrapper.tables.model import CATEGORIES, Analysis
 from profiler_wrapper.units import MIB, TIME_NAMES
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from profiler_wrapper.analysis.work.peaks import TYPES, Peaks
 from profiler_wrapper.reports.text import clean, grid
+from profiler_wrapper.tables.work.peaks import TYPES, Peaks
 from profiler_wrapper.trace.measured_peaks import MeasuredPeaks
 from profiler_wrapper.units import percent
 

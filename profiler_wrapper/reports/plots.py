@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profiler_wrapper.analysis.memory.use import points_of
-from profiler_wrapper.analysis.model import CATEGORIES, PHASES, Analysis, MemoryCategory, MemoryUse, Phase
-from profiler_wrapper.analysis.statistics import split_number
+from profiler_wrapper.place.names import PHASES, Phase
 from profiler_wrapper.reports import figures
 from profiler_wrapper.reports.describe import (
     Followed,
@@ -37,6 +35,9 @@ from profiler_wrapper.reports.memory import (
     why_no_memory_use,
 )
 from profiler_wrapper.reports.text import clean, shorten
+from profiler_wrapper.tables.memory.use import points_of
+from profiler_wrapper.tables.model import CATEGORIES, Analysis, MemoryCategory, MemoryUse
+from profiler_wrapper.tables.statistics import split_number
 from profiler_wrapper.trace.recording import Float64
 from profiler_wrapper.units import MIB, TIME_NAMES
 

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from profiler_wrapper.analysis.advice.facts import RUN, cut
-from profiler_wrapper.analysis.model import (
+from profiler_wrapper.advice.facts import RUN, cut
+from profiler_wrapper.errors import BrokenTrace, MissingPackage, WrongUse, shown
+from profiler_wrapper.tables.model import (
     SCHEMA_VERSION,
     Analysis,
     LayerRow,
@@ -32,7 +33,6 @@ from profiler_wrapper.analysis.model import (
     TimeTotals,
     Utilization,
 )
-from profiler_wrapper.errors import BrokenTrace, MissingPackage, WrongUse, shown
 from profiler_wrapper.trace.atomic import replacing
 from profiler_wrapper.trace.run_file import check_run
 

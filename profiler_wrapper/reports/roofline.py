@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profiler_wrapper.analysis.model import FORWARD_PHASES, Analysis, Bound, LayerRow, Phase
-from profiler_wrapper.analysis.statistics import sum_if_all_known
-from profiler_wrapper.analysis.work.roofline import peak_of
+from profiler_wrapper.place.names import FORWARD_PHASES, Phase
 from profiler_wrapper.reports import figures
 from profiler_wrapper.reports.columns import scale_of
 from profiler_wrapper.reports.describe import (
@@ -29,6 +27,9 @@ from profiler_wrapper.reports.describe import (
 from profiler_wrapper.reports.figures import KIND_COLORS, OTHER_KIND
 from profiler_wrapper.reports.folding import own_communication
 from profiler_wrapper.reports.text import clean, shorten
+from profiler_wrapper.tables.model import Analysis, Bound, LayerRow
+from profiler_wrapper.tables.statistics import sum_if_all_known
+from profiler_wrapper.tables.work.roofline import peak_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

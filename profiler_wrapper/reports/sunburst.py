@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from profiler_wrapper.analysis.model import CATEGORIES, Analysis, MemoryCategory, MemoryUse
 from profiler_wrapper.reports.describe import model_in_words
 from profiler_wrapper.reports.figures import CATEGORY_COLORS, ink_on, ring_colors
 from profiler_wrapper.reports.memory import HeldBelow, layer_order, memory_tree, moment_in_words
 from profiler_wrapper.reports.page import page_template
 from profiler_wrapper.reports.text import clean, shorten
+from profiler_wrapper.tables.model import CATEGORIES, Analysis, MemoryCategory, MemoryUse
 from profiler_wrapper.units import MIB
 
 PAGES: Mapping[str, tuple[str, tuple[MemoryCategory, ...]]] = {

@@ -9,10 +9,8 @@ from itertools import count
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
-from profiler_wrapper.analysis.model import LAUNCHED_BEFORE, PHASES, Analysis, Phase
-from profiler_wrapper.analysis.statistics import sum_if_all_known
-from profiler_wrapper.analysis.work.peaks import NO_PEAK
 from profiler_wrapper.errors import WrongUse, shown
+from profiler_wrapper.place.names import LAUNCHED_BEFORE, PHASES, Phase
 from profiler_wrapper.reports import describe
 from profiler_wrapper.reports.columns import (
     COLUMNS,
@@ -28,6 +26,9 @@ from profiler_wrapper.reports.columns import (
 from profiler_wrapper.reports.folding import Fold, LayerTotal, Outlier, Tree, layer_totals, outlying_layers
 from profiler_wrapper.reports.memory import memory_lines
 from profiler_wrapper.reports.text import AT_LEAST, cells, clean, set_in, shorten, whole_ones, wrap
+from profiler_wrapper.tables.model import Analysis
+from profiler_wrapper.tables.statistics import sum_if_all_known
+from profiler_wrapper.tables.work.peaks import NO_PEAK
 from profiler_wrapper.terminal import Cell, Style, bar, in_a_row
 from profiler_wrapper.units import MIB
 

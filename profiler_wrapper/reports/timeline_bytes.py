@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from profiler_wrapper.analysis.classes import CLASSES
-from profiler_wrapper.analysis.model import PHASES
-from profiler_wrapper.analysis.timeline_columns import CAUSES, FAILED, Columns, Timeline
 from profiler_wrapper.errors import in_a_line
+from profiler_wrapper.place.classes import CLASSES
+from profiler_wrapper.place.names import PHASES
+from profiler_wrapper.tables.timeline_columns import CAUSES, FAILED, Columns, Timeline
 from profiler_wrapper.trace.recording import Int64
 
 _PLAIN = frozenset({"duration_ns", "depth", "device", "time_ns", "count", "events.name"})

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.reports import plots, roofline, sunburst
 from profiler_wrapper.reports.full_table import full_table
 from profiler_wrapper.reports.memory import memory_log, memory_usage_text
@@ -15,6 +14,7 @@ from profiler_wrapper.reports.page import write_page
 from profiler_wrapper.reports.plots import draw_categories
 from profiler_wrapper.reports.result_json import to_dict
 from profiler_wrapper.reports.table import console_table
+from profiler_wrapper.tables.model import Analysis
 from profiler_wrapper.trace.atomic import json_bytes
 from profiler_wrapper.trace.run_directory import PAGE_FILE, RESULT_FILE
 

@@ -11,14 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from profiler_wrapper.analysis.attributed import Attributed
-from profiler_wrapper.analysis.layer_lanes import layer_lanes
 from profiler_wrapper.capture.records import FULL_SET_WORLD_SIZE, OutOfMemory, RecordedTrace, RunInfo
 from profiler_wrapper.errors import in_a_line, warn
+from profiler_wrapper.place.placed import Placed
 from profiler_wrapper.reports.page import write_page
 from profiler_wrapper.reports.write import REPORTS, ReportFile
 from profiler_wrapper.result import ProfileResult
 from profiler_wrapper.run.options import FILES, Options
+from profiler_wrapper.tables.layer_lanes import layer_lanes
 from profiler_wrapper.terminal import WIDTH_OF_FILES, Stream
 from profiler_wrapper.trace.atomic import move, replacing
 from profiler_wrapper.trace.lanes import LaneSpan, splice_lanes
@@ -75,7 +75,7 @@ class WindowFiles:
         paths = {name: self._trace_file(name) for name in ("trace", "full_trace")[: len(task.parts)]}
         self._run.update({"trace": None} | {name: path.name for name, path in paths.items() if path is not None})
 
-    def write(self, result: ProfileResult | None = None, found: Attributed | None = None) -> None:
+    def write(self, result: ProfileResult | None = None, found: Placed | None = None) -> None:
         """Everything that can be made of the main trace, or the traces alone where nothing could.
 
         The traces stay where they are: who is interrupted here can begin again.

@@ -14,11 +14,11 @@ from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 
-from profiler_wrapper.analysis.work.peaks import VARIABLE, Given, find_peaks
 from profiler_wrapper.capture.records import RunInfo, given_coordinates
 from profiler_wrapper.capture.steps import SWITCH, Plan, Shapes, is_off, make_plan
 from profiler_wrapper.errors import WrongUse, shown, warn
 from profiler_wrapper.reports.write import REPORTS
+from profiler_wrapper.tables.work.peaks import VARIABLE, Given, find_peaks
 from profiler_wrapper.trace.run_directory import given_directory, safe_name
 from profiler_wrapper.trace.spans import parse_ranks
 

@@ -8,23 +8,23 @@ from pathlib import Path
 
 import numpy as np
 
-from profiler_wrapper.analysis.advice.memory import SMALLER, WORTH_TRYING
-from profiler_wrapper.analysis.attributed import Attributed
-from profiler_wrapper.analysis.attribution import NO_LAYER
-from profiler_wrapper.analysis.memory.blocks import op_tree
-from profiler_wrapper.analysis.model import Change, MemoryUse, Owner
-from profiler_wrapper.analysis.statistics import OPEN, fill_numbers, split_number
+from profiler_wrapper.advice.memory import SMALLER, WORTH_TRYING
 from profiler_wrapper.capture.records import OutOfMemory
 from profiler_wrapper.errors import in_a_line, say, warn
+from profiler_wrapper.place.phases import NO_LAYER
+from profiler_wrapper.place.placed import Placed
 from profiler_wrapper.reports.text import clean, shorten
 from profiler_wrapper.result import ProfileResult
+from profiler_wrapper.tables.memory.blocks import op_tree
+from profiler_wrapper.tables.model import Change, MemoryUse, Owner
+from profiler_wrapper.tables.statistics import OPEN, fill_numbers, split_number
 from profiler_wrapper.trace.nesting import innermost_around
 from profiler_wrapper.units import file_size, percent
 
 # --- Where an allocation failed that could not be met ---
 
 
-def failed_op(found: Attributed) -> str:
+def failed_op(found: Placed) -> str:
     """Op, layer, phase and step of the last failed allocation; "" where none failed, or outside of all ops."""
     recording = found.recording
     if not recording.failed_allocations:
@@ -159,7 +159,7 @@ def explain_oom(
     failure: OutOfMemory,
     result: ProfileResult | None,
     *,
-    found: Attributed | None = None,
+    found: Placed | None = None,
     directory: Path | None = None,
 ) -> bool:
     """Say who holds the memory and what would help; whether that could be.
@@ -192,7 +192,7 @@ def _use_of(device: str, result: ProfileResult | None) -> MemoryUse | None:
     return use if device == "an accelerator" and use.device != "cpu" else None
 
 
-def _inputs(found: Attributed, op: str, layer: str) -> str:
+def _inputs(found: Placed, op: str, layer: str) -> str:
     """`[4096, 512] x [512, 32000]`: of the last call of an op in a layer; "" where that was not recorded."""
     names, attribution = found.recording.names, found.attribution
     wanted = found.tree.by_name().get(layer, NO_LAYER)

@@ -23,16 +23,16 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import IO
 
-from profiler_wrapper.analysis.analyse import tables
-from profiler_wrapper.analysis.compiled import only_called
-from profiler_wrapper.analysis.timeline_columns import NO_TRACE
+from profiler_wrapper.analyse import tables
 from profiler_wrapper.capture.growth import control_group_free_bytes, free_bytes_below_own_limit
 from profiler_wrapper.child import raise_priority, start_child
 from profiler_wrapper.errors import EmptyRecording, ProfilerWrapperWarning, in_a_line, say, warn
+from profiler_wrapper.place.compiled import only_called
 from profiler_wrapper.reports.table import NARROWEST, console_table
 from profiler_wrapper.result import ProfileResult, as_result, attribute_trace, work_of_trace
 from profiler_wrapper.run.files import WindowFiles, WindowTask
 from profiler_wrapper.run.out_of_memory import explain_oom
+from profiler_wrapper.tables.timeline_columns import NO_TRACE
 from profiler_wrapper.trace.atomic import remove_empty
 from profiler_wrapper.trace.events import no_garbage_collection
 from profiler_wrapper.units import file_size

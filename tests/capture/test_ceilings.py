@@ -11,10 +11,10 @@ import msgspec
 import pytest
 import torch
 
-from profiler_wrapper.analysis.work.peaks import TYPES, find_peaks
 from profiler_wrapper.capture import ceilings
 from profiler_wrapper.capture.ceilings import find_device, measure_ceilings
 from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.tables.work.peaks import TYPES, find_peaks
 from profiler_wrapper.trace.measured_peaks import MeasuredPeaks
 
 CPU = torch.device("cpu")

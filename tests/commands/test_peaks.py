@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from profiler_wrapper.__main__ import main
-from profiler_wrapper.analysis.work.peaks import VARIABLE, find_peaks, known_peaks
 from profiler_wrapper.capture import ceilings
+from profiler_wrapper.tables.work.peaks import VARIABLE, find_peaks, known_peaks
 
 H200 = "NVIDIA H200"
 
@@ -92,7 +92,7 @@ def test_the_table_needs_no_torch() -> None:
     """So it is quick, and works where torch is broken."""
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from profiler_wrapper.analysis.work.peaks import known_peaks\n"
+        "from profiler_wrapper.tables.work.peaks import known_peaks\n"
         "from profiler_wrapper.reports.peaks import all_peaks_text\n"
         "print(all_peaks_text(known_peaks(), width=100))"
     )

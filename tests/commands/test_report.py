@@ -12,8 +12,8 @@ import pytest
 
 from page_files import page_data, trace_href
 from profiler_wrapper.__main__ import main
-from profiler_wrapper.analysis.timeline_columns import NO_TRACE_BESIDE, OTHER_TRACE
 from profiler_wrapper.reports.result_json import to_dict
+from profiler_wrapper.tables.timeline_columns import NO_TRACE_BESIDE, OTHER_TRACE
 from recordings import Trace, analyse
 
 

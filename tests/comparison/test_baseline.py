@@ -11,13 +11,13 @@ import pytest
 
 from comparables import comparable
 from noisy_recordings import Factor, noisy_run
-from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.comparison.baseline import make_baseline, read_baseline, write_baseline
 from profiler_wrapper.comparison.compare import compare
 from profiler_wrapper.comparison.guard import guard
 from profiler_wrapper.comparison.model import ChangedLayer, WorkChange
 from profiler_wrapper.comparison.text import compare_text
 from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.tables.model import Analysis
 
 LIKE_LOAD = "all layers alike (as under other load or clock; low confidence)"
 

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from comparables import comparable
 from noisy_recordings import Noise, noisy_run
-from profiler_wrapper.analysis.model import Analysis, Phase
 from profiler_wrapper.comparison.compare import compare
 from profiler_wrapper.comparison.match import differences
 from profiler_wrapper.comparison.text import Comparison, compare_csv, compare_text
 from profiler_wrapper.comparison.times import series_change
+from profiler_wrapper.place.names import Phase
+from profiler_wrapper.tables.model import Analysis
 from profiler_wrapper.trace.run_file import Run
 from sample_results import Layer, analysis_of, llama
 

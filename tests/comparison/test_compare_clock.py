@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from profiler_wrapper.analysis.model import Analysis
-from profiler_wrapper.analysis.step_windows import step_times_ns
 from profiler_wrapper.comparison.compare import compare
 from profiler_wrapper.comparison.text import CLOCK
 from profiler_wrapper.reports.describe import step_time_in_words
+from profiler_wrapper.tables.model import Analysis
 from recordings import Trace, analyse
 
 US = 1000
@@ -37,7 +36,7 @@ def without_ends(analysis: Analysis) -> Analysis:
 def test_a_step_ends_when_its_device_does() -> None:
     found = compare(run_ahead(300), run_ahead(450))
     clock = found.total(CLOCK)
-    assert step_times_ns(run_ahead(300)) == (320 * US, 300 * US, 300 * US, 300 * US)  # the CPU alone: 100 us each
+    assert run_ahead(300).step_times_ns == (320 * US, 300 * US, 300 * US, 300 * US)  # the CPU alone: 100 us each
     assert (clock.a, clock.b) == (pytest.approx(305 * US), pytest.approx(455 * US))  # the means
     assert clock.decision == "slower"
     assert "step takes 0.305 ms (0.300-0.320)" in step_time_in_words(run_ahead(300))

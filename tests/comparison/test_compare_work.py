@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from noisy_recordings import Factor, Noise, noisy_run
-from profiler_wrapper.analysis.advice.advise import input_shapes
-from profiler_wrapper.analysis.model import Analysis, FlopRow, ProductRow, UncountedRow
+from profiler_wrapper.advice.advise import input_shapes
 from profiler_wrapper.comparison.compare import compare
 from profiler_wrapper.comparison.text import compare_text, folded_rows
+from profiler_wrapper.tables.model import Analysis, FlopRow, ProductRow, UncountedRow
 from profiler_wrapper.units import TIME_NAMES
 from sample_results import llama
 

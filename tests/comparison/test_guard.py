@@ -15,14 +15,15 @@ import pytest
 
 from comparables import comparable
 from noisy_recordings import Noise, noisy_run
-from profiler_wrapper.analysis.model import Analysis, ClassRow, FlopRow, OperatorRow, Phase, SynchronisationRow
 from profiler_wrapper.comparison.baseline import make_baseline, read_baseline, write_baseline
 from profiler_wrapper.comparison.compare import compare
 from profiler_wrapper.comparison.guard import GuardCheck, GuardReport, guard
 from profiler_wrapper.comparison.match import like_name, traits
 from profiler_wrapper.comparison.times import step_spread
 from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.place.names import Phase
 from profiler_wrapper.reports.result_json import to_dict
+from profiler_wrapper.tables.model import Analysis, ClassRow, FlopRow, OperatorRow, SynchronisationRow
 from profiler_wrapper.trace.run_file import Run
 from sample_results import llama
 

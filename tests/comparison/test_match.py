@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.comparison.match import folded_name, like_name, match_layers, match_names
+from profiler_wrapper.tables.model import Analysis
 from sample_results import Layer, analysis_of
 
 PARTS = {"": "Block", ".self_attn": "Attention", ".mlp": "MLP", ".norm_1": "Norm", ".norm_2": "Norm"}

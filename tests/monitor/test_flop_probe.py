@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from monitoring import CountedHere, monitoring
-from profiler_wrapper.analysis.work.peaks import Peaks
-from profiler_wrapper.analysis.work.roofline import StepWork
 from profiler_wrapper.errors import Notices, ProfilerWrapperWarning
 from profiler_wrapper.monitor import flop_probe
 from profiler_wrapper.monitor.flop_probe import Counting, FlopProbe
 from profiler_wrapper.monitor.work import Measurement, Parallelism, Roof, Shapes, StepWorks
+from profiler_wrapper.tables.work.peaks import Peaks
+from profiler_wrapper.tables.work.roofline import StepWork
 
 MEASURED = StepWork(
     model_flops_by_dtype={"bfloat16": 800},

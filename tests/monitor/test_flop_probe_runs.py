@@ -16,13 +16,13 @@ import torch
 
 from models import Case, build, optimizer_of, train_step
 from monitoring import CountedHere, Kept, monitoring
-from profiler_wrapper.analysis.model import FlopRow
-from profiler_wrapper.analysis.work.flops import FlopCount
-from profiler_wrapper.analysis.work.roofline import hides_recompute
 from profiler_wrapper.errors import ProfilerWrapperWarning
 from profiler_wrapper.monitor import flop_probe
 from profiler_wrapper.monitor.monitor import TrainingMonitor
 from profiler_wrapper.monitor.records import StepRecord
+from profiler_wrapper.tables.model import FlopRow
+from profiler_wrapper.tables.work.flops import FlopCount
+from profiler_wrapper.tables.work.roofline import hides_recompute
 from programs import LONGEST_S
 from unchanged import CPU, fails, hooks_of, ours_in_the_way
 from variants import gradient_checkpointing

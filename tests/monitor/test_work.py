@@ -15,8 +15,6 @@ from torch import nn
 
 from models import build
 from monitoring import Clock, monitoring
-from profiler_wrapper.analysis.work.peaks import Peaks
-from profiler_wrapper.analysis.work.roofline import StepWork
 from profiler_wrapper.capture.records import RunInfo
 from profiler_wrapper.config_flops import model_flops as model_flops_module
 from profiler_wrapper.config_flops.model_flops import model_flops
@@ -26,6 +24,8 @@ from profiler_wrapper.monitor.flop_probe import FlopProbe
 from profiler_wrapper.monitor.monitor import TrainingMonitor
 from profiler_wrapper.monitor.records import StepRecord
 from profiler_wrapper.monitor.work import Measurement, Parallelism, Roof, StepWorks, why_over_peak
+from profiler_wrapper.tables.work.peaks import Peaks
+from profiler_wrapper.tables.work.roofline import StepWork
 from programs import warned
 
 # Forward and backward of the Llama of the tests on 2 x 16 tokens: 2 layers, 64 wide, 4 heads, 2 of keys, 128 words.

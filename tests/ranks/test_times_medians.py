@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from profiler_wrapper.analysis.statistics import mad, median
 from profiler_wrapper.ranks.times import largest
+from profiler_wrapper.tables.statistics import mad, median
 
 LENGTHS = st.floats(0, 1e9, allow_nan=False)
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler_wrapper.analysis.model import BEFORE_PROFILING, CATEGORIES, MemoryCategory, Owner
 from profiler_wrapper.reports.memory import layer_order, memory_log, memory_tree, owner_path
+from profiler_wrapper.tables.model import BEFORE_PROFILING, CATEGORIES, MemoryCategory, Owner
 from sample_memory import MIB, llama_memory, memory_at_peak, owner, with_memory
 from sample_results import Layer, analysis_of, llama
 

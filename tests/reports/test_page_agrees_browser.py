@@ -15,11 +15,11 @@ import pytest
 from browser import Page
 from page_tables import UNITS, Opener, figures_of, read_number, show, table_of
 from page_traces import DDP, QWEN, RESNET, TIMESFORMER, V100, events_of, with_events, within
-from profiler_wrapper.analysis.timeline_columns import Timeline
 from profiler_wrapper.reports.describe import has_like_steps, step_count
 from profiler_wrapper.reports.result_json import to_dict
 from profiler_wrapper.reports.table import console_table
 from profiler_wrapper.result import ProfileResult
+from profiler_wrapper.tables.timeline_columns import Timeline
 from shared_traces import needs_traces
 from timeline_rows import rows
 

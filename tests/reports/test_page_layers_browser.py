@@ -9,7 +9,7 @@ import pytest
 
 from browser import Browser, Page
 from page_tables import LAYER_ROWS, PLACES, Opener, names_of_layers, open_page, show, table_of
-from profiler_wrapper.analysis.model import Analysis
+from profiler_wrapper.tables.model import Analysis
 from sample_views import full_analysis
 
 pytestmark = pytest.mark.full

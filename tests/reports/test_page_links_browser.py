@@ -12,7 +12,7 @@ import pytest
 from browser import Page
 from page_tables import GROUPS, LOOKS, PLACES, Opener, show
 from page_traces import B200, DDP, QWEN, RESNET, TIMESFORMER, V100, events_of, with_events, within
-from profiler_wrapper.analysis.timeline_columns import Timeline
+from profiler_wrapper.tables.timeline_columns import Timeline
 from sample_views import full_analysis
 from shared_traces import needs_traces
 from timeline_rows import rows

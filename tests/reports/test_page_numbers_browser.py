@@ -20,7 +20,8 @@ from page_tables import (
     show,
     table_of,
 )
-from profiler_wrapper.analysis.model import Analysis, ClassRow, Phase, UnattributedRow
+from profiler_wrapper.place.names import Phase
+from profiler_wrapper.tables.model import Analysis, ClassRow, UnattributedRow
 from sample_results import llama
 from sample_views import US, full_analysis, overview, products
 

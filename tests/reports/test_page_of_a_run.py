@@ -12,9 +12,9 @@ import models
 from models import Case
 from page_files import page_data, trace_href
 from profiler_wrapper import ProfilerWrapper
-from profiler_wrapper.analysis.timeline_columns import NO_TRACE
 from profiler_wrapper.errors import ProfilerWrapperWarning
 from profiler_wrapper.run import files
+from profiler_wrapper.tables.timeline_columns import NO_TRACE
 from profiling import directory_of
 
 pytestmark = pytest.mark.full

@@ -13,11 +13,11 @@ import pytest
 
 from browser import Browser, Page
 from gpu_traces import attributed_trace
-from profiler_wrapper.analysis.layer_calls import layer_calls
-from profiler_wrapper.analysis.timeline import timeline
-from profiler_wrapper.analysis.timeline_columns import CAUSES, Timeline
 from profiler_wrapper.reports.page import write_page
 from profiler_wrapper.reports.timeline_bytes import packed_timeline
+from profiler_wrapper.tables.layer_calls import layer_calls
+from profiler_wrapper.tables.timeline import timeline
+from profiler_wrapper.tables.timeline_columns import CAUSES, Timeline
 from recordings import AUTOGRAD, Trace, analyse
 from sample_results import Layer, analysis_of
 from shared_traces import needs_traces

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from profiler_wrapper.analysis.model import CATEGORIES
 from profiler_wrapper.reports import page
 from profiler_wrapper.reports.page import page_data
+from profiler_wrapper.tables.model import CATEGORIES
 from sample_results import llama
 from sample_views import full_analysis
 

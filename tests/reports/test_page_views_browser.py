@@ -11,9 +11,9 @@ import pytest
 from browser import Browser, Page
 from page_numbers import assert_first_places, assert_numbers
 from page_tables import GROUPS, LOOKS, PLACES, Opener, assert_all_open, open_page, show, table_of
-from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.reports.result_json import from_dict, to_dict
 from profiler_wrapper.result import load
+from profiler_wrapper.tables.model import Analysis
 from sample_page import AWKWARD
 from sample_results import llama
 from sample_views import full_analysis

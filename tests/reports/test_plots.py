@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from profiler_wrapper.analysis.model import Analysis, Phase
+from profiler_wrapper.place.names import Phase
 from profiler_wrapper.reports.figures import DPI, layer_ticks, short_names
 from profiler_wrapper.reports.folding import layer_bars, rest_bars
 from profiler_wrapper.reports.plots import (
@@ -25,6 +25,7 @@ from profiler_wrapper.reports.plots import (
     step_lines,
     why_retained,
 )
+from profiler_wrapper.tables.model import Analysis
 from sample_results import Layer, analysis_of, llama
 
 

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from profiler_wrapper.analysis.memory.use import memory_curve
-from profiler_wrapper.analysis.model import CATEGORIES, MemoryTimeline, MemoryUse, Phase
+from profiler_wrapper.place.names import Phase
 from profiler_wrapper.reports.figures import CATEGORY_COLORS, DPI, ink_on, mixed, ring_colors
 from profiler_wrapper.reports.memory import moment_in_words
 from profiler_wrapper.reports.plots import draw_categories, peak_text
+from profiler_wrapper.tables.memory.use import memory_curve
+from profiler_wrapper.tables.model import CATEGORIES, MemoryTimeline, MemoryUse
 from sample_memory import MIB, leaking_memory, llama_memory, memory_at_peak, owner
 from sample_results import llama
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler_wrapper.analysis.model import LayerRow
 from profiler_wrapper.errors import BrokenTrace
 from profiler_wrapper.reports.result_json import from_dict, to_dict
+from profiler_wrapper.tables.model import LayerRow
 from sample_results import Layer, analysis_of, llama
 from sample_work import worked
 

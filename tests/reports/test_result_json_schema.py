@@ -16,9 +16,9 @@ from jsonschema import Draft202012Validator
 import make_result_schema
 from profiler_wrapper import ProfilerWrapper, demo
 from profiler_wrapper.__main__ import main
-from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.reports.result_json import schema_text, to_dict
 from profiler_wrapper.result import ProfileResult, load
+from profiler_wrapper.tables.model import Analysis
 from recordings import Trace, analyse
 from sample_results import llama
 from sample_work import worked

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from profiler_wrapper.analysis.model import LayerRow, UncountedRow
 from profiler_wrapper.reports import figures
 from profiler_wrapper.reports.roofline import HOW_TO_GET_PEAKS, Point, applies, draw_roofline, not_shown, roofline
+from profiler_wrapper.tables.model import LayerRow, UncountedRow
 from sample_results import Layer, analysis_of, llama
 from sample_work import GIGA, MEGA, worked
 

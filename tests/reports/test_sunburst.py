@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memory_recordings import use_of
-from profiler_wrapper.analysis.model import CATEGORIES, MemoryCategory
 from profiler_wrapper.reports.memory import layer_order
 from profiler_wrapper.reports.sunburst import PAGES, page_text, sectors
+from profiler_wrapper.tables.model import CATEGORIES, MemoryCategory
 from recordings import Trace
 from sample_memory import MIB, llama_memory, memory_at_peak, owner, with_memory
 from sample_results import Layer, analysis_of, llama

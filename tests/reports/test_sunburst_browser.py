@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from browser import Browser, Page
-from profiler_wrapper.analysis.model import MemoryUse
 from profiler_wrapper.reports.memory import layer_order
 from profiler_wrapper.reports.sunburst import PAGES, sectors, write_page
+from profiler_wrapper.tables.model import MemoryUse
 from sample_memory import MIB, llama_memory, memory_at_peak, owner
 from sample_page import AWKWARD
 from sample_results import llama

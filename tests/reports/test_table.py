@@ -12,12 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from profiler_wrapper.analysis.memory.use import memory_summary
-from profiler_wrapper.analysis.model import Analysis, Overview, Phase, StepRow, StepSplit, Summary, UncountedRow
-from profiler_wrapper.analysis.statistics import number_ranges, outliers
-from profiler_wrapper.analysis.work.peaks import find_peaks
-from profiler_wrapper.analysis.work.roofline import _note
 from profiler_wrapper.errors import WrongUse
+from profiler_wrapper.place.names import Phase
 from profiler_wrapper.reports.columns import COLUMNS, phase_times
 from profiler_wrapper.reports.describe import coverage_percent, step_time_in_words, use_line, use_lines
 from profiler_wrapper.reports.folding import Tree, layer_totals, outlying_layers
@@ -25,6 +21,11 @@ from profiler_wrapper.reports.full_table import full_table, layer_section, step_
 from profiler_wrapper.reports.memory import owner_groups
 from profiler_wrapper.reports.table import TableRow, console_table, table_rows
 from profiler_wrapper.reports.text import cells, clean, shorten, wrap
+from profiler_wrapper.tables.memory.use import memory_summary
+from profiler_wrapper.tables.model import Analysis, Overview, StepRow, StepSplit, Summary, UncountedRow
+from profiler_wrapper.tables.statistics import number_ranges, outliers
+from profiler_wrapper.tables.work.peaks import find_peaks
+from profiler_wrapper.tables.work.roofline import _note
 from recordings import Trace, analyse
 from sample_memory import leaking_memory, llama_memory
 from sample_results import Layer, analysis_of, llama

@@ -22,7 +22,6 @@ import models
 from browser import Page
 from page_tables import Opener, figures_of, read_number, show, table_of
 from profiler_wrapper import ProfilerWrapper
-from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.comparison.compare import compare
 from profiler_wrapper.comparison.text import CLOCK, compare_csv, compare_text
 from profiler_wrapper.reports.describe import step_count
@@ -31,6 +30,7 @@ from profiler_wrapper.reports.full_table import full_table
 from profiler_wrapper.reports.plots import step_lines
 from profiler_wrapper.reports.result_json import csv_text
 from profiler_wrapper.reports.table import console_table
+from profiler_wrapper.tables.model import Analysis
 from profiling import result_of
 from shared_traces import TRACES
 

@@ -14,12 +14,12 @@ import pytest
 
 from gpu_traces import attributed_trace
 from page_files import page_data
-from profiler_wrapper.analysis.layer_calls import layer_calls
-from profiler_wrapper.analysis.timeline import timeline
-from profiler_wrapper.analysis.timeline_columns import NO_TRACE, Timeline
 from profiler_wrapper.reports import timeline_bytes
 from profiler_wrapper.reports.page import write_page
 from profiler_wrapper.reports.timeline_bytes import packed_timeline, varints
+from profiler_wrapper.tables.layer_calls import layer_calls
+from profiler_wrapper.tables.timeline import timeline
+from profiler_wrapper.tables.timeline_columns import NO_TRACE, Timeline
 from recordings import Trace, analyse
 from shared_traces import TRACE_NAMES, needs_traces
 
@@ -127,7 +127,7 @@ def test_a_failure_loses_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     write_page(made, tmp_path / "page.html")
     why = {"why": "The timeline could not be made: RuntimeError: no"}
     assert page_data(tmp_path / "page.html")["views"]["timeline"] == why
-    monkeypatch.setattr("profiler_wrapper.analysis.timeline.step_windows", fail)
+    monkeypatch.setattr("profiler_wrapper.tables.timeline.step_windows", fail)
     assert analyse(stepping().recording(), timeline=True).timeline == why["why"]
 
 

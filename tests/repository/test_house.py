@@ -61,17 +61,17 @@ def test_imports_point_one_way() -> None:
 @pytest.mark.parametrize(
     ("path", "source", "wrong"),
     [
-        ("analysis/a.py", "from profiler_wrapper.trace.recording import Spans", []),
-        ("analysis/a.py", "from profiler_wrapper.reports import tables", ["analysis/a.py: imports reports"]),
+        ("tables/a.py", "from profiler_wrapper.trace.recording import Spans", []),
+        ("tables/a.py", "from profiler_wrapper.reports import table", ["tables/a.py: imports reports"]),
         ("trace/a.py", "def f():\n    from ..capture.session import S", ["trace/a.py: imports capture.session"]),
         ("trace/a.py", "from . import columns", []),
-        ("capture/a.py", "import profiler_wrapper.analysis.model as m", ["capture/a.py: imports analysis.model"]),
+        ("capture/a.py", "import profiler_wrapper.tables.model as m", ["capture/a.py: imports tables.model"]),
         ("reports/a.py", "from profiler_wrapper import wrapper", ["reports/a.py: imports wrapper"]),
         ("reports/a.py", "from profiler_wrapper import units", []),
         ("reports/a.py", "import profiler_wrapper", ["reports/a.py: imports profiler_wrapper"]),
         ("units.py", "from profiler_wrapper.errors import WrongUse", []),
         ("errors.py", "from profiler_wrapper.trace import run_directory", ["errors.py: imports trace"]),
-        ("wrapper.py", "from profiler_wrapper.reports import tables", []),
+        ("wrapper.py", "from profiler_wrapper.reports import table", []),
     ],
 )
 def test_the_check_of_imports(path: str, source: str, wrong: list[str]) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from invariants import INVARIANTS, broken, main
-from profiler_wrapper.analysis.model import Analysis
 from profiler_wrapper.reports.result_json import from_dict, to_dict
+from profiler_wrapper.tables.model import Analysis
 from recordings import AUTOGRAD, Trace, analyse
 
 Change = Callable[[dict[str, Any]], object]

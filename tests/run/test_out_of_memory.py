@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from profiler_wrapper.analysis.model import CATEGORIES, Change, MemoryMoment, MemoryTimeline, MemoryUse, Owner
 from profiler_wrapper.capture.records import OutOfMemory, out_of_memory
 from profiler_wrapper.run.out_of_memory import out_of_memory_text
+from profiler_wrapper.tables.model import CATEGORIES, Change, MemoryMoment, MemoryTimeline, MemoryUse, Owner
 
 GIB = 1 << 30
 ON_CUDA = (

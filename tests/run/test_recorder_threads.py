@@ -47,7 +47,7 @@ def calls_of(result: pw.ProfileResult, layer: str) -> int | None:
     return next(row.calls for row in result.rows(layer))
 
 
-def attributed(prof: pw.ProfilerWrapper) -> float:
+def place_events(prof: pw.ProfilerWrapper) -> float:
     """The share that belongs to layers, by a clock that ticks with the events."""
     result = by_ticks(directory_of(prof), directory_of(prof).parent / "ticks")
     return sum(row.self_time_ns for row in result.layers) / result.time.total_ns
@@ -89,7 +89,7 @@ def test_training_on_a_thread_is_recorded_and_unchanged(case: Case, tmp_path: Pa
     assert result.complete
     assert (result.run["full_steps"], result.run["timed_steps"]) == ([0, 1], [2, 3, 4])
     assert calls(result) == {"forward": 3}
-    assert attributed(prof) > 0.95
+    assert place_events(prof) > 0.95
     assert {row.phase for row in result.layers if row.time_ns} >= {"forward", "backward", "optimizer"}
     assert result.memory is not None and result.rows(BLOCK)[0].retained_bytes
     assert any("on another thread than the block's" in warning for warning in result.warnings)
@@ -133,7 +133,7 @@ def test_a_streamer_shows_its_prefill_and_each_token(tmp_path: Path) -> None:
     result = result_of(prof)
     assert seen == [9, 1, 1, 1, 1, 1]
     assert calls(result) == {"prefill": 1, "decode": 5}
-    assert attributed(prof) > 0.95
+    assert place_events(prof) > 0.95
 
 
 @pytest.mark.full
@@ -154,7 +154,7 @@ def test_continuous_batching_shows_its_layers(case: Case, tmp_path: Path) -> Non
     result = result_of(prof)
     assert seen
     assert sum(count or 0 for count in calls(result).values()) >= len(seen) - 2  # the warm-up steps are another trace
-    assert attributed(prof) > 0.95
+    assert place_events(prof) > 0.95
 
 
 @pytest.mark.full
@@ -291,7 +291,7 @@ def test_a_busy_thread_ends_the_recording_before_the_block_is_left(case: Case, t
         assert prof.result is not None
         ended.set()
         thread.join()
-    assert attributed(prof) > 0.95
+    assert place_events(prof) > 0.95
 
 
 @pytest.mark.full

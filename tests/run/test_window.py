@@ -12,9 +12,9 @@ import pytest
 import models
 import profiler_wrapper as pw
 from profiler_wrapper import load
-from profiler_wrapper.analysis.views.overview import overview
 from profiler_wrapper.errors import ProfilerWrapperWarning
 from profiler_wrapper.run import window
+from profiler_wrapper.tables.views.overview import overview
 from profiling import files_below
 
 OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes"
@@ -61,7 +61,7 @@ def test_analysing_does_not_look_for_garbage(tmp_path: Path, monkeypatch: pytest
         enabled.append(gc.isenabled())
         return overview(*given)
 
-    monkeypatch.setattr("profiler_wrapper.analysis.analyse.overview", looks)
+    monkeypatch.setattr("profiler_wrapper.analyse.overview", looks)
     train(tmp_path, "run", files=("trace", "result"))
     assert load(tmp_path / "run" / "rank0" / "profile_trace.json").overview is not None
     assert enabled == [False, False] and gc.isenabled()

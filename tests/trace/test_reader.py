@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from profiler_wrapper.analysis.attributed import attributed
 from profiler_wrapper.errors import BrokenTrace, EmptyRecording, SeveralProcesses
+from profiler_wrapper.place.placed import place_events
 from profiler_wrapper.trace import events as trace_events
 from profiler_wrapper.trace import reader as trace_reader
 from profiler_wrapper.trace.reader import read, read_with_shapes
@@ -653,13 +653,13 @@ def test_a_file_that_is_no_profile_is_said_to_be_what_it_is(
 ) -> None:
     for content in (events, trace(*events)):
         with pytest.raises(EmptyRecording, match=said):
-            attributed(read_json(content))
+            place_events(read_json(content))
 
 
 def test_a_profile_may_hold_other_events_too(read_json: Callable[..., Recording]) -> None:
     label = {**NPU, "args": {"name": "python"}}
     recording = read_json([label, OP, {**OP, "ph": "B"}, listed(1, "CPU functions", "aten::mm")])
-    assert attributed(recording).charges.basis == "cpu"
+    assert place_events(recording).charges.basis == "cpu"
 
 
 def test_the_timeline_of_torchs_memory_is_no_trace(read_json: Callable[..., Recording]) -> None:
