@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-from profiler_wrapper.tables import advice
+from profiler_wrapper import advice
 
 
 def finding_calls() -> Iterator[tuple[ModuleType, ast.Call]]:
