@@ -18,6 +18,7 @@ from profiler_wrapper.reports.full_table import full_table
 from profiler_wrapper.reports.page import result_html
 from profiler_wrapper.reports.result_json import data_frame, from_dict, to_dict, write_csv, write_csv_files
 from profiler_wrapper.reports.table import console_table
+from profiler_wrapper.tables.deferred import defer
 from profiler_wrapper.tables.layer_calls import layer_calls
 from profiler_wrapper.tables.model import Analysis, LayerRow
 from profiler_wrapper.tables.time_rows import Track
@@ -206,7 +207,7 @@ def analyse_trace(
         return as_result(tables(found, timeline=True, **asked), source)
     first, make_all = first_tables(found, **asked)
     result = as_result(first, source)
-    result.defer(MADE_LATER, no_garbage_collection()(make_all))
+    defer(result, MADE_LATER, no_garbage_collection()(make_all))
     return result
 
 

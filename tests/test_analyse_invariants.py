@@ -13,7 +13,7 @@ from invariants import broken
 from recordings import Trace, analyse
 from shared_traces import TRACES, needs_traces
 
-RUNS = Path(__file__).parents[1] / "data" / "llama_runs.tar.xz"
+RUNS = Path(__file__).parent / "data" / "llama_runs.tar.xz"
 OLD = TRACES.parent / "repro" / "inputs" / "torch18_resnet50_step.json.gz"
 
 

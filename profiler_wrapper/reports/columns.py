@@ -163,7 +163,6 @@ COLUMNS = (
 SUMMED = tuple(column for column in COLUMNS if column.field and column.over_phases is not None)
 _PER_STEP = {column.key for column in COLUMNS if "_per_step" in column.field}  # not summed over the steps
 _AT_ONE_TIME = {column.key for column in COLUMNS if column.field.endswith("_bytes")}  # nor are these
-_TIMES = {column.key for column in COLUMNS if column.kind == "time"} | {*PHASES}
 _FIELDS = {field.name for field in fields(LayerRow)}
 
 
@@ -218,14 +217,14 @@ class Scale(NamedTuple):
         return value / self.steps
 
     def completed(self, values: Values) -> dict[str, Any]:
-        """Add what follows from other values; times become whole nanoseconds, and each column has a value."""
+        """Add what follows from other values; each column has a value."""
         whole = {**dict.fromkeys(column.key for column in COLUMNS), **values}
         for column in COLUMNS:
             if column.value is not None:
                 whole[column.key] = column.value(whole, self.total_ns)
             elif not column.zero:
                 whole[column.key] = whole[column.key] or None
-        return {key: value if key not in _TIMES or value is None else round(value) for key, value in whole.items()}
+        return whole
 
 
 def scale_of(analysis: Analysis) -> Scale:

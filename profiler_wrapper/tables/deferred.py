@@ -13,12 +13,6 @@ class Deferred:
 
     __slots__ = ("_deferred",)
 
-    def defer(self, names: Collection[str], make: Callable[[], object]) -> None:
-        """Let the fields `names` be those of what `make` returns, once one of them is read."""
-        for name in names:
-            object.__delattr__(self, name)
-        object.__setattr__(self, "_deferred", (names, make))
-
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
@@ -31,3 +25,10 @@ class Deferred:
                 object.__setattr__(self, each, getattr(made, each))
             object.__delattr__(self, "_deferred")
             return getattr(self, name)
+
+
+def defer(record: Deferred, names: Collection[str], make: Callable[[], object]) -> None:
+    """Let the fields `names` of a record be those of what `make` returns, once one of them is read."""
+    for name in names:
+        object.__delattr__(record, name)
+    object.__setattr__(record, "_deferred", (names, make))

@@ -218,6 +218,10 @@ class Timer:
     def __reduce__(self) -> tuple[Callable[..., Timer], tuple[()]]:
         return functools.partial(Timer, **{**self._arguments, "device_mesh": None}), ()
 
+    def after_fork(self) -> None:
+        """Begin anew in a forked child, which writes files of its own; every timer does so by itself."""
+        self._recorder.reset()
+
     def _failed(self, what: str, error: Exception) -> None:
         """Something has failed: one warning, and the timer is off."""
         if not self._off and not isinstance(error, RecursionError):  # the program is too deep here, and soon is not

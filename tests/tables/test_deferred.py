@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from profiler_wrapper.tables.deferred import Deferred
+from profiler_wrapper.tables.deferred import Deferred, defer
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ def deferred() -> _Row:
 
     _MADE.clear()
     row = _Row(7)
-    row.defer(("later", "last"), make)
+    defer(row, ("later", "last"), make)
     return row
 
 
