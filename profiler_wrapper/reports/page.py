@@ -18,7 +18,7 @@ from profiler_wrapper.reports import describe, figures, folding
 from profiler_wrapper.reports.columns import COLUMNS, Column, Scale, Values, scale_of, summed
 from profiler_wrapper.reports.folding import Fold, LayerTotal
 from profiler_wrapper.reports.memory import category_name
-from profiler_wrapper.reports.result_json import LISTS, NS_PER_US, microseconds, plain, to_dict, to_plain
+from profiler_wrapper.reports.result_json import LISTS, NS_PER_US, plain, to_dict, to_plain
 from profiler_wrapper.reports.roofline import HOW_TO_GET_PEAKS, not_shown, roofline
 from profiler_wrapper.reports.table import ALONE, TableRow, console_table, outside_rows, total_row, unattributed_rows
 from profiler_wrapper.reports.text import clean, shorten
@@ -195,10 +195,14 @@ def _page_row(key: str, label: str, values: Values, backends: Iterable[str] = ()
     return {
         "id": key, "label": label, "parent": None, "above": None, "layer": "", "class_name": "", "kind": "",
         "flags": [], "fold": None, "row": "", **more,
-        **{phase: microseconds(values.get(phase) or None) for phase in PHASES},
-        **{name: microseconds(values[name]) if name in _TIMES else _short(values[name]) for name in _PAGE_KEYS},
+        **{phase: _microseconds(values.get(phase) or None) for phase in PHASES},
+        **{name: _microseconds(values[name]) if name in _TIMES else _short(values[name]) for name in _PAGE_KEYS},
         "backend": " + ".join(backends),
     }  # fmt: skip
+
+
+def _microseconds(time_ns: float | None) -> float | None:
+    return None if time_ns is None else round(time_ns / NS_PER_US, 3)
 
 
 def _short(value: Any) -> Any:
