@@ -424,7 +424,8 @@ class _Tree:
         if not self.apart(whole):
             return not any(map(self.apart, single))
         mean = self._changes[whole].apart_ns / len(fold)
-        return median(self._changes[key].apart_ns / mean for key in single if key in self._changes) >= HALF
+        known = (self._changes[key].apart_ns if key in self._changes else 0.0 for key in single)  # else not seen to
+        return median(apart_ns / mean for apart_ns in known) >= HALF
 
     def row(self, key: UnitKey, total_delta_ns: float | None) -> ChangedLayer:
         """Return a changed layer; with the phase that explains its change, if one does."""

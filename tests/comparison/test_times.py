@@ -9,7 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from profiler_wrapper.comparison import times
 from profiler_wrapper.comparison.times import (
+    UnitChange,
+    UnitKey,
     common_factors,
     layer_shifts,
     other_load,
@@ -137,3 +140,12 @@ def test_the_other_way_round_is_the_opposite(units: int, a: int, b: int, seed: i
     there, back = layer_shifts(one, other, weight), layer_shifts(other, one, weight)
     assert there.shift == pytest.approx(-back.shift)
     assert np.isfinite(there.error).all() and (there.error >= 0).all()
+
+
+def test_siblings_of_which_only_the_whole_is_known_did_not_change_as_one() -> None:
+    """Where no block by itself could be judged, nothing says that they changed alike."""
+    fold = ("layers.0", "layers.1", "layers.2")
+    tree = times._Tree((), {UnitKey(fold, None): UnitChange(0.5, 0.01, 3e6, True, 3e6, True, 9e6)})
+    assert not tree._one_change(fold)
+    alike = {UnitKey((layer,), None): UnitChange(0.5, 0.01, 1e6, True, 1e6, True, 3e6) for layer in fold}
+    assert times._Tree((), tree._changes | alike)._one_change(fold)
