@@ -86,16 +86,24 @@ def tables(
     peaks: Given | None = None,
     timeline: bool = False,
 ) -> Analysis:
-    """Make all tables of an attributed recording, see `first_tables`. `timeline`: with single events."""
+    """Make all tables of a placed recording, see `first_tables`. `timeline`: with single events."""
     _, make_all = first_tables(placed, run=run, track=track, work=work, peaks=peaks)
     analysis = make_all()
     return replace(analysis, timeline=timeline_or_why(placed, analysis.calls)) if timeline else analysis
 
 
-MADE_LATER = (
-    "parts", "calls", "expert_layers", "adapters", "overview", "operators", "kernels", "collectives",
-    "synchronisations", "allocations", "op_memory", "summary", "warnings",
-)  # fmt: skip
+_VIEWS = {  # what a warning calls each, where it fails
+    "parts": "parts of steps are",
+    "expert_layers": "experts are",
+    "overview": "the overview is",
+    "operators": "operators are",
+    "kernels": "kernels are",
+    "collectives": "collectives are",
+    "synchronisations": "waits for the device are",
+    "allocations": "allocations are",
+    "op_memory": "memory of ops is",
+}
+MADE_LATER = (*_VIEWS, "calls", "adapters", "summary", "warnings")
 
 
 def first_tables(
@@ -181,19 +189,19 @@ def _work(placed: Placed) -> WorkCount | str:
 
 def _views(placed: Placed, shaped: ShapeRows, owned: OwnedMemory | None, failed: list[str]) -> dict[str, Any]:
     """Make the tables beyond layers. One that fails is empty, and a warning in `failed` says so."""
-    makers: dict[str, tuple[str, Callable[[], Any]]] = {
-        "parts": ("parts of steps are", lambda: part_rows(placed)),
-        "expert_layers": ("experts are", lambda: expert_layer_rows(placed, shaped.experts, all_to_all_ns)),
-        "overview": ("the overview is", lambda: overview(placed)),
-        "operators": ("operators are", lambda: operator_rows(placed, shaped.shapes_of_op)),
-        "kernels": ("kernels are", lambda: kernel_rows(placed)),
-        "collectives": ("collectives are", lambda: collective_rows(placed)),
-        "synchronisations": ("waits for the device are", lambda: synchronisation_rows(placed)),
-        "allocations": ("allocations are", lambda: allocation_rows(placed, owned)),
-        "op_memory": ("memory of ops is", lambda: op_memory_rows(placed, owned)),
+    makers: dict[str, Callable[[], Any]] = {
+        "parts": lambda: part_rows(placed),
+        "expert_layers": lambda: expert_layer_rows(placed, shaped.experts, all_to_all_ns),
+        "overview": lambda: overview(placed),
+        "operators": lambda: operator_rows(placed, shaped.shapes_of_op),
+        "kernels": lambda: kernel_rows(placed),
+        "collectives": lambda: collective_rows(placed),
+        "synchronisations": lambda: synchronisation_rows(placed),
+        "allocations": lambda: allocation_rows(placed, owned),
+        "op_memory": lambda: op_memory_rows(placed, owned),
     }
     return {
-        name: attempt(what, make, None if name == "overview" else (), failed) for name, (what, make) in makers.items()
+        name: attempt(_VIEWS[name], make, None if name == "overview" else (), failed) for name, make in makers.items()
     }
 
 

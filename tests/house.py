@@ -29,7 +29,7 @@ def rooms() -> dict[str, str | None]:
 ROOMS = rooms()
 SHARED = frozenset({"errors", "child", "terminal", "units"})  # import nothing of the package but one another
 
-MOST_LINES = 52_344
+MOST_LINES = 52_352
 MOST_LINES_OF_A_FILE = 700
 
 # Modules that need one another, wherever they say so: also in functions and for type checkers alone. To be cut.

@@ -80,7 +80,7 @@ class LineFile:
     def check(self) -> None:
         """Raise OSError, too, where the file was removed: nobody would ever see what is written."""
         if os.fstat(self._end.fileno()).st_nlink == 0:
-            raise FileNotFoundError(f"{self.path} was removed, or another monitor writes it now")
+            raise FileNotFoundError(f"{self.path} was removed, or another timer or another monitor writes it now")
 
     def close(self) -> None:
         """Write no more."""
